@@ -1,0 +1,1 @@
+"""Laws that a model keeps, asked of a tiny twin of it."""

@@ -1,0 +1,89 @@
+"""What a forward pass of a model reads, drawn from a seed: ordinary tokens, images, and what single classes demand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from .twin import special_tokens
+
+
+def _siglip2(config: PreTrainedConfig, rows: int) -> dict[str, Tensor]:
+    """Images as four patches of numbers, as its processor makes them."""
+    vision = config.vision_config
+    patches = torch.randn(rows, 4, vision.num_channels * vision.patch_size**2, generator=_generator(0))
+    shapes = torch.full((rows, 2), 2)
+    return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(rows, 4).long()}
+
+
+# (kind, model type) -> inputs of (config, rows, tokens) beside or instead of (None: without) the usual ones
+INPUTS: dict[tuple[str, str], Callable[[PreTrainedConfig, int, int], dict[str, Any]]] = {
+    ("causal", "blt"): lambda *_: {"use_cache": False},  # its forward pass cannot make its cache
+    ("causal", "git"): lambda config, rows, _: {"pixel_values": pixels(config, rows)},
+    ("seq2seq", "voxtral_realtime"): lambda config, rows, tokens: {
+        "input_features": torch.randn(
+            rows, config.audio_config.num_mel_bins, tokens * config.audio_length_per_tok, generator=_generator(0)
+        )
+    },
+    ("image", "imagegpt"): lambda config, rows, tokens: {"input_ids": text(config, rows, tokens), "pixel_values": None},
+    ("image", "siglip2"): lambda config, rows, _: _siglip2(config, rows),
+}
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def vocabulary(config: PreTrainedConfig) -> int:
+    """How many ids a model's input embedding knows."""
+    text = config.get_text_config()
+    return getattr(text, "vocab_size", None) or text.src_vocab_size
+
+
+def text(config: PreTrainedConfig, rows: int = 2, tokens: int = 12, seed: int = 0) -> Tensor:
+    """Ids (rows, tokens) of ordinary tokens: none that the config names, such as padding, end or image."""
+    special = special_tokens(config.to_dict())
+    ordinary = torch.tensor([token for token in range(vocabulary(config)) if token not in special])
+    return ordinary[torch.randint(len(ordinary), (rows, tokens), generator=_generator(seed))]
+
+
+def pixels(config: PreTrainedConfig, rows: int = 2, seed: int = 0) -> Tensor:
+    """Images (rows, channels, height, width) of the size that the config names, else of 64 x 64; normal numbers."""
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or 64
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    channels = getattr(vision, "num_channels", 3)
+    return torch.randn(rows, channels, height, width, generator=_generator(seed))
+
+
+def source(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12, seed: int = 1) -> dict[str, Tensor]:
+    """What the encoder of a model with encoder and decoder reads; nothing for other models."""
+    if kind != "seq2seq" or not config.is_encoder_decoder:
+        return {}
+    return {"input_ids": text(config, rows, tokens, seed)}
+
+
+def extra(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12) -> dict[str, Any]:
+    """Further inputs without which the class's forward pass fails, equal in each row; most classes need none."""
+    row = INPUTS.get((kind, config.model_type))
+    return row(config, rows, tokens) if row else {}
+
+
+def batch(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, Any]:
+    """All that one forward pass reads, without labels."""
+    given = source(config, kind, rows, tokens, seed + 1)
+    if kind == "image":
+        given["pixel_values"] = pixels(config, rows, seed)
+    else:
+        given["decoder_input_ids" if given else "input_ids"] = text(config, rows, tokens, seed)
+    given |= extra(config, kind, rows, tokens)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def labels(config: PreTrainedConfig, kind: str, given: dict[str, Any], seed: int = 0) -> Tensor:
+    """Labels for what `batch` made: a class for each image, else the tokens of its text, -100 nowhere."""
+    if kind == "image":
+        return torch.randint(config.num_labels, (len(next(iter(given.values()))),), generator=_generator(seed))
+    return given.get("decoder_input_ids", given.get("input_ids")).clone()

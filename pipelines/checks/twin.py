@@ -1,0 +1,333 @@
+"""The tiny twin of a model: a config with the same kinds of layers and small widths, and weights drawn from a seed."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from ..errors import UserError
+from .twin_rows import ROWS
+
+MOST_PARAMETERS = 2_000_000
+VOCABULARY, LAYERS_OF_A_KIND, HEADS, WIDTH, LABELS = 97, 2, 4, 32, 5
+
+# name -> the Auto class and its mapping of configs to classes; some classes, as BART's, stand in two: the first counts
+KINDS = {
+    "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "image": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+}
+
+# (pattern of a field's name, largest value): the first that matches. Smaller values stay, and so do all other fields.
+BOUNDS = [
+    (r"vocab_size(_per_layer_input|s)?$|vocab$", VOCABULARY),
+    (r"(^|_)(qk_head_dim)$", 16),
+    (r"rotary_dim$|qk_rope_head_dim$", 8),
+    (r"(head_dim|head_size|dim_head|d_head|d_kv|kv_channels|key_dim)$", 8),
+    (r"group$|n_groups$|num_groups$|groups$", 2),
+    (r"top_?k|experts_per_tok(en)?$|(^|_)moe_k$|topk", 2),
+    (r"shared_experts?$", 1),
+    (r"experts?$|experts_num$|expert_num$", 4),
+    (r"expert_capacity$", 64),
+    (r"heads?$", HEADS),
+    (r"rank$", 8),
+    (r"(d_state|state_size)$", 8),
+    (r"original_max_position_embeddings$", 32),
+    (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
+    (r"(window|window_size|window_len|local_attention|local_radius|block_size)$|(^|mamba_|tion_|attn_)chunk_size$", 4),
+    (r"window_pattern$|window_layers$|blocks$", 2),
+    (r"(intermediate|ffn|ff|inner|mlp|feed_forward)(_?(size|dim|hidden_size))?(_mlp)?$|d_ff$|dff$|dim_ff$", 48),
+    (r"kernel(_size|_dim)?$|kernel_size", 5),
+    (r"image_size$|crop_size$", 32),
+    (r"patch_size$", 8),
+    (r"(n_layers?|layers|num_blocks|depth)$", LAYERS_OF_A_KIND),
+    (r"(hidden_size|d_model|n_embd|dim|dims|width|embedding_size|emb_size|hidden_size_\w+)$", WIDTH),
+    (r"(projection_size|output_size|input_size|channels|num_filters|mel_bins|_size)$", WIDTH),
+    (r"(pos_embeddings|latents|num_patches|max_relative_positions)$", 16),
+]
+STAGE_DEPTHS = r"(depths|depth|num_block_repeats|stage_num_blocks|stage_numb_of_layers|layer_depths)$"
+STAGE_WIDTHS = r"(hidden_sizes|widths|embed_dims?|channels|embedding_size|attn_unit_dims|out_channels)$"
+# Depths of a stack, the main one first; the fields that hold one value for each layer have its length.
+DEPTH = ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"]
+# Counts of layers from the first on that differ from the rest, and lists of the layers that do.
+PREFIX = r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|max_window_layers)$"
+SHARED_AT_THE_END = "num_kv_shared_layers"
+INDICES = r"(only_layers|idxs|indexes|layer_indices|attention_layers|moe_layers|layer_ids)$"
+PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|block_frequency)$"
+TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
+# What to_dict adds, and what says how weights are stored, not what is computed.
+UNTOUCHED = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config"}
+
+
+def classes(kind: str) -> list[str]:
+    """The model types of the installed transformers that have a class of a kind."""
+    return list(_names(kind))
+
+
+def _names(kind: str) -> dict[str, str | tuple[str, ...]]:
+    return getattr(modeling_auto, f"{KINDS[kind][1]}_NAMES")
+
+
+def kind_of(model: PreTrainedModel) -> str:
+    """The kind of a model, by its class. Raises UserError for one of no kind in KINDS."""
+    for kind, (auto, mapping) in KINDS.items():
+        listed = getattr(modeling_auto, mapping).get(type(model.config), ())
+        if isinstance(model, listed) or auto in (getattr(model.config, "auto_map", None) or {}):
+            return kind
+    raise UserError(f"{type(model).__name__} has no head that can be checked; {', '.join(KINDS)} have")
+
+
+@dataclass(frozen=True)
+class Shrinking:
+    """How the fields of one config, without its sub-configs, become small.
+
+    depth: layers of the given config; kept: those of them that the twin has, the first two of each kind.
+    """
+
+    fields: dict[str, Any]
+    ids: dict[int, int]
+
+    @cached_property
+    def depth_field(self) -> str | None:
+        names = [] if self.in_stages else DEPTH
+        return next((name for name in names if isinstance(self.fields.get(name), int)), None)
+
+    @cached_property
+    def depth(self) -> int:
+        return self.fields[self.depth_field] if self.depth_field else 0
+
+    @cached_property
+    def in_stages(self) -> bool:
+        return any(re.search(STAGE_DEPTHS, name) and isinstance(v, list) for name, v in self.fields.items())
+
+    def column(self, name: str, value: Any) -> list | None:
+        """What a field says of each layer of the given config; None: it says nothing of single layers."""
+        layers = range(self.depth)
+        if name == "per_layer_config" and value:
+            return [{int(key): str(of) for key, of in value.items()}.get(i) for i in layers]
+        if self.is_indices(name, value):
+            return [i in value for i in layers]
+        if re.search(PREFIX, name) and isinstance(value, int) and name != "max_window_layers":
+            return [i < value for i in layers]
+        if name == SHARED_AT_THE_END:
+            return [i >= self.depth - value for i in layers]
+        if isinstance(value, list) and len(value) == self.depth and len({str(v) for v in value}) <= 4:
+            return [str(v) for v in value]
+        return None
+
+    def is_indices(self, name: str, value: Any) -> bool:
+        return bool(re.search(INDICES, name)) and isinstance(value, list) and all(type(v) is int for v in value)
+
+    @cached_property
+    def kept(self) -> list[int]:
+        columns = [column for name, value in self.fields.items() if (column := self.column(name, value))]
+        if not columns and any(self.is_period(name, value) for name, value in self.fields.items()):
+            return list(range(min(self.depth, 2 * LAYERS_OF_A_KIND)))
+        kinds = list(zip(*columns, strict=True)) if columns else [()] * self.depth
+        return [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < LAYERS_OF_A_KIND]
+
+    def is_period(self, name: str, value: Any) -> bool:
+        return bool(re.search(PERIOD, name)) and isinstance(value, int) and value > 1
+
+    def small(self, name: str, value: Any) -> Any:
+        """The twin's value of a field."""
+        if name == self.depth_field:
+            return len(self.kept)
+        if name == "per_layer_config" and value:
+            by_layer = {int(key): of for key, of in value.items()}
+            return {str(self.kept.index(i)): self.overrides(of) for i, of in by_layer.items() if i in self.kept}
+        if re.search(PREFIX, name) and isinstance(value, int):
+            return sum(i < value for i in self.kept)
+        if name == SHARED_AT_THE_END:
+            return sum(i >= self.depth - value for i in self.kept)
+        if re.search(TOKEN, name):
+            return self.token(value)
+        if name in ("id2label", "label2id") and value:
+            return dict(list(value.items())[:LABELS])
+        if isinstance(value, Mapping):
+            return {key: self.small(str(key), of) for key, of in value.items()}
+        if isinstance(value, list | tuple):
+            return self.small_list(name, value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        return self.number(name, value)
+
+    def token(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.ids.get(v, v) for v in value]
+        return self.ids.get(value, value)
+
+    def small_list(self, name: str, value: list) -> list:
+        if self.is_indices(name, value):
+            return [self.kept.index(i) for i in value if i in self.kept]
+        if self.in_stages and all(isinstance(v, int) for v in value):
+            if re.search(STAGE_WIDTHS, name):
+                return [8 * (i + 1) for i in range(len(value))]
+            if re.search(r"heads$", name):
+                return [min(v, 2) for v in value]
+        if self.column(name, value):
+            distinct = sorted({v for v in value if isinstance(v, int)})
+            value = [value[i] for i in self.kept]
+            if len(distinct) == 2 and not isinstance(distinct[0], bool):  # two sizes stay two
+                return [self.number(name, v) * (1 + (v == distinct[1])) for v in value]
+        if name in ("short_factor", "long_factor"):  # of longrope: one for each pair of a head's numbers
+            return value[: max(1, int(4 * self.fields.get("partial_rotary_factor", 1.0)))]
+        return [self.small(name, v) for v in value]
+
+    def overrides(self, fields: dict) -> dict:
+        """One layer's own fields; one that is larger than the config's stays larger."""
+        layer = Shrinking(self.fields | fields, self.ids)
+        small = {name: layer.small(name, value) for name, value in fields.items()}
+        for name, value in fields.items():
+            if isinstance(value, int) and small[name] == self.small(name, self.fields.get(name)) != value:
+                small[name] *= 2 if value > self.fields[name] else 1
+        return small
+
+    def number(self, name: str, value: int) -> int:
+        if self.is_period(name, value) and not re.search(r"offset", name):
+            return 2 if len(self.kept) == 2 * LAYERS_OF_A_KIND else value
+        if self.in_stages and re.search(r"embed_dim$|embedding_size$|groups_width$", name):
+            return min(value, 8)
+        if self.in_stages and re.search(r"image_size$", name):
+            return min(value, 64)
+        if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # how many stages; their strides
+            return value
+        if re.search(r"(kv|key_value|_key).*heads$", name):
+            return min(value, HEADS if value == self.fields.get(_query_heads(name)) else 2)
+        bound = next((bound for pattern, bound in BOUNDS if re.search(pattern, name)), value)
+        if re.search(r"heads$", name):
+            return max(heads for heads in (1, 2, HEADS) if heads <= max(value, 1))
+        return min(value, bound)
+
+
+def _query_heads(name: str) -> str:
+    """The field of the query heads beside one of the key or value heads."""
+    if name == "kv_n_heads":
+        return "n_heads"
+    return name.replace("_key_heads", "_value_heads").replace("key_value", "attention").replace("kv", "attention")
+
+
+def special_tokens(fields: Any, name: str = "") -> set[int]:
+    """The ids of special tokens in a config and its sub-configs."""
+    if isinstance(fields, Mapping):
+        return set().union(*(special_tokens(value, str(key)) for key, value in fields.items()))
+    if isinstance(fields, list) and re.search(TOKEN, name):
+        return set().union(*(special_tokens(value, name) for value in fields))
+    is_id = isinstance(fields, int) and not isinstance(fields, bool) and fields >= 0
+    return {fields} if is_id and re.search(TOKEN, name) else set()
+
+
+def _small_ids(tokens: set[int]) -> dict[int, int]:
+    """{id: id below VOCABULARY}, distinct: small ones stay, the others come from the end."""
+    kept = {token for token in tokens if token < VOCABULARY // 2}
+    return {token: token for token in kept} | {
+        token: VOCABULARY - 1 - i for i, token in enumerate(sorted(tokens - kept))
+    }
+
+
+def _shrink(fields: dict, ids: dict[int, int]) -> dict:
+    """The fields of a twin, sub-configs and the row of the model type in twin_rows.py included."""
+    fields = {name: value for name, value in fields.items() if name not in UNTOUCHED - {"model_type"}}
+    own = {name: value for name, value in fields.items() if not _is_config(name, value)}
+    shrinking = Shrinking(own, ids)
+    small = {
+        name: shrinking.small(name, value) if name in own else _shrink(value, ids) for name, value in fields.items()
+    }
+    row = ROWS.get(fields.get("model_type"), {})
+    return small | (row(fields, small) if callable(row) else row)
+
+
+def _is_config(name: str, value: Any) -> bool:
+    return isinstance(value, dict) and "model_type" in value
+
+
+def tiny_config(config: PreTrainedConfig, kind: str | None = None) -> PreTrainedConfig:
+    """A small config of the same class: two layers of each kind, all other fields as they are.
+
+    kind: "causal" makes a decoder of a class that can be an encoder, too, such as BERT.
+    Raises UserError, with the sentence of the config's class, if it refuses the small fields.
+    """
+    fields = config.to_dict()
+    fields = _shrink(fields, _small_ids(special_tokens(fields)))
+    for name in ("model_type", "stage_names", "out_features", "out_indices"):  # the class makes them
+        fields.pop(name, None)
+    if kind == "causal" and not fields.get("is_encoder_decoder"):
+        fields |= dict.fromkeys(fields.keys() & {"is_decoder", "causal"}, True)
+    names = _names(kind).get(config.model_type) if kind else None
+    if isinstance(names, tuple):  # the Auto class chooses by it
+        fields["architectures"] = [next((name for name in config.architectures or () if name in names), names[0])]
+    try:
+        twin = type(config)(**fields)
+    except Exception as error:  # code from the Hub raises anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"no tiny twin can be made of {config.model_type}: {lines[-1] if lines else error!r}"
+        ) from error
+    return twin
+
+
+def constructor(config: PreTrainedConfig) -> str:
+    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in _differing(config).items())
+    return f'AutoConfig.for_model("{config.model_type}", {arguments})'
+
+
+def _differing(config: PreTrainedConfig) -> dict[str, Any]:
+    """The arguments by which the class of a config makes it anew; sub-configs are dicts."""
+    wanted = _comparable(config)
+    default = _comparable(type(config)())
+    arguments: dict[str, Any] = {}
+    for name, value in wanted.items():
+        if name not in default or default[name] != value:
+            sub = getattr(config, name) if _is_config(name, value) else None
+            arguments[name] = _named(sub) | _differing(sub) if sub is not None else value
+    for _ in range(2):  # fields that the class derives from others, unless they are given
+        made = _comparable(type(config)(**arguments))
+        arguments |= {name: value for name, value in wanted.items() if made.get(name) != value}
+    return arguments
+
+
+def _named(config: PreTrainedConfig) -> dict[str, str]:
+    return {"model_type": config.model_type} if config.model_type else {}
+
+
+def _comparable(config: PreTrainedConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in UNTOUCHED - {"architectures"}}
+
+
+def tiny_model(
+    config: PreTrainedConfig, kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any
+) -> PreTrainedModel:
+    """A model of a tiny config, in evaluation: initialised by its class, then noise of 0.1 on each parameter.
+
+    The noise makes biases, norms and gates count. With transformers alone, the same weights in float32:
+    `torch.manual_seed(seed); model = AutoModelForCausalLM.from_config(config).eval()`, then
+    `for p in model.parameters(): p.data += torch.randn_like(p) / 10`.
+
+    kind: a key of KINDS. options: of `from_config`, such as trust_remote_code.
+    Raises UserError for more than MOST_PARAMETERS, before weights are made.
+    """
+    auto = getattr(transformers, KINDS[kind][0])
+    with torch.device("meta"):
+        shapes = {name: p.numel() for name, p in auto.from_config(config, **options).named_parameters()}
+    if (parameters := sum(shapes.values())) > MOST_PARAMETERS:
+        largest = max(shapes, key=shapes.get)
+        raise UserError(
+            f"the twin of {config.model_type} has {parameters:,} parameters, {shapes[largest]:,} of them in {largest}; "
+            f"at most {MOST_PARAMETERS:,} are tiny"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(config, **options).eval()
+        for p in model.parameters():
+            p.data += torch.randn_like(p) / 10
+    if dtype == torch.float64:  # other ways to compute experts multiply in at most 32 bits
+        model.set_experts_implementation("eager")
+    return model.to(dtype)
