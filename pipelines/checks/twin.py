@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from ..errors import UserError
@@ -42,7 +42,7 @@ BOUNDS = [
     (r"original_max_position_embeddings$", 32),
     (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
     (r"(window|window_size|window_len|local_attention|local_radius|block_size)$|(^|mamba_|tion_|attn_)chunk_size$", 4),
-    (r"window_pattern$|window_layers$|blocks$", 2),
+    (r"window_pattern$|window_layers$|blocks$|block_sizes$", 2),
     (r"(intermediate|ffn|ff|inner|mlp|feed_forward)(_?(size|dim|hidden_size))?(_mlp)?$|d_ff$|dff$|dim_ff$", 48),
     (r"kernel(_size|_dim)?$|kernel_size", 5),
     (r"image_size$|crop_size$", 32),
@@ -56,14 +56,17 @@ STAGE_DEPTHS = r"(depths|depth|num_block_repeats|stage_num_blocks|stage_numb_of_
 STAGE_WIDTHS = r"(hidden_sizes|widths|embed_dims?|channels|embedding_size|attn_unit_dims|out_channels)$"
 # Depths of a stack, the main one first; the fields that hold one value for each layer have its length.
 DEPTH = ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"]
+KINDS_OF_LAYERS = ["layers_block_type", "layer_types"]  # the depth, where no field holds it
 # Counts of layers from the first on that differ from the rest, and lists of the layers that do.
 PREFIX = r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|max_window_layers)$"
 SHARED_AT_THE_END = "num_kv_shared_layers"
 INDICES = r"(only_layers|idxs|indexes|layer_indices|attention_layers|moe_layers|layer_ids)$"
 PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|block_frequency)$"
 TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
-# What to_dict adds, and what says how weights are stored, not what is computed.
-UNTOUCHED = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config"}
+# What to_dict adds, and how weights are stored: a twin is made without them.
+DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config", "output_attentions"}
+NOT_COMPARED = DROPPED - {"architectures"} | {"model_type"}
+NO_PATH = ("_name_or_path", "")
 
 
 def classes(kind: str) -> list[str]:
@@ -101,7 +104,9 @@ class Shrinking:
 
     @cached_property
     def depth(self) -> int:
-        return self.fields[self.depth_field] if self.depth_field else 0
+        if self.depth_field:
+            return self.fields[self.depth_field]
+        return next((len(of) for name, of in self.fields.items() if name in KINDS_OF_LAYERS and of), 0)
 
     @cached_property
     def in_stages(self) -> bool:
@@ -126,11 +131,19 @@ class Shrinking:
         return bool(re.search(INDICES, name)) and isinstance(value, list) and all(type(v) is int for v in value)
 
     @cached_property
+    def columns(self) -> list[list]:
+        return [column for name, value in self.fields.items() if (column := self.column(name, value))]
+
+    @cached_property
+    def in_periods(self) -> bool:
+        """Whether the kinds of layers repeat by a number alone: the twin takes two periods of two layers."""
+        return not self.columns and any(self.is_period(name, value) for name, value in self.fields.items())
+
+    @cached_property
     def kept(self) -> list[int]:
-        columns = [column for name, value in self.fields.items() if (column := self.column(name, value))]
-        if not columns and any(self.is_period(name, value) for name, value in self.fields.items()):
+        if self.in_periods:
             return list(range(min(self.depth, 2 * LAYERS_OF_A_KIND)))
-        kinds = list(zip(*columns, strict=True)) if columns else [()] * self.depth
+        kinds = list(zip(*self.columns)) if self.columns else [()] * self.depth
         return [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < LAYERS_OF_A_KIND]
 
     def is_period(self, name: str, value: Any) -> bool:
@@ -173,10 +186,10 @@ class Shrinking:
             if re.search(r"heads$", name):
                 return [min(v, 2) for v in value]
         if self.column(name, value):
-            distinct = sorted({v for v in value if isinstance(v, int)})
             value = [value[i] for i in self.kept]
-            if len(distinct) == 2 and not isinstance(distinct[0], bool):  # two sizes stay two
-                return [self.number(name, v) * (1 + (v == distinct[1])) for v in value]
+            sizes = sorted({v for v in value if type(v) is int})
+            if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
+                return [self.number(name, v) * (1 + sizes.index(v)) for v in value]
         if name in ("short_factor", "long_factor"):  # of longrope: one for each pair of a head's numbers
             return value[: max(1, int(4 * self.fields.get("partial_rotary_factor", 1.0)))]
         return [self.small(name, v) for v in value]
@@ -191,8 +204,8 @@ class Shrinking:
         return small
 
     def number(self, name: str, value: int) -> int:
-        if self.is_period(name, value) and not re.search(r"offset", name):
-            return 2 if len(self.kept) == 2 * LAYERS_OF_A_KIND else value
+        if self.is_period(name, value):
+            return 2 if self.in_periods else value
         if self.in_stages and re.search(r"embed_dim$|embedding_size$|groups_width$", name):
             return min(value, 8)
         if self.in_stages and re.search(r"image_size$", name):
@@ -234,7 +247,7 @@ def _small_ids(tokens: set[int]) -> dict[int, int]:
 
 def _shrink(fields: dict, ids: dict[int, int]) -> dict:
     """The fields of a twin, sub-configs and the row of the model type in twin_rows.py included."""
-    fields = {name: value for name, value in fields.items() if name not in UNTOUCHED - {"model_type"}}
+    fields = {name: value for name, value in fields.items() if name not in DROPPED and (name, value) != NO_PATH}
     own = {name: value for name, value in fields.items() if not _is_config(name, value)}
     shrinking = Shrinking(own, ids)
     small = {
@@ -264,30 +277,36 @@ def tiny_config(config: PreTrainedConfig, kind: str | None = None) -> PreTrained
     if isinstance(names, tuple):  # the Auto class chooses by it
         fields["architectures"] = [next((name for name in config.architectures or () if name in names), names[0])]
     try:
-        twin = type(config)(**fields)
+        return type(config)(**fields)
     except Exception as error:  # code from the Hub raises anything
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"no tiny twin can be made of {config.model_type}: {lines[-1] if lines else error!r}"
-        ) from error
-    return twin
+        sentence = (str(error).strip() or repr(error)).splitlines()[-1].strip(" '\"")
+        raise UserError(f"no tiny twin can be made of {config.model_type}: {sentence}") from error
 
 
 def constructor(config: PreTrainedConfig) -> str:
-    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in _differing(config).items())
-    return f'AutoConfig.for_model("{config.model_type}", {arguments})'
+    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults.
+
+    For code from the Hub: by what differs from the config that lies there.
+    """
+    if config.model_type in CONFIG_MAPPING and isinstance(config, CONFIG_MAPPING[config.model_type]):
+        call, default = f'AutoConfig.for_model("{config.model_type}"', type(config)()
+    elif config.name_or_path:
+        call = f'AutoConfig.from_pretrained("{config.name_or_path}", trust_remote_code=True'
+        default = type(config).from_pretrained(config.name_or_path)
+    else:
+        call, default = f"{type(config).__name__}(", type(config)()
+    arguments = [f"{name}={value!r}" for name, value in _differing(config, default).items()]
+    return ", ".join([call, *arguments]).replace("(, ", "(") + ")"
 
 
-def _differing(config: PreTrainedConfig) -> dict[str, Any]:
+def _differing(config: PreTrainedConfig, default: PreTrainedConfig) -> dict[str, Any]:
     """The arguments by which the class of a config makes it anew; sub-configs are dicts."""
-    wanted = _comparable(config)
-    default = _comparable(type(config)())
+    wanted, usual = _comparable(config), _comparable(default)
     arguments: dict[str, Any] = {}
     for name, value in wanted.items():
-        if name not in default or default[name] != value:
+        if name not in usual or usual[name] != value:
             sub = getattr(config, name) if _is_config(name, value) else None
-            arguments[name] = _named(sub) | _differing(sub) if sub is not None else value
+            arguments[name] = _named(sub) | _differing(sub, type(sub)()) if sub is not None else value
     for _ in range(2):  # fields that the class derives from others, unless they are given
         made = _comparable(type(config)(**arguments))
         arguments |= {name: value for name, value in wanted.items() if made.get(name) != value}
@@ -299,7 +318,7 @@ def _named(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _comparable(config: PreTrainedConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.to_dict().items() if name not in UNTOUCHED - {"architectures"}}
+    return {name: value for name, value in config.to_dict().items() if name not in NOT_COMPARED}
 
 
 def tiny_model(

@@ -1,5 +1,7 @@
 """The tiny twin of a config: small, with the same kinds of layers, run forward and backward, made anew by one line."""
 
+import json
+
 import pytest
 import torch
 from anyformer.pipelines.checks.inputs import batch, labels, text
@@ -52,8 +54,7 @@ def passes(kind: str, model_type: str, dtype: torch.dtype) -> torch.Tensor:
     assert eval(constructor(config)).to_dict() == config.to_dict()
     model = tiny_model(config, kind, dtype=dtype)
     assert kind_of(model) == kind
-    given = batch(config, kind)
-    given = {name: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for name, v in given.items()}
+    given = batch(config, kind, dtype=dtype)
     with torch.no_grad():
         assert torch.isfinite(model(**given).logits).all()
     loss = model.train()(**given, labels=labels(config, kind, given)).loss
@@ -109,6 +110,12 @@ def test_a_published_config_keeps_what_is_no_size():
 @pytest.mark.parametrize(
     ("given", "field", "kept"),
     [
+        ({"model_type": "smollm3"}, "no_rope_layers", [1, 1, 0, 0]),
+        (
+            {"model_type": "nemotron_h", "layers_block_type": ["mlp", "moe"] * 9},
+            "layers_block_type",
+            ["mlp", "moe"] * 2,
+        ),
         ({"model_type": "qwen3_next"}, "layer_types", ["linear_attention"] * 2 + ["full_attention"] * 2),
         ({"model_type": "gemma3_text"}, "layer_types", ["sliding_attention"] * 2 + ["full_attention"] * 2),
         ({"model_type": "deepseek_v3"}, "first_k_dense_replace", 2),
@@ -137,6 +144,17 @@ class Foreign(PreTrainedConfig):
 def test_a_config_never_seen_shrinks_by_the_names_of_its_fields():
     config = tiny_config(Foreign(mixer_pattern=["a"] * 3 + ["m"] * 3))
     assert (config.hidden_size, config.n_heads, config.mixer_pattern) == (32, 4, ["a", "a", "m", "m"])
+
+
+def test_the_constructor_of_code_from_the_hub_loads_it_from_there(tmp_path):
+    code = "from transformers import PreTrainedConfig\nclass C(PreTrainedConfig):\n    model_type = 'unheard'\n"
+    code += "    def __init__(self, d_model=512, n_layers=9, **kwargs):\n        super().__init__(**kwargs)\n"
+    (tmp_path / "configuration_c.py").write_text(code + "        self.d_model, self.n_layers = d_model, n_layers\n")
+    given = {"model_type": "unheard", "d_model": 640, "n_layers": 9, "auto_map": {"AutoConfig": "configuration_c.C"}}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    config = tiny_config(AutoConfig.from_pretrained(tmp_path, trust_remote_code=True))
+    made = eval(constructor(config))
+    assert (made.d_model, made.n_layers) == (config.d_model, config.n_layers) == (32, 2)
 
 
 def test_what_the_class_refuses_is_said_in_its_sentence():
