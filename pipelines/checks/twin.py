@@ -1,9 +1,10 @@
 """The tiny twin of a model: a config with the same kinds of layers and small widths, and weights drawn from a seed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,12 +32,12 @@ BOUNDS = [
     (r"(^|_)(qk_head_dim)$", 16),
     (r"rotary_dim$|qk_rope_head_dim$", 8),
     (r"(head_dim|head_size|dim_head|d_head|d_kv|kv_channels|key_dim)$", 8),
-    (r"group$|n_groups$|num_groups$|groups$", 2),
+    (r"topk_group$", 1),
+    (r"groups?$", 2),
     (r"top_?k|experts_per_tok(en)?$|(^|_)moe_k$|topk", 2),
     (r"shared_experts?$", 1),
     (r"experts?$|experts_num$|expert_num$", 4),
     (r"expert_capacity$", 64),
-    (r"heads?$", HEADS),
     (r"rank$", 8),
     (r"(d_state|state_size)$", 8),
     (r"original_max_position_embeddings$", 32),
@@ -52,6 +53,9 @@ BOUNDS = [
     (r"(projection_size|output_size|input_size|channels|num_filters|mel_bins|_size)$", WIDTH),
     (r"(pos_embeddings|latents|num_patches|max_relative_positions)$", 16),
 ]
+NARROWER = r"(embedding_size|embed_proj_dim|emb_size)$"  # embeddings of less than the hidden size stay so
+# Models of images in stages, of growing widths
+BOUNDS_IN_STAGES = [(r"embed_dim$|embedding_size$|groups_width$", 8), (r"image_size$", 64)]
 STAGE_DEPTHS = r"(depths|depth|num_block_repeats|stage_num_blocks|stage_numb_of_layers|layer_depths)$"
 STAGE_WIDTHS = r"(hidden_sizes|widths|embed_dims?|channels|embedding_size|attn_unit_dims|out_channels)$"
 # Depths of a stack, the main one first; the fields that hold one value for each layer have its length.
@@ -161,21 +165,15 @@ class Shrinking:
         if name == SHARED_AT_THE_END:
             return sum(i >= self.depth - value for i in self.kept)
         if re.search(TOKEN, name):
-            return self.token(value)
+            return [self.ids.get(v, v) for v in value] if isinstance(value, list) else self.ids.get(value, value)
         if name in ("id2label", "label2id") and value:
             return dict(list(value.items())[:LABELS])
         if isinstance(value, Mapping):
-            return {key: self.small(str(key), of) for key, of in value.items()}
+            small = {key: self.small(str(key), of) for key, of in value.items()}
+            return small | self.of_pairs(value)
         if isinstance(value, list | tuple):
             return self.small_list(name, value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            return value
-        return self.number(name, value)
-
-    def token(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.ids.get(v, v) for v in value]
-        return self.ids.get(value, value)
+        return self.number(name, value) if type(value) is int else value
 
     def small_list(self, name: str, value: list) -> list:
         if self.is_indices(name, value):
@@ -190,9 +188,14 @@ class Shrinking:
             sizes = sorted({v for v in value if type(v) is int})
             if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
                 return [self.number(name, v) * (1 + sizes.index(v)) for v in value]
-        if name in ("short_factor", "long_factor"):  # of longrope: one for each pair of a head's numbers
-            return value[: max(1, int(4 * self.fields.get("partial_rotary_factor", 1.0)))]
         return [self.small(name, v) for v in value]
+
+    def of_pairs(self, rope: Mapping) -> dict:
+        """The rope parameters that hold one number for each pair of rotated numbers, for heads of 8 numbers."""
+        pairs = max(1, int(4 * rope.get("partial_rotary_factor", 1.0)))
+        sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+        factors = {name: rope[name][:pairs] for name in ("short_factor", "long_factor") if name in rope}
+        return factors | ({"mrope_section": sections} if "mrope_section" in rope else {})
 
     def overrides(self, fields: dict) -> dict:
         """One layer's own fields; one that is larger than the config's stays larger."""
@@ -206,18 +209,16 @@ class Shrinking:
     def number(self, name: str, value: int) -> int:
         if self.is_period(name, value):
             return 2 if self.in_periods else value
-        if self.in_stages and re.search(r"embed_dim$|embedding_size$|groups_width$", name):
-            return min(value, 8)
-        if self.in_stages and re.search(r"image_size$", name):
-            return min(value, 64)
         if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # how many stages; their strides
             return value
         if re.search(r"(kv|key_value|_key).*heads$", name):
             return min(value, HEADS if value == self.fields.get(_query_heads(name)) else 2)
-        bound = next((bound for pattern, bound in BOUNDS if re.search(pattern, name)), value)
-        if re.search(r"heads$", name):
+        if re.search(r"heads$|n_head$", name):
             return max(heads for heads in (1, 2, HEADS) if heads <= max(value, 1))
-        return min(value, bound)
+        if re.search(NARROWER, name) and value < self.fields.get("hidden_size", 0):
+            return min(value, WIDTH // 2)
+        bounds = BOUNDS_IN_STAGES + BOUNDS if self.in_stages else BOUNDS
+        return min(value, next((bound for pattern, bound in bounds if re.search(pattern, name)), value))
 
 
 def _query_heads(name: str) -> str:
@@ -228,36 +229,33 @@ def _query_heads(name: str) -> str:
 
 
 def special_tokens(fields: Any, name: str = "") -> set[int]:
-    """The ids of special tokens in a config and its sub-configs."""
+    """The ids of special tokens in a config's fields and in its sub-configs."""
     if isinstance(fields, Mapping):
         return set().union(*(special_tokens(value, str(key)) for key, value in fields.items()))
-    if isinstance(fields, list) and re.search(TOKEN, name):
-        return set().union(*(special_tokens(value, name) for value in fields))
-    is_id = isinstance(fields, int) and not isinstance(fields, bool) and fields >= 0
-    return {fields} if is_id and re.search(TOKEN, name) else set()
+    if re.search(TOKEN, name):
+        return {v for v in (fields if isinstance(fields, list) else [fields]) if type(v) is int and v >= 0}
+    return set()
 
 
 def _small_ids(tokens: set[int]) -> dict[int, int]:
     """{id: id below VOCABULARY}, distinct: small ones stay, the others come from the end."""
-    kept = {token for token in tokens if token < VOCABULARY // 2}
-    return {token: token for token in kept} | {
-        token: VOCABULARY - 1 - i for i, token in enumerate(sorted(tokens - kept))
-    }
+    large = sorted(token for token in tokens if token >= VOCABULARY // 2)
+    return {token: token for token in tokens} | {token: VOCABULARY - 1 - i for i, token in enumerate(large)}
 
 
-def _shrink(fields: dict, ids: dict[int, int]) -> dict:
+def _shrink(given: dict, ids: dict[int, int]) -> dict:
     """The fields of a twin, sub-configs and the row of the model type in twin_rows.py included."""
-    fields = {name: value for name, value in fields.items() if name not in DROPPED and (name, value) != NO_PATH}
-    own = {name: value for name, value in fields.items() if not _is_config(name, value)}
-    shrinking = Shrinking(own, ids)
+    given = {name: value for name, value in given.items() if name not in DROPPED and (name, value) != NO_PATH}
+    shrinking = Shrinking({name: value for name, value in given.items() if not _is_config(value)}, ids)
     small = {
-        name: shrinking.small(name, value) if name in own else _shrink(value, ids) for name, value in fields.items()
+        name: _shrink(value, ids) if _is_config(value) else shrinking.small(name, value)
+        for name, value in given.items()
     }
-    row = ROWS.get(fields.get("model_type"), {})
-    return small | (row(fields, small) if callable(row) else row)
+    row = ROWS.get(given.get("model_type"), {})
+    return small | (row(given, small) if callable(row) else row)
 
 
-def _is_config(name: str, value: Any) -> bool:
+def _is_config(value: Any) -> bool:
     return isinstance(value, dict) and "model_type" in value
 
 
@@ -288,33 +286,28 @@ def constructor(config: PreTrainedConfig) -> str:
 
     For code from the Hub: by what differs from the config that lies there.
     """
+    make: Callable[..., PreTrainedConfig] = type(config)
     if config.model_type in CONFIG_MAPPING and isinstance(config, CONFIG_MAPPING[config.model_type]):
-        call, default = f'AutoConfig.for_model("{config.model_type}"', type(config)()
-    elif config.name_or_path:
-        call = f'AutoConfig.from_pretrained("{config.name_or_path}", trust_remote_code=True'
-        default = type(config).from_pretrained(config.name_or_path)
+        call = f'AutoConfig.for_model("{config.model_type}"'
     else:
-        call, default = f"{type(config).__name__}(", type(config)()
-    arguments = [f"{name}={value!r}" for name, value in _differing(config, default).items()]
-    return ", ".join([call, *arguments]).replace("(, ", "(") + ")"
+        call = f'AutoConfig.from_pretrained("{config.name_or_path}", trust_remote_code=True'
+        make = partial(make.from_pretrained, config.name_or_path)
+    return ", ".join([call, *(f"{name}={value!r}" for name, value in _differing(config, make).items())]) + ")"
 
 
-def _differing(config: PreTrainedConfig, default: PreTrainedConfig) -> dict[str, Any]:
-    """The arguments by which the class of a config makes it anew; sub-configs are dicts."""
-    wanted, usual = _comparable(config), _comparable(default)
-    arguments: dict[str, Any] = {}
-    for name, value in wanted.items():
-        if name not in usual or usual[name] != value:
-            sub = getattr(config, name) if _is_config(name, value) else None
-            arguments[name] = _named(sub) | _differing(sub, type(sub)()) if sub is not None else value
+def _differing(config: PreTrainedConfig, make: Callable[..., PreTrainedConfig]) -> dict[str, Any]:
+    """The arguments by which `make` makes a config anew; sub-configs are dicts."""
+    wanted, usual = _comparable(config), _comparable(make())
+    arguments = {name: value for name, value in wanted.items() if name not in usual or usual[name] != value}
+    for name, value in arguments.items():
+        if _is_config(value):
+            sub = getattr(config, name)
+            named = {"model_type": sub.model_type} if sub.model_type else {}
+            arguments[name] = named | _differing(sub, type(sub))
     for _ in range(2):  # fields that the class derives from others, unless they are given
-        made = _comparable(type(config)(**arguments))
+        made = _comparable(make(**arguments))
         arguments |= {name: value for name, value in wanted.items() if made.get(name) != value}
     return arguments
-
-
-def _named(config: PreTrainedConfig) -> dict[str, str]:
-    return {"model_type": config.model_type} if config.model_type else {}
 
 
 def _comparable(config: PreTrainedConfig) -> dict[str, Any]:
@@ -333,7 +326,7 @@ def tiny_model(
     kind: a key of KINDS. options: of `from_config`, such as trust_remote_code.
     Raises UserError for more than MOST_PARAMETERS, before weights are made.
     """
-    auto = getattr(transformers, KINDS[kind][0])
+    auto, config = getattr(transformers, KINDS[kind][0]), deepcopy(config)  # classes change configs
     with torch.device("meta"):
         shapes = {name: p.numel() for name, p in auto.from_config(config, **options).named_parameters()}
     if (parameters := sum(shapes.values())) > MOST_PARAMETERS:

@@ -154,7 +154,7 @@ def test_the_constructor_of_code_from_the_hub_loads_it_from_there(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(given))
     config = tiny_config(AutoConfig.from_pretrained(tmp_path, trust_remote_code=True))
     made = eval(constructor(config))
-    assert (made.d_model, made.n_layers) == (config.d_model, config.n_layers) == (32, 2)
+    assert "n_layers=2" in constructor(config) and made.to_dict() == config.to_dict()
 
 
 def test_what_the_class_refuses_is_said_in_its_sentence():
