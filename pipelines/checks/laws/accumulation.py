@@ -31,6 +31,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
     what = "a row of few labels and three of many"
     if accepts_count(subject):
         yield parts_and_whole(subject, what, uneven, (1, 3))
+        yield counted(subject, uneven)
     else:
         yield not_claimed(what, MEANS, way_out=WAY_OUT)
     if has_balance_loss(subject):
@@ -59,13 +60,26 @@ def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, 
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     count = accepts_count(subject) and subject.kind != "image"
-    items = {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))} if count else {}
+    items = items_of(subject, batch) if count else {}
     whole = gradients_of(model, model(**batch, **items, **outputs).loss)
     parts = [dict(zip(batch, part)) for part in zip(*(x.split(list(sizes)) for x in batch.values()))]
     losses = [model(**part, **items, **outputs).loss for part in parts]
     summed = gradients_of(model, sum(losses) if count else sum(losses) / len(losses))
     steps = STEPS if subject.kind == "causal" and count and not outputs else ()
     return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT)
+
+
+@torch.no_grad()
+def counted(subject: Subject, batch: dict) -> Finding:
+    """The loss of a batch that is told how many labels it has is the mean over its labels, as without the number."""
+    model = subject.fresh()
+    told, mean = model(**batch, **items_of(subject, batch)).loss, model(**batch).loss
+    return subject.compared("the number of labels and their mean", told, mean)
+
+
+def items_of(subject: Subject, batch: dict) -> dict:
+    """What Trainer hands to a model that divides by the labels of all micro-batches."""
+    return {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))}
 
 
 def has_balance_loss(subject: Subject) -> bool:

@@ -9,6 +9,7 @@ from ..findings import Finding, not_claimed, of_fact
 from ..subject import Subject
 
 TOKENS, NEW = 9, 6  # the prompt is longer than a twin's window
+NAMES = ("cache", "past_key_values")  # the argument and the output; before transformers 5.24 the latter
 STEPS = (
     "ids, more = torch.arange(5, 14)[None], dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
     "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
@@ -69,11 +70,12 @@ def onto_a_cache(subject: Subject, model, what: str) -> Finding:
     """Several tokens at once onto a cache, as assisted generation does."""
     if getattr(model, "_is_stateful", False):
         return not_claimed(what, "its class says _is_stateful = True")
-    if not subject.takes("past_key_values"):
-        return not_claimed(what, "its forward takes no past_key_values")
+    name = next((name for name in NAMES if subject.takes(name)), None)
+    if name is None:
+        return not_claimed(what, f"its forward takes no {NAMES[-1]}")
     ids = subject.rows(2, 12)["input_ids"]
     first = model(input_ids=ids[:, :5], use_cache=True)
-    second = model(input_ids=ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    second = model(input_ids=ids[:, 5:], use_cache=True, **{name: getattr(first, name)})
     full = model(input_ids=ids, use_cache=False).logits
     return subject.compared(what, torch.cat((first.logits, second.logits), dim=1), full)
 

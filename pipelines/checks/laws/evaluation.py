@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ..findings import Finding, of_fact
+from ...errors import first_line
+from ..findings import Finding, Verdict, of_fact
 from ..subject import Subject
 from ..training_rows import plain_trainer, rows_of
 
@@ -20,8 +21,13 @@ def ask(subject: Subject) -> Iterator[Finding]:
         out = model(**batch)
     with tempfile.TemporaryDirectory() as folder:
         trainer = plain_trainer(model, folder, per_device_eval_batch_size=4)
-        loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
-        predicted = trainer.predict(rows_of(batch))
+        try:
+            loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
+            predicted = trainer.predict(rows_of(batch))
+        except Exception as error:  # what the model returns is nothing that Trainer can use
+            why = f"{type(error).__name__}: {first_line(error)}"
+            yield Finding("evaluate and predict run", Verdict.FAILS, why=why)
+            return
     yield of_fact("evaluate returns eval_loss", loss is not None)
     if loss is not None:
         yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())

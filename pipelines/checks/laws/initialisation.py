@@ -1,6 +1,7 @@
 """Weights that a checkpoint lacks are drawn: from the meta device every one is a number, spread as the config says."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -16,8 +17,9 @@ def unclaimed(subject: Subject) -> str:
 
 def ask(subject: Subject) -> Iterator[Finding]:
     like = subject.fresh()
-    built = type(like)._from_config(like.config)
-    made = type(like).from_pretrained(None, config=like.config, state_dict={})
+    with memory_of_nan():
+        built = type(like)._from_config(like.config)
+        made = type(like).from_pretrained(None, config=like.config, state_dict={})
     here = dict(built.named_parameters())
     wrong = [name for name, p in made.named_parameters() if not p.isfinite().all()]
     yield of_fact("every weight is a number", not wrong, why=", ".join(wrong[:3]))
@@ -41,6 +43,17 @@ def ask(subject: Subject) -> Iterator[Finding]:
     why = f"{', '.join(off[:3])} for {wide:g}"
     most = len(off) * 2 > len(layers)  # some are scaled by depth, or start at zero, knowingly
     yield of_fact("linear layers are spread by initializer_range", not most, why=why)
+
+
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """In the block every new tensor is nan until something is written to it; of whole numbers, the largest."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def spread(parameter: torch.Tensor) -> float:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..findings import Finding
+from ..findings import Finding, of_fact
 from ..subject import Subject
+from .causality import with_other_token
 
 STEPS = (
     "ids = torch.arange(5, 17)[None]; out = model(input_ids=ids, labels=ids)",
@@ -24,6 +25,9 @@ def ask(subject: Subject) -> Iterator[Finding]:
     model, batch = subject.fresh(), subject.labelled()
     fields = {"steps": steps_of(subject)}
     out = model(**batch)
+    if out.loss is None:
+        yield of_fact("labels bring a loss", False, **fields)
+        return
     yield subject.compared(
         "a third of the labels -100", out.loss, expected(subject, out.logits, batch["labels"]), **fields
     )
@@ -33,6 +37,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
     every = batch | {"labels": batch[name].clamp(min=5)}
     out = model(**every)
     yield subject.compared("every label", out.loss, expected(subject, out.logits, every["labels"]), **fields)
+    other = model(**with_other_token(every, "labels", every["labels"].shape[1] - 1))
+    yield subject.compared("logits when the last label changes", other.logits, out.logits)
 
 
 def expected(subject: Subject, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
