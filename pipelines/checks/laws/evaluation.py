@@ -31,7 +31,9 @@ def ask(subject: Subject) -> Iterator[Finding]:
     yield of_fact("evaluate returns eval_loss", loss is not None)
     if loss is not None:
         yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())
-    logits = predicted.predictions[0] if isinstance(predicted.predictions, tuple) else predicted.predictions
+    logits = predicted.predictions
+    if isinstance(logits, tuple):
+        logits = logits[0] if logits else None
     yield of_fact("predict returns logits", logits is not None)
     if logits is not None:
         yield subject.compared("the logits of predict", torch.as_tensor(logits), out.logits.cpu())

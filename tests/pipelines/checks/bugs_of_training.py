@@ -197,7 +197,7 @@ class OutputsNotResized:
 @bug("bert:masked", "resizing")
 class ABiasNotResized:
     def resize_token_embeddings(self, *args, **how):
-        bias = self.get_output_embeddings().bias
+        bias = torch.nn.Parameter(self.get_output_embeddings().bias.detach().clone())
         super().resize_token_embeddings(*args, **how)
         self.get_output_embeddings().bias = bias
 
@@ -222,6 +222,11 @@ class AWeightLeftAsTheMemoryWas:
 
 @bug("llama", "initialisation")
 class ASpreadOfItsOwn:
+    def plant(self):
+        become(self.model, DrawsWide)
+
+
+class DrawsWide:
     def _init_weights(self, module):
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=0.2)
