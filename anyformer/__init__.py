@@ -22,6 +22,7 @@ _EXPORTS = {name: "anyformer.modeling" for family in FAMILIES.values() for name 
     "Objective": "anyformer.pipelines.objectives.base",
     "Run": "anyformer.pipelines.api",
     "load_recipe": "anyformer.pipelines.recipes.compose",
+    "check": "anyformer.pipelines.api",
     "plan": "anyformer.pipelines.api",
     "prepare_data": "anyformer.pipelines.api",
     "train": "anyformer.pipelines.api",

@@ -5,6 +5,7 @@ training={"max_steps": 50}). Nothing is printed but the progress line of a train
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,10 @@ from .recipes.preset_run import planned_recipe
 from .recipes.schema import Recipe
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .accounting.plan import Plan
+    from .checks.check_report import Report
     from .evaluation.evaluate import Evaluation
     from .objectives.prepare import PreparedData
 
@@ -176,6 +180,39 @@ def plan(
     composed = _composed(recipe, sections, False)
     how: dict[str, Any] = {"context": context, "mfu": mfu, "per_node": per_node}
     return plan_run(composed, devices_of(devices), stage=stage, until_trained=is_preset, **how)
+
+
+def check(
+    model: "PreTrainedModel | str | Path",
+    *,
+    laws: Iterable[str] | None = None,
+    real: bool = False,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> "Report":
+    """Ask a model whether it keeps the promises that a training relies on.
+
+    Args:
+        model: a model, whose copy in fp32 is asked; or a folder, a recipe, a preset or a name on the Hub, of whose
+            config a tiny twin is asked.
+        laws: names of `anyformer.pipelines.checks.laws.LAWS`; None: all.
+        real: ask the weights of a folder or of a name on the Hub instead of a twin.
+        device: cpu or cuda.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        UserError: no such model or law, or a model of no kind that can be checked.
+    """
+    from .checks.check_report import report_of
+    from .checks.laws import laws_named
+    from .checks.made import check_device, subject_of, subject_of_model
+
+    names = laws_named(laws)
+    check_device(device)
+    if isinstance(model, str | Path):
+        how: dict[str, Any] = {"real": real, "device": device, "trust_remote_code": trust_remote_code}
+        return report_of(subject_of(str(model), **how), str(model), names)
+    return report_of(subject_of_model(model, device), type(model).__name__, names)
 
 
 def _composed(recipe: Recipe | str | Path, sections: dict[str, Any], trust_remote_code: bool) -> Recipe:

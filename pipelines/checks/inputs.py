@@ -71,15 +71,23 @@ def extra(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12) 
     return row(config, rows, tokens) if row else {}
 
 
-def batch(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, Any]:
-    """All that one forward pass reads, without labels."""
+def batch(
+    config: PreTrainedConfig,
+    kind: str,
+    rows: int = 2,
+    tokens: int = 12,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Any]:
+    """All that one forward pass reads, without labels; images and sounds in a dtype."""
     given = source(config, kind, rows, tokens, seed + 1)
     if kind == "image":
         given["pixel_values"] = pixels(config, rows, seed)
     else:
         given["decoder_input_ids" if given else "input_ids"] = text(config, rows, tokens, seed)
     given |= extra(config, kind, rows, tokens)
-    return {name: value for name, value in given.items() if value is not None}
+    floats = {name: v.to(dtype) for name, v in given.items() if torch.is_tensor(v) and v.is_floating_point()}
+    return {name: value for name, value in (given | floats).items() if value is not None}
 
 
 def labels(config: PreTrainedConfig, kind: str, given: dict[str, Any], seed: int = 0) -> Tensor:

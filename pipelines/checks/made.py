@@ -7,6 +7,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
+import anyformer
+
 from ..accounting.step_memory import planned_config
 from ..adapters import load_config
 from ..errors import UserError, did_you_mean, loading_reason
@@ -15,7 +17,7 @@ from ..plugins import objective_of
 from ..recipes.preset_run import planned_recipe
 from ..recipes.recipe_files import shipped
 from ..transformers_logging import errors_only
-from .subject import TOLERANCE_OF_REAL, Subject
+from .subject import Subject
 from .twin import KINDS, classes, constructor, kind_of, tiny_config, tiny_model
 
 SEED = 0
@@ -28,6 +30,7 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
     Raises:
         UserError: no such name, a model of no kind that can be checked, or real weights of what has none.
     """
+    anyformer.register()
     if not Path(name).expanduser().is_dir() and is_recipe(name):
         if real:
             raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")
@@ -49,7 +52,7 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
         raise UserError(f"MODEL={name} cannot be loaded: {loading_reason(error)}") from error
     more = ", trust_remote_code=True" if trust_remote_code else ""
     made = f"model = transformers.{KINDS[kind][0]}.from_pretrained({str(where)!r}{more}).eval()"
-    return Subject(model.eval(), kind, ("import torch, transformers", made), TOLERANCE_OF_REAL)
+    return Subject(model.eval(), kind, ("import torch, transformers", made), is_twin=False)
 
 
 def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu") -> Subject:
@@ -84,11 +87,11 @@ def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> 
     return Subject(model, kind, made)
 
 
-def subject_of_model(model) -> Subject:
+def subject_of_model(model, device: str = "cpu") -> Subject:
     """A copy in fp32 of a model that is there. Raises UserError for one of no kind that can be checked."""
-    copied = copy.deepcopy(model).float().eval()
+    copied = copy.deepcopy(model).float().to(device).eval()
     made = ("import torch", f"# model: the {type(model).__name__} of the check")
-    return Subject(copied, kind_of(model), made, TOLERANCE_OF_REAL)
+    return Subject(copied, kind_of(model), made, is_twin=False)
 
 
 def check_device(device: str) -> None:

@@ -19,11 +19,15 @@ SMALL_GRADIENT = 1e-3  # of the largest gradient: what is smaller is measured by
 
 
 class Subject:
-    """One model. kind: causal, masked, seq2seq or image (twin.KINDS). made_by: the lines of Python that make it."""
+    """One model. kind: causal, masked, seq2seq or image (twin.KINDS). made_by: the lines of Python that make it.
 
-    def __init__(self, model, kind: str, made_by: Sequence[str] = (), tolerance: float = TOLERANCE):
+    is_twin: whether its weights are drawn (twin.py), so that every part of it moves the outputs.
+    """
+
+    def __init__(self, model, kind: str, made_by: Sequence[str] = (), is_twin: bool = True):
+        self.what = "a tiny twin" if is_twin else "its own weights"
         self._model, self.kind, self.made_by, self.config = model, kind, tuple(made_by), model.config
-        self.tolerance = tolerance
+        self.tolerance = TOLERANCE if is_twin else TOLERANCE_OF_REAL
         self.prefixes = ("", "decoder_") if kind == "seq2seq" else ("",)
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)

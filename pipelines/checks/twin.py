@@ -1,14 +1,15 @@
 """The tiny twin of a model: a config with the same kinds of layers and small widths, and weights drawn from a seed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from ..errors import UserError
@@ -17,11 +18,11 @@ from .twin_rows import ROWS
 MOST_PARAMETERS = 2_000_000
 VOCABULARY, LAYERS_OF_A_KIND, HEADS, WIDTH, LABELS = 97, 2, 4, 32, 5
 
-# name -> the Auto class and its mapping of configs to classes
+# name -> the Auto class and its mapping of configs to classes; some classes, as BART's, stand in two: the first counts
 KINDS = {
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
-    "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     "image": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
 }
 
@@ -31,18 +32,18 @@ BOUNDS = [
     (r"(^|_)(qk_head_dim)$", 16),
     (r"rotary_dim$|qk_rope_head_dim$", 8),
     (r"(head_dim|head_size|dim_head|d_head|d_kv|kv_channels|key_dim)$", 8),
-    (r"group$|n_groups$|num_groups$|groups$", 2),
+    (r"topk_group$", 1),
+    (r"groups?$", 2),
     (r"top_?k|experts_per_tok(en)?$|(^|_)moe_k$|topk", 2),
     (r"shared_experts?$", 1),
     (r"experts?$|experts_num$|expert_num$", 4),
     (r"expert_capacity$", 64),
-    (r"heads?$", HEADS),
     (r"rank$", 8),
     (r"(d_state|state_size)$", 8),
     (r"original_max_position_embeddings$", 32),
     (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
     (r"(window|window_size|window_len|local_attention|local_radius|block_size)$|(^|mamba_|tion_|attn_)chunk_size$", 4),
-    (r"window_pattern$|window_layers$|blocks$", 2),
+    (r"window_pattern$|window_layers$|blocks$|block_sizes$", 2),
     (r"(intermediate|ffn|ff|inner|mlp|feed_forward)(_?(size|dim|hidden_size))?(_mlp)?$|d_ff$|dff$|dim_ff$", 48),
     (r"kernel(_size|_dim)?$|kernel_size", 5),
     (r"image_size$|crop_size$", 32),
@@ -52,18 +53,24 @@ BOUNDS = [
     (r"(projection_size|output_size|input_size|channels|num_filters|mel_bins|_size)$", WIDTH),
     (r"(pos_embeddings|latents|num_patches|max_relative_positions)$", 16),
 ]
+NARROWER = r"(embedding_size|embed_proj_dim|emb_size)$"  # embeddings of less than the hidden size stay so
+# Models of images in stages, of growing widths
+BOUNDS_IN_STAGES = [(r"embed_dim$|embedding_size$|groups_width$", 8), (r"image_size$", 64)]
 STAGE_DEPTHS = r"(depths|depth|num_block_repeats|stage_num_blocks|stage_numb_of_layers|layer_depths)$"
 STAGE_WIDTHS = r"(hidden_sizes|widths|embed_dims?|channels|embedding_size|attn_unit_dims|out_channels)$"
 # Depths of a stack, the main one first; the fields that hold one value for each layer have its length.
 DEPTH = ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"]
+KINDS_OF_LAYERS = ["layers_block_type", "layer_types"]  # the depth, where no field holds it
 # Counts of layers from the first on that differ from the rest, and lists of the layers that do.
 PREFIX = r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|max_window_layers)$"
 SHARED_AT_THE_END = "num_kv_shared_layers"
 INDICES = r"(only_layers|idxs|indexes|layer_indices|attention_layers|moe_layers|layer_ids)$"
 PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|block_frequency)$"
 TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
-# What to_dict adds, and what says how weights are stored, not what is computed.
-UNTOUCHED = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config"}
+# What to_dict adds, and how weights are stored: a twin is made without them.
+DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config", "output_attentions"}
+NOT_COMPARED = DROPPED - {"architectures"} | {"model_type"}
+NO_PATH = ("_name_or_path", "")
 
 
 def classes(kind: str) -> list[str]:
@@ -101,7 +108,9 @@ class Shrinking:
 
     @cached_property
     def depth(self) -> int:
-        return self.fields[self.depth_field] if self.depth_field else 0
+        if self.depth_field:
+            return self.fields[self.depth_field]
+        return next((len(of) for name, of in self.fields.items() if name in KINDS_OF_LAYERS and of), 0)
 
     @cached_property
     def in_stages(self) -> bool:
@@ -126,11 +135,19 @@ class Shrinking:
         return bool(re.search(INDICES, name)) and isinstance(value, list) and all(type(v) is int for v in value)
 
     @cached_property
+    def columns(self) -> list[list]:
+        return [column for name, value in self.fields.items() if (column := self.column(name, value))]
+
+    @cached_property
+    def in_periods(self) -> bool:
+        """Whether the kinds of layers repeat by a number alone: the twin takes two periods of two layers."""
+        return not self.columns and any(self.is_period(name, value) for name, value in self.fields.items())
+
+    @cached_property
     def kept(self) -> list[int]:
-        columns = [column for name, value in self.fields.items() if (column := self.column(name, value))]
-        if not columns and any(self.is_period(name, value) for name, value in self.fields.items()):
+        if self.in_periods:
             return list(range(min(self.depth, 2 * LAYERS_OF_A_KIND)))
-        kinds = list(zip(*columns, strict=True)) if columns else [()] * self.depth
+        kinds = list(zip(*self.columns)) if self.columns else [()] * self.depth
         return [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < LAYERS_OF_A_KIND]
 
     def is_period(self, name: str, value: Any) -> bool:
@@ -148,21 +165,15 @@ class Shrinking:
         if name == SHARED_AT_THE_END:
             return sum(i >= self.depth - value for i in self.kept)
         if re.search(TOKEN, name):
-            return self.token(value)
+            return [self.ids.get(v, v) for v in value] if isinstance(value, list) else self.ids.get(value, value)
         if name in ("id2label", "label2id") and value:
             return dict(list(value.items())[:LABELS])
         if isinstance(value, Mapping):
-            return {key: self.small(str(key), of) for key, of in value.items()}
+            small = {key: self.small(str(key), of) for key, of in value.items()}
+            return small | self.of_pairs(value)
         if isinstance(value, list | tuple):
             return self.small_list(name, value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            return value
-        return self.number(name, value)
-
-    def token(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.ids.get(v, v) for v in value]
-        return self.ids.get(value, value)
+        return self.number(name, value) if type(value) is int else value
 
     def small_list(self, name: str, value: list) -> list:
         if self.is_indices(name, value):
@@ -173,13 +184,18 @@ class Shrinking:
             if re.search(r"heads$", name):
                 return [min(v, 2) for v in value]
         if self.column(name, value):
-            distinct = sorted({v for v in value if isinstance(v, int)})
             value = [value[i] for i in self.kept]
-            if len(distinct) == 2 and not isinstance(distinct[0], bool):  # two sizes stay two
-                return [self.number(name, v) * (1 + (v == distinct[1])) for v in value]
-        if name in ("short_factor", "long_factor"):  # of longrope: one for each pair of a head's numbers
-            return value[: max(1, int(4 * self.fields.get("partial_rotary_factor", 1.0)))]
+            sizes = sorted({v for v in value if type(v) is int})
+            if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
+                return [self.number(name, v) * (1 + sizes.index(v)) for v in value]
         return [self.small(name, v) for v in value]
+
+    def of_pairs(self, rope: Mapping) -> dict:
+        """The rope parameters that hold one number for each pair of rotated numbers, for heads of 8 numbers."""
+        pairs = max(1, int(4 * rope.get("partial_rotary_factor", 1.0)))
+        sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+        factors = {name: rope[name][:pairs] for name in ("short_factor", "long_factor") if name in rope}
+        return factors | ({"mrope_section": sections} if "mrope_section" in rope else {})
 
     def overrides(self, fields: dict) -> dict:
         """One layer's own fields; one that is larger than the config's stays larger."""
@@ -191,20 +207,18 @@ class Shrinking:
         return small
 
     def number(self, name: str, value: int) -> int:
-        if self.is_period(name, value) and not re.search(r"offset", name):
-            return 2 if len(self.kept) == 2 * LAYERS_OF_A_KIND else value
-        if self.in_stages and re.search(r"embed_dim$|embedding_size$|groups_width$", name):
-            return min(value, 8)
-        if self.in_stages and re.search(r"image_size$", name):
-            return min(value, 64)
+        if self.is_period(name, value):
+            return 2 if self.in_periods else value
         if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # how many stages; their strides
             return value
         if re.search(r"(kv|key_value|_key).*heads$", name):
             return min(value, HEADS if value == self.fields.get(_query_heads(name)) else 2)
-        bound = next((bound for pattern, bound in BOUNDS if re.search(pattern, name)), value)
-        if re.search(r"heads$", name):
+        if re.search(r"heads$|n_head$", name):
             return max(heads for heads in (1, 2, HEADS) if heads <= max(value, 1))
-        return min(value, bound)
+        if re.search(NARROWER, name) and value < self.fields.get("hidden_size", 0):
+            return min(value, WIDTH // 2)
+        bounds = BOUNDS_IN_STAGES + BOUNDS if self.in_stages else BOUNDS
+        return min(value, next((bound for pattern, bound in bounds if re.search(pattern, name)), value))
 
 
 def _query_heads(name: str) -> str:
@@ -215,36 +229,33 @@ def _query_heads(name: str) -> str:
 
 
 def special_tokens(fields: Any, name: str = "") -> set[int]:
-    """The ids of special tokens in a config and its sub-configs."""
+    """The ids of special tokens in a config's fields and in its sub-configs."""
     if isinstance(fields, Mapping):
         return set().union(*(special_tokens(value, str(key)) for key, value in fields.items()))
-    if isinstance(fields, list) and re.search(TOKEN, name):
-        return set().union(*(special_tokens(value, name) for value in fields))
-    is_id = isinstance(fields, int) and not isinstance(fields, bool) and fields >= 0
-    return {fields} if is_id and re.search(TOKEN, name) else set()
+    if re.search(TOKEN, name):
+        return {v for v in (fields if isinstance(fields, list) else [fields]) if type(v) is int and v >= 0}
+    return set()
 
 
 def _small_ids(tokens: set[int]) -> dict[int, int]:
     """{id: id below VOCABULARY}, distinct: small ones stay, the others come from the end."""
-    kept = {token for token in tokens if token < VOCABULARY // 2}
-    return {token: token for token in kept} | {
-        token: VOCABULARY - 1 - i for i, token in enumerate(sorted(tokens - kept))
-    }
+    large = sorted(token for token in tokens if token >= VOCABULARY // 2)
+    return {token: token for token in tokens} | {token: VOCABULARY - 1 - i for i, token in enumerate(large)}
 
 
-def _shrink(fields: dict, ids: dict[int, int]) -> dict:
+def _shrink(given: dict, ids: dict[int, int]) -> dict:
     """The fields of a twin, sub-configs and the row of the model type in twin_rows.py included."""
-    fields = {name: value for name, value in fields.items() if name not in UNTOUCHED - {"model_type"}}
-    own = {name: value for name, value in fields.items() if not _is_config(name, value)}
-    shrinking = Shrinking(own, ids)
+    given = {name: value for name, value in given.items() if name not in DROPPED and (name, value) != NO_PATH}
+    shrinking = Shrinking({name: value for name, value in given.items() if not _is_config(value)}, ids)
     small = {
-        name: shrinking.small(name, value) if name in own else _shrink(value, ids) for name, value in fields.items()
+        name: _shrink(value, ids) if _is_config(value) else shrinking.small(name, value)
+        for name, value in given.items()
     }
-    row = ROWS.get(fields.get("model_type"), {})
-    return small | (row(fields, small) if callable(row) else row)
+    row = ROWS.get(given.get("model_type"), {})
+    return small | (row(given, small) if callable(row) else row)
 
 
-def _is_config(name: str, value: Any) -> bool:
+def _is_config(value: Any) -> bool:
     return isinstance(value, dict) and "model_type" in value
 
 
@@ -264,42 +275,43 @@ def tiny_config(config: PreTrainedConfig, kind: str | None = None) -> PreTrained
     if isinstance(names, tuple):  # the Auto class chooses by it
         fields["architectures"] = [next((name for name in config.architectures or () if name in names), names[0])]
     try:
-        twin = type(config)(**fields)
+        return type(config)(**fields)
     except Exception as error:  # code from the Hub raises anything
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"no tiny twin can be made of {config.model_type}: {lines[-1] if lines else error!r}"
-        ) from error
-    return twin
+        sentence = (str(error).strip() or repr(error)).splitlines()[-1].strip(" '\"")
+        raise UserError(f"no tiny twin can be made of {config.model_type}: {sentence}") from error
 
 
 def constructor(config: PreTrainedConfig) -> str:
-    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in _differing(config).items())
-    return f'AutoConfig.for_model("{config.model_type}", {arguments})'
+    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults.
+
+    For code from the Hub: by what differs from the config that lies there.
+    """
+    make: Callable[..., PreTrainedConfig] = type(config)
+    if config.model_type in CONFIG_MAPPING and isinstance(config, CONFIG_MAPPING[config.model_type]):
+        call = f'AutoConfig.for_model("{config.model_type}"'
+    else:
+        call = f'AutoConfig.from_pretrained("{config.name_or_path}", trust_remote_code=True'
+        make = partial(make.from_pretrained, config.name_or_path)
+    return ", ".join([call, *(f"{name}={value!r}" for name, value in _differing(config, make).items())]) + ")"
 
 
-def _differing(config: PreTrainedConfig) -> dict[str, Any]:
-    """The arguments by which the class of a config makes it anew; sub-configs are dicts."""
-    wanted = _comparable(config)
-    default = _comparable(type(config)())
-    arguments: dict[str, Any] = {}
-    for name, value in wanted.items():
-        if name not in default or default[name] != value:
-            sub = getattr(config, name) if _is_config(name, value) else None
-            arguments[name] = _named(sub) | _differing(sub) if sub is not None else value
+def _differing(config: PreTrainedConfig, make: Callable[..., PreTrainedConfig]) -> dict[str, Any]:
+    """The arguments by which `make` makes a config anew; sub-configs are dicts."""
+    wanted, usual = _comparable(config), _comparable(make())
+    arguments = {name: value for name, value in wanted.items() if name not in usual or usual[name] != value}
+    for name, value in arguments.items():
+        if _is_config(value):
+            sub = getattr(config, name)
+            named = {"model_type": sub.model_type} if sub.model_type else {}
+            arguments[name] = named | _differing(sub, type(sub))
     for _ in range(2):  # fields that the class derives from others, unless they are given
-        made = _comparable(type(config)(**arguments))
+        made = _comparable(make(**arguments))
         arguments |= {name: value for name, value in wanted.items() if made.get(name) != value}
     return arguments
 
 
-def _named(config: PreTrainedConfig) -> dict[str, str]:
-    return {"model_type": config.model_type} if config.model_type else {}
-
-
 def _comparable(config: PreTrainedConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.to_dict().items() if name not in UNTOUCHED - {"architectures"}}
+    return {name: value for name, value in config.to_dict().items() if name not in NOT_COMPARED}
 
 
 def tiny_model(
@@ -314,7 +326,7 @@ def tiny_model(
     kind: a key of KINDS. options: of `from_config`, such as trust_remote_code.
     Raises UserError for more than MOST_PARAMETERS, before weights are made.
     """
-    auto = getattr(transformers, KINDS[kind][0])
+    auto, config = getattr(transformers, KINDS[kind][0]), deepcopy(config)  # classes change configs
     with torch.device("meta"):
         shapes = {name: p.numel() for name, p in auto.from_config(config, **options).named_parameters()}
     if (parameters := sum(shapes.values())) > MOST_PARAMETERS:

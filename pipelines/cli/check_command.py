@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..checks.laws import LAWS
+from ..checks.laws import LAWS, laws_named
 from ..console import wide_console
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from .common_arguments import add_json, add_trust
 from .output import json_alone, plain_table, say_loading
 
@@ -41,7 +41,7 @@ def add_arguments(add_parser) -> None:
 def run(args) -> int:
     from ..evaluation.request import check_writable
 
-    laws = laws_named(args.laws)
+    laws = laws_named(None if args.laws is None else args.laws.split(","))
     if (args.model is None) == (args.model_type is None):
         raise UserError("name one model: anyformer check MODEL, or anyformer check --model-type TYPE")
     if args.model_type is None and args.kind is not None:
@@ -51,8 +51,8 @@ def run(args) -> int:
     if args.html is not None:
         check_writable(Path(args.html), "--html")
     say_loading()
+    from ..checks.check_report import report_of
     from ..checks.made import check_device, subject_of, subject_of_type
-    from ..checks.report import report_of
 
     check_device(args.device)
     with json_alone(args.json) as answer:
@@ -65,22 +65,12 @@ def run(args) -> int:
         answer.append(report.to_dict())
         print_report(report)
         if args.html is not None:
-            from ..checks.page import page_of
+            from ..checks.checks_page import page_of
+            from ..storage.atomic import write_atomically
 
-            Path(args.html).write_text(page_of([report]), encoding="utf-8")
+            write_atomically(Path(args.html), page_of([report.to_dict()], f"Check of {report.name}"))
             print(f"written to {args.html}")
     return 0 if report.holds else 1
-
-
-def laws_named(names: str | None) -> list[str]:
-    """The laws of a list of names, in the order of LAWS. Raises UserError for a name of none."""
-    if names is None:
-        return list(LAWS)
-    asked = [name.strip() for name in names.split(",")]
-    for name in asked:
-        if name not in LAWS:
-            raise UserError(f"--laws {name!r}: no such law{did_you_mean(name, LAWS)}")
-    return [name for name in LAWS if name in asked]
 
 
 def print_report(report) -> None:
@@ -89,7 +79,7 @@ def print_report(report) -> None:
 
     console = wide_console()
     console.print(
-        f"{report.name}: {report.model_class}, {report.parameters:,} parameters, {report.line()}", markup=False
+        f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}", markup=False
     )
     table = plain_table(("law", "compared", "difference", "tolerance", "verdict"), ("law", "compared", "verdict"))
     for answer in report.answers:

@@ -138,14 +138,15 @@ def render_model_card(
     license: str | None = None,
     facts: RunFacts | None = None,
     name: str | None = None,
+    checked: str | None = None,
 ) -> str:
-    """Return the card's text; arguments as in `write_model_card`."""
+    """Return the card's text; arguments as in `write_model_card`. checked: what `anyformer check` found, in a line."""
     facts = RunFacts.read(model.path) if facts is None else facts
     name = name or (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
     license = license or facts.section("publish").get("license")
     metadata = _metadata(model, facts, name, license)
     values = _values(model, facts) | {"name": name, "address": repo_id or f"path/to/{name}", "license": license}
-    values |= {"marker": MARKER, "fence": fence, "python": python}
+    values |= {"marker": MARKER, "fence": fence, "python": python, "checked": checked}
     return _template().render(card_data=metadata.to_yaml(), **values)
 
 

@@ -6,12 +6,14 @@ The folder is only read, so publishing can be repeated after any failure.
 import json
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
+from ..json_text import json_text
 from ..lazy import hub
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
@@ -54,6 +56,7 @@ def publish(
     private: bool = False,
     revision: str | None = None,
     license: str | None = None,
+    check: Callable[[Path], tuple[str, dict] | None] | None = None,
 ) -> str:
     """Push a saved model to the Hub and return its URL; a second call updates the repository.
 
@@ -63,6 +66,7 @@ def publish(
         private: create the repository as private; an existing public one is refused.
         revision: branch, created where it does not exist; None: main.
         license: licence named in the card; None: the recipe's `publish.license`.
+        check: gives a line for the card and the contents of check.json; None: neither is published.
 
     Raises:
         UserError: `folder` is no model folder or holds a secret, `repo_id` is malformed, nobody is logged in, or the
@@ -79,10 +83,14 @@ def publish(
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
     contents = dict(files)
+    checked = None
+    if check is not None and (found := check(model.path)) is not None:
+        checked, findings = found
+        contents["check.json"] = json_text(findings).encode()
     if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
         print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
     elif is_own_card(model.path / "README.md"):
-        contents["README.md"] = render_model_card(model, repo_id=repo_id, license=license).encode()
+        contents["README.md"] = render_model_card(model, repo_id=repo_id, license=license, checked=checked).encode()
     else:
         print(f"{model.path / 'README.md'} was not written by anyformer; it is published as it is")
         contents["README.md"] = model.path / "README.md"

@@ -1,4 +1,4 @@
-"""The laws. A law is a row here and a module of its name with two functions and, where it matters, a constant:
+"""The laws. A law is a row here and a module (packing_law.py) with two functions and, where it matters, a constant:
 
 `unclaimed(subject) -> str`: why the class does not promise it; empty where it does.
 `ask(subject) -> Iterator[Finding]`: the comparisons, one finding each. It gets models by `subject.fresh`.
@@ -6,6 +6,9 @@ MUST_RUN = True: an error raised by the model is a failure; otherwise the questi
 """
 
 import importlib
+from collections.abc import Iterable
+
+from ...errors import UserError, did_you_mean
 
 # Name -> what a model promises by it.
 LAWS = {
@@ -34,4 +37,13 @@ LAWS = {
 
 def law(name: str):
     """The module of a law."""
-    return importlib.import_module(f".{name}", __name__)
+    return importlib.import_module(f".{name}_law", __name__)
+
+
+def laws_named(names: Iterable[str] | None) -> list[str]:
+    """Names of laws, in the order of LAWS; None: all. Raises UserError for a name of none."""
+    asked = list(LAWS) if names is None else [name.strip() for name in names]
+    for name in asked:
+        if name not in LAWS:
+            raise UserError(f"laws: {name!r} is none{did_you_mean(name, LAWS)}")
+    return [name for name in LAWS if name in asked]

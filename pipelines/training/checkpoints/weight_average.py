@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
+from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError
 from ..lora import is_adapted, load_weights
+from .stored_weights import stored_weights
 
 AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights that training goes on from
 
@@ -106,13 +108,14 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of the weights of the checkpoints; integer buffers are those of the first one."""
+def average_weights(model: torch.nn.Module, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of the weights of a model's checkpoints; integer buffers are those of the first one."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        for file in checkpoint.glob("*model*.safetensors"):  # one file, the shards of a large model, or an adapter
-            for name, tensor in load_file(file).items():
-                total[name] = total[name] + tensor if name in total else tensor
+        adapter = checkpoint / ADAPTER_WEIGHTS
+        stored = load_file(adapter) if is_adapted(model) else stored_weights(model, checkpoint)
+        for name, tensor in stored.items():
+            total[name] = total[name] + tensor if name in total else tensor
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
 
 
@@ -122,6 +125,6 @@ def load_average(model: torch.nn.Module, found: list[Path]):
     Returns what load_state_dict found; None of an adapter, which takes all of its weights.
     """
     if is_adapted(model):
-        load_weights(model, average_weights(found))
+        load_weights(model, average_weights(model, found))
         return None
-    return model.load_state_dict(average_weights(found), strict=False)
+    return model.load_state_dict(average_weights(model, found), strict=False)

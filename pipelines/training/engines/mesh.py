@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 
 from ...errors import UserError, first_line
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
+from ..checkpoints.stored_weights import stored_weights
 from .late_weights import Sliced
 
 if TYPE_CHECKING:
@@ -143,18 +143,9 @@ def load_whole_weights(model, folder: Path) -> None:
     """Give a shared model the weights of a folder that holds them whole, in one file or several."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    set_model_state_dict(model, weights_of(model, folder), options=StateDictOptions(full_state_dict=True, strict=True))
-
-
-def weights_of(model, folder: Path) -> dict[str, torch.Tensor]:
-    """All weights of a model in a folder, tied ones under both names."""
-    weights = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        weights |= load_file(file, device="cpu")
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    return weights | {
-        name: weights[source] for name, source in tied.items() if name not in weights and source in weights
-    }
+    set_model_state_dict(
+        model, stored_weights(model, folder), options=StateDictOptions(full_state_dict=True, strict=True)
+    )
 
 
 def save_shared_optimizer(model, optimizer, checkpoint: Path) -> None:

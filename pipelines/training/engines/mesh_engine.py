@@ -161,9 +161,9 @@ class Stages(Mesh):
             )
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
-        from .mesh import weights_of
+        from ..checkpoints.stored_weights import stored_weights
 
-        trainer.model.pipeline.load(weights_of(trainer.model, folder))
+        trainer.model.pipeline.load(stored_weights(trainer.model, folder))
 
     def whole_state(self, trainer) -> dict:
         return trainer.model.pipeline.whole_state()

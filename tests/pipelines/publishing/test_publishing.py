@@ -66,7 +66,7 @@ def sentence_of(done) -> str:
 
 def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_touching_the_folder(hub, run_folder):
     before = snapshot(run_folder)
-    done = hub.command("publish", run_folder, "tester/tiny")
+    done = hub.command("publish", run_folder, "tester/tiny", "--no-check")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{hub.server.url}/tester/tiny"
     assert re.search(r"uploading \d+ files, \d+\.\d MB", done.stdout)
@@ -84,8 +84,8 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     (run_folder / "metrics.jsonl").write_text('{"loss": 1.0}\n')
     after = snapshot(run_folder)
     assert after.keys() == before.keys()
-    assert hub.command("publish", run_folder, "tiny", "--revision", "second").returncode == 0  # the user's own `tiny`
-    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert hub.command("publish", run_folder, "tiny", "--revision", "second", "--no-check").returncode == 0  # the user's own `tiny`
+    assert hub.command("publish", run_folder, "tester/tiny", "--no-check").returncode == 0
     assert snapshot(run_folder) == after
     assert (
         hub.files("tester/tiny")["metrics.jsonl"]
@@ -98,24 +98,36 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
 
 
 @pytest.mark.slow
+def test_what_a_check_finds_is_published_as_a_line_of_the_card_and_a_file(hub, run_folder):
+    before = snapshot(run_folder)
+    done = hub.command("publish", run_folder, "tester/checked")
+    assert done.returncode == 0, done.stderr
+    files = hub.files("tester/checked")
+    findings = json.loads(files["check.json"])
+    assert findings["holds"] and findings["laws"]["packing"]["verdict"] == "holds"
+    assert re.search(r"\n## Checks\n\n\d+ laws asked of a tiny twin: \d+ hold", files["README.md"].decode())
+    assert snapshot(run_folder) == before
+
+
+@pytest.mark.slow
 def test_a_card_that_a_person_wrote_is_kept_here_and_on_the_hub(hub, run_folder):
     (run_folder / "README.md").write_text("# my words")
-    assert hub.command("publish", run_folder, "tester/mine").returncode == 0
+    assert hub.command("publish", run_folder, "tester/mine", "--no-check").returncode == 0
     assert hub.files("tester/mine")["README.md"] == b"# my words"
     (run_folder / "README.md").unlink()
-    done = hub.command("publish", run_folder, "tester/mine")
+    done = hub.command("publish", run_folder, "tester/mine", "--no-check")
     assert "is kept as it is" in done.stdout
     assert hub.files("tester/mine")["README.md"] == b"# my words"
 
 
 @pytest.mark.slow
 def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hub, run_folder):
-    assert hub.command("publish", run_folder, "tester/secret", "--private").returncode == 0
+    assert hub.command("publish", run_folder, "tester/secret", "--private", "--no-check").returncode == 0
     assert hub.server.store.load("model", "tester/secret")["private"]
-    assert hub.command("publish", run_folder, "tester/open").returncode == 0
+    assert hub.command("publish", run_folder, "tester/open", "--no-check").returncode == 0
     assert not hub.server.store.load("model", "tester/open")["private"]
     commits = len(hub.server.requests)
-    assert "exists and is public" in sentence_of(hub.command("publish", run_folder, "tester/open", "--private"))
+    assert "exists and is public" in sentence_of(hub.command("publish", run_folder, "tester/open", "--private", "--no-check"))
     assert not any("/commit/" in path for _, path, _ in hub.server.requests[commits:])
 
 
@@ -123,12 +135,12 @@ def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hu
 def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, run_folder):
     before = snapshot(run_folder)
     hub.server.failures = {"/commit/": 503}
-    sentence = sentence_of(hub.command("publish", run_folder, "tester/tiny"))
+    sentence = sentence_of(hub.command("publish", run_folder, "tester/tiny", "--no-check"))
     assert "answered 503" in sentence and sentence.endswith("run the same again")
     assert snapshot(run_folder) == before
     assert hub.files("tester/tiny").keys() == {".gitattributes"}
     hub.server.failures = {}
-    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert hub.command("publish", run_folder, "tester/tiny", "--no-check").returncode == 0
     assert "model.safetensors" in hub.files("tester/tiny")
 
 
@@ -142,16 +154,16 @@ def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, ru
     ],
 )
 def test_who_cannot_publish_is_told_what_to_do_before_anything_is_created(hub, run_folder, environment, expected):
-    assert re.search(expected, sentence_of(hub.command("publish", run_folder, "tester/x", **environment)))
+    assert re.search(expected, sentence_of(hub.command("publish", run_folder, "tester/x", **environment, "--no-check")))
     assert hub.server.store.load("model", "tester/x") is None
 
 
 @pytest.mark.slow
 def test_who_may_not_write_to_a_repository_is_told_so(hub, run_folder):
     hub.server.users["hf_other"] = "someone"
-    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/x"))
-    hub.command("publish", run_folder, "someone/theirs", HF_TOKEN="hf_other")
-    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/theirs"))
+    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/x", "--no-check"))
+    hub.command("publish", run_folder, "someone/theirs", HF_TOKEN="hf_other", "--no-check")
+    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/theirs", "--no-check"))
 
 
 @pytest.mark.parametrize("repo_id", ["a/b/c", "", "my name/x", "-x/y", "a--b/c", "tester/x.git", "tester/", "x" * 97])
@@ -202,7 +214,7 @@ def test_signatures_of_addresses_in_a_run_of_an_older_version_are_not_published(
     recipe = {"name": "tiny", "data": {"files": "https://bucket.example/rows.jsonl?X-Amz-Signature=a1B2c3D4e5"}}
     (run_folder / "recipe.yaml").write_text(format_yaml(recipe))
     (run_folder / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 7}))
-    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert hub.command("publish", run_folder, "tester/tiny", "--no-check").returncode == 0
     files = hub.files("tester/tiny")
     assert not [name for name, content in files.items() if b"a1B2c3D4e5" in content]
     assert b"https://bucket.example/rows.jsonl" in files["README.md"] and b"rows.jsonl" in files["run.json"]
@@ -226,7 +238,7 @@ def test_published_paths_are_names(run_folder, hub):
     settings |= {"is_local": True, "local_files_only": True, "name_or_path": f"{private}/base"}
     (run_folder / "tokenizer_config.json").write_text(json.dumps(settings))
     before = snapshot(run_folder)
-    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert hub.command("publish", run_folder, "tester/tiny", "--no-check").returncode == 0
     assert snapshot(run_folder) == before
     files = hub.files("tester/tiny")
     assert not [name for name, content in files.items() if b"secret-place" in content]
@@ -294,7 +306,7 @@ def test_a_published_vit_classifies_without_the_package(hub, tiny_vit_config, tm
     processor = AnyformerImageProcessor(size=size, num_channels=config.num_channels)
     processor.save_pretrained(tmp_path / "vit")
     (tmp_path / "vit" / "image_processing.py").unlink(missing_ok=True)  # as a folder saved in two steps may be
-    assert hub.command("publish", tmp_path / "vit", "tester/vit").returncode == 0
+    assert hub.command("publish", tmp_path / "vit", "tester/vit", "--no-check").returncode == 0
     done = run_python("-c", WITHOUT_ANYFORMER + CLASSIFY, env=hub.env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "3"
@@ -333,7 +345,7 @@ def test_a_native_model_needs_no_code(tmp_path):
 
 @pytest.mark.slow
 def test_the_loading_examples_of_a_published_card_run_as_they_stand(hub, run_folder, tmp_path):
-    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert hub.command("publish", run_folder, "tester/tiny", "--no-check").returncode == 0
     remote, local = re.findall(r"```python\n(.*?)```", hub.files("tester/tiny")["README.md"].decode(), re.DOTALL)
     proof = '\nassert type(model).__module__.startswith("{}"), type(model)\n'
     for script in (

@@ -8,7 +8,7 @@ import torch
 from ...errors import first_line
 from ..findings import Finding, Verdict, of_fact
 from ..subject import Subject
-from ..training_rows import plain_trainer, rows_of
+from ..trainer_rows import plain_trainer, rows_of
 
 
 def unclaimed(subject: Subject) -> str:

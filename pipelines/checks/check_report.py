@@ -5,7 +5,7 @@ import dataclasses
 import io
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ import torch
 
 from ..errors import first_line
 from ..transformers_logging import silent
+from ..words import counted
 from .findings import Finding, Verdict
 from .laws import LAWS, law
 from .subject import Subject
+
+WORDS = {Verdict.HOLDS: "hold", Verdict.FAILS: "fail"}  # of several laws
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Report:
     name: str
     model_class: str
     parameters: int
+    what: str  # was asked: its own weights, or a tiny twin of its config
     made_by: tuple[str, ...]
     versions: dict[str, str]
     answers: list[Answer]
@@ -72,9 +76,10 @@ class Report:
 
     def line(self) -> str:
         """The report in one line, for a model card."""
-        words = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
-        failed = f" ({', '.join(answer.law for answer in self.failed)})" if self.failed else ""
-        return f"{len(self.answers)} laws: {words}{failed}"
+        words = [f"{count} {WORDS.get(verdict, verdict)}" for verdict, count in self.counts().items()]
+        if self.failed:
+            words[list(self.counts()).index(Verdict.FAILS)] += f" ({', '.join(answer.law for answer in self.failed)})"
+        return f"{counted(len(self.answers), 'law')} asked of {self.what}: {', '.join(words)}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -97,7 +102,7 @@ class Report:
         for answer in laws.values():
             for finding in answer["findings"]:
                 del finding["steps"]
-        facts = {"name": self.name, "class": self.model_class, "parameters": self.parameters}
+        facts = {"name": self.name, "class": self.model_class, "parameters": self.parameters, "asked": self.what}
         return facts | {"versions": self.versions, "holds": self.holds, "laws": laws}
 
 
@@ -119,14 +124,11 @@ def ask(subject: Subject, name: str) -> Answer:
     return Answer(name, findings, time.monotonic() - began)
 
 
-def report_of(subject: Subject, name: str, laws: Iterable[str], progress: Callable[[str], None] = lambda law: None):
-    """Ask the laws, one after another. progress: gets the name of each before it is asked."""
+def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) -> Report:
+    """Ask the laws, one after another."""
     import transformers
 
-    answers = []
-    for each in laws:
-        progress(each)
-        answers.append(ask(subject, each))
+    answers = [ask(subject, each) for each in laws]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     parameters = sum(p.numel() for p in subject.fresh().parameters())
-    return Report(name, subject.class_name, parameters, subject.made_by, versions, answers)
+    return Report(name, subject.class_name, parameters, subject.what, subject.made_by, versions, answers)

@@ -6,7 +6,7 @@ import torch
 
 from ..findings import Finding, not_claimed, of_fact
 from ..subject import Subject
-from .saving import tied_names
+from .saving_law import tied_names
 
 MUST_RUN = True
 MORE = 11

@@ -11,7 +11,7 @@ import torch
 
 from ..findings import Finding
 from ..subject import Subject, gradients_of
-from .accumulation import even
+from .accumulation_law import even
 
 
 def unclaimed(subject: Subject) -> str:

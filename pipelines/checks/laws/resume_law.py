@@ -8,7 +8,7 @@ import torch
 
 from ..findings import Finding, of_fact
 from ..subject import Subject
-from ..training_rows import plain_trainer, rows_of
+from ..trainer_rows import plain_trainer, rows_of
 
 STEPS_OF_ALL, STEPS_BEFORE = 4, 2
 
