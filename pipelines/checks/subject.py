@@ -15,6 +15,7 @@ from .inputs import batch
 # moves a twin's outputs by 1e-3 and more; two kernels differ by 1e-6.
 TOLERANCE = 1e-4
 TOLERANCE_OF_REAL = 1e-3
+TOLERANCE_OF_FP32 = 1e-5  # of what is computed in fp32 whatever the model's type: losses, and the logits of generate
 SMALL_GRADIENT = 1e-3  # of the largest gradient: what is smaller is measured by it
 
 
@@ -23,7 +24,7 @@ class Subject:
 
     def __init__(self, model, kind: str, made_by: Sequence[str] = (), tolerance: float = TOLERANCE):
         self._model, self.kind, self.made_by, self.config = model, kind, tuple(made_by), model.config
-        self.tolerance = tolerance
+        self.tolerance, self.fp32_tolerance = tolerance, max(tolerance, TOLERANCE_OF_FP32)
         self.prefixes = ("", "decoder_") if kind == "seq2seq" else ("",)
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)
@@ -42,7 +43,7 @@ class Subject:
 
     @property
     def backends(self) -> list[str]:
-        """The implementations of attention that the class claims and this device runs."""
+        """The implementations of attention that the model claims and this device runs."""
         found = ["eager"]
         if getattr(self._model, "_supports_sdpa", False):
             found.append("sdpa")

@@ -55,7 +55,7 @@ def even(subject: Subject, batch: dict) -> dict:
 
 def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, ...], **outputs) -> Finding:
     """The gradients of micro-batches, summed as Trainer does, and those of the whole batch."""
-    model = subject.fresh()  # in evaluation, where dropout is not drawn
+    model = in_training(subject, batch)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     count = accepts_count(subject) and subject.kind != "image"
@@ -66,6 +66,14 @@ def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, 
     summed = gradients_of(model, sum(losses) if count else sum(losses) / len(losses))
     steps = STEPS if subject.kind == "causal" and count and not outputs else ()
     return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT)
+
+
+def in_training(subject: Subject, batch: dict):
+    """The model in training, where losses of routers are added, unless it draws dropout there."""
+    model = subject.fresh(training=True)
+    with torch.no_grad():
+        once, again = model(**batch).loss, model(**batch).loss
+    return model if torch.equal(once, again) else subject.fresh()
 
 
 def has_balance_loss(subject: Subject) -> bool:

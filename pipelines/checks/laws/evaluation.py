@@ -24,7 +24,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         predicted = trainer.predict(rows_of(batch))
     yield of_fact("evaluate returns eval_loss", loss is not None)
     if loss is not None:
-        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())
+        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu(), tolerance=subject.fp32_tolerance)
     logits = predicted.predictions[0] if isinstance(predicted.predictions, tuple) else predicted.predictions
     yield of_fact("predict returns logits", logits is not None)
     if logits is not None:

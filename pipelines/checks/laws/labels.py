@@ -19,20 +19,24 @@ def unclaimed(subject: Subject) -> str:
     return "" if subject.takes("labels") else "its forward takes no labels"
 
 
-@torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     model, batch = subject.fresh(), subject.labelled()
-    fields = {"steps": steps_of(subject)}
-    out = model(**batch)
-    yield subject.compared(
-        "a third of the labels -100", out.loss, expected(subject, out.logits, batch["labels"]), **fields
+    yield from loss_and_gradient(subject, model, batch, "a third of the labels -100")
+    if subject.kind != "image":
+        name = "labels" if subject.kind == "seq2seq" else "input_ids"
+        yield from loss_and_gradient(subject, model, batch | {"labels": batch[name].clamp(min=5)}, "every label")
+
+
+def loss_and_gradient(subject: Subject, model, batch: dict, what: str) -> Iterator[Finding]:
+    """The loss is the one of the logits that are returned, and so is its gradient for them."""
+    out, fields = model(**batch), {"steps": steps_of(subject), "tolerance": subject.fp32_tolerance}
+    loss = expected(subject, out.logits, batch["labels"])
+    yield subject.compared(what, out.loss, loss, **fields)
+    got, wanted = (
+        torch.autograd.grad(x, out.logits, retain_graph=True, allow_unused=True)[0] for x in (out.loss, loss)
     )
-    if subject.kind == "image":
-        return
-    name = "labels" if subject.kind == "seq2seq" else "input_ids"
-    every = batch | {"labels": batch[name].clamp(min=5)}
-    out = model(**every)
-    yield subject.compared("every label", out.loss, expected(subject, out.logits, every["labels"]), **fields)
+    if got is not None:  # a class may return a copy of the logits that it has used
+        yield subject.compared(f"{what}: gradient for the logits", got, wanted, **fields)
 
 
 def expected(subject: Subject, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
     rows = rows_of(subject.labelled(8))
 
     def run(folder: str, checkpoint: Path | None = None):
-        model = subject.fresh(dtype=torch.float32)
+        model = subject.fresh()
         how = {"max_steps": STEPS_OF_ALL, "save_strategy": "steps", "save_steps": STEPS_BEFORE, "learning_rate": 1e-2}
         trainer = plain_trainer(model, folder, rows, per_device_train_batch_size=2, **how)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
