@@ -138,17 +138,19 @@ class Subject:
 
     def compared_gradients(self, what: str, got: dict, expected: dict, **fields: Any) -> Finding:
         """A finding about the gradients of all weights, each in units of its own largest number, unless that is
-        small beside the largest of all."""
+        small beside the largest of all. They have the digits of a loss, which is fp32."""
         if got.keys() != expected.keys():
             fields["why"] = f"gradients for other weights: {', '.join(sorted(got.keys() ^ expected.keys())[:3])}"
-            return of_difference(what, float("inf"), self.tolerance, **fields)
+            return of_difference(what, float("inf"), self.fp32_tolerance, **fields)
         floor = max((x.abs().max().item() for x in expected.values()), default=1.0) * SMALL_GRADIENT
         apart = {
             name: difference(x, expected[name], max(expected[name].abs().max().item(), floor))
             for name, x in got.items()
         }
         worst = max(apart, key=apart.get, default="")
-        return of_difference(f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.tolerance, **fields)
+        return of_difference(
+            f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.fp32_tolerance, **fields
+        )
 
 
 def without_cache(model) -> None:

@@ -32,9 +32,8 @@ def loss_and_gradient(subject: Subject, model, batch: dict, what: str) -> Iterat
     out, fields = model(**batch), {"steps": steps_of(subject), "tolerance": subject.fp32_tolerance}
     loss = expected(subject, out.logits, batch["labels"])
     yield subject.compared(what, out.loss, loss, **fields)
-    got, wanted = (
-        torch.autograd.grad(x, out.logits, retain_graph=True, allow_unused=True)[0] for x in (out.loss, loss)
-    )
+    (got,) = torch.autograd.grad(out.loss, out.logits, retain_graph=True, allow_unused=True)
+    (wanted,) = torch.autograd.grad(loss, out.logits)
     if got is not None:  # a class may return a copy of the logits that it has used
         yield subject.compared(f"{what}: gradient for the logits", got, wanted, **fields)
 
