@@ -47,6 +47,6 @@ def renamed_keys(checkpoint: Path, weights: dict) -> str:
     if not unknown:
         return ""
     return (
-        f"save_pretrained renames weights ({', '.join(unknown[:2])}), and Trainer resumes by load_state_dict, which knows "
-        f"no such names: {len(unknown)} tensors of the checkpoint are not loaded"
+        f"save_pretrained renames weights ({', '.join(unknown[:2])}), and Trainer resumes by load_state_dict, which "
+        f"does not know such names: {len(unknown)} tensors of the checkpoint are not loaded"
     )
