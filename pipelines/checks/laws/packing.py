@@ -44,9 +44,9 @@ def ask(subject: Subject) -> Iterator[Finding]:
             both, expected = rows
             apart = torch.cat([torch.cat([model(**each).logits for each in one], dim=1) for one in expected])
             yield subject.compared(f"two rows of other documents, {backend}", model(**both).logits, apart, **fields)
-        yield from gradients_across(subject, model, documents, row, backend)
+        yield from gradients_across(subject, model, documents, row, backend, fields)
     if subject.takes("labels"):
-        yield loss(subject)
+        yield loss(subject, fields)
 
 
 def padded_behind(subject: Subject, documents: list[dict]) -> dict:
@@ -69,7 +69,7 @@ def two_rows(subject: Subject):
 
 
 @torch.no_grad()
-def loss(subject: Subject) -> Finding:
+def loss(subject: Subject, fields: dict) -> Finding:
     """The loss of a packed row is the mean over the labels of all its documents."""
     model, documents = subject.fresh(), []
     for seed, length in enumerate(length for length in LENGTHS if length > 1):
@@ -82,10 +82,12 @@ def loss(subject: Subject) -> Finding:
     row = {name: x for name, x in row.items() if name not in written}
     parts = [model(**each).loss * count for each, count in zip(documents, counts, strict=True)]
     expected = sum(parts) / sum(counts)
-    return subject.compared("loss", model(**row).loss, expected, tolerance=subject.fp32_tolerance, **about(subject))
+    return subject.compared("loss", model(**row).loss, expected, tolerance=subject.fp32_tolerance, **fields)
 
 
-def gradients_across(subject: Subject, model, documents, row: dict, backend: str) -> Iterator[Finding]:
+def gradients_across(
+    subject: Subject, model, documents: list[dict], row: dict, backend: str, fields: dict
+) -> Iterator[Finding]:
     """The third document's outputs have no gradient for the tokens of the others."""
     names = [f"{prefix}inputs_embeds" for prefix in subject.prefixes]
     if not subject.takes(*names):
@@ -101,7 +103,7 @@ def gradients_across(subject: Subject, model, documents, row: dict, backend: str
         scale, others = gradient[:, own].abs().max().item(), gradient.clone()
         others[:, own] = 0
         what = f"gradient for {name} of other documents, {backend}"
-        yield subject.compared(what, others, torch.zeros_like(others), scale=scale, tolerance=0.0, **about(subject))
+        yield subject.compared(what, others, torch.zeros_like(others), scale=scale, tolerance=0.0, **fields)
 
 
 def place(documents: list[dict], name: str) -> slice:
