@@ -30,7 +30,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
             return
     yield of_fact("evaluate returns eval_loss", loss is not None)
     if loss is not None:
-        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())
+        fields = {"why": counts_first_label(subject, trainer), "tolerance": subject.fp32_tolerance}
+        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu(), **fields)
     logits = predicted.predictions
     if isinstance(logits, tuple):
         logits = logits[0] if logits else None
@@ -39,3 +40,15 @@ def ask(subject: Subject) -> Iterator[Finding]:
         yield subject.compared("the logits of predict", torch.as_tensor(logits), out.logits.cpu())
     labels = predicted.label_ids
     yield of_fact("predict returns labels", labels is not None and (labels == batch["labels"].cpu().numpy()).all())
+
+
+def counts_first_label(subject: Subject, trainer) -> str:
+    """Why Trainer divides a causal loss by more labels than it has; empty where it does not."""
+    if (
+        subject.kind != "causal"
+        or not trainer.model_accepts_loss_kwargs
+        or getattr(trainer, "_loss_shifts_labels", True)
+    ):
+        return ""
+    loss_type = getattr(trainer.model, "loss_type", None)
+    return f"its loss_type is {loss_type!r}, not ForCausalLM: Trainer counts the first label of each row, too"

@@ -11,7 +11,7 @@ __all__ = ["BUGS", "bugs_of_outputs", "bugs_of_training", "table", "twin"]
 
 
 def table() -> str:
-    """Every bug, its model, and the laws that catch it when all are asked and that the clean model keeps, in Markdown."""
+    """Every bug, its model, and the laws that it breaks and that the clean model keeps, in Markdown."""
     clean = {model: failing(twin(model)) for model in dict.fromkeys(each.model for each in BUGS)}
     lines = ["| bug | model | caught by |", "|---|---|---|"]
     for each in BUGS:
