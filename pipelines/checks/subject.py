@@ -89,7 +89,7 @@ class Subject:
     @property
     def predicts_next(self) -> bool:
         """Whether the logits at a token are for the next one, as a decoder alone has them."""
-        return self.kind == "causal" or self.kind == "seq2seq" and not self.config.is_encoder_decoder
+        return self.kind == "causal" or (self.kind == "seq2seq" and not self.config.is_encoder_decoder)
 
     def predicted(self, labels: torch.Tensor) -> torch.Tensor:
         """The labels that count in a loss: a decoder alone is not asked for the first of a row."""
