@@ -15,6 +15,7 @@ from .inputs import batch
 # moves a twin's outputs by 1e-3 and more; two kernels differ by 1e-6.
 TOLERANCE = 1e-4
 TOLERANCE_OF_REAL = 1e-3
+TOLERANCE_OF_FP32 = 1e-5  # of what is computed in fp32 whatever the model's type: losses, and the logits of generate
 SMALL_GRADIENT = 1e-3  # of the largest gradient: what is smaller is measured by it
 
 
@@ -28,6 +29,7 @@ class Subject:
         self.what = "a tiny twin" if is_twin else "its own weights"
         self._model, self.kind, self.made_by, self.config = model, kind, tuple(made_by), model.config
         self.tolerance = TOLERANCE if is_twin else TOLERANCE_OF_REAL
+        self.fp32_tolerance = max(self.tolerance, TOLERANCE_OF_FP32)
         self.prefixes = ("", "decoder_") if kind == "seq2seq" else ("",)
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)
@@ -46,7 +48,7 @@ class Subject:
 
     @property
     def backends(self) -> list[str]:
-        """The implementations of attention that the class claims and this device runs."""
+        """The implementations of attention that the model claims and this device runs."""
         found = ["eager"]
         if getattr(self._model, "_supports_sdpa", False):
             found.append("sdpa")
@@ -84,9 +86,14 @@ class Subject:
         drawn = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(9 + seed)).to(predicted.device)
         return row | {"labels": predicted.masked_fill(drawn < 0.3, -100)}
 
+    @property
+    def predicts_next(self) -> bool:
+        """Whether the logits at a token are for the next one, as a decoder alone has them."""
+        return self.kind == "causal" or (self.kind == "seq2seq" and not self.config.is_encoder_decoder)
+
     def predicted(self, labels: torch.Tensor) -> torch.Tensor:
-        """The labels that count in a loss: a causal model is not asked for the first of a row."""
-        labels = labels[:, 1:] if self.kind == "causal" else labels
+        """The labels that count in a loss: a decoder alone is not asked for the first of a row."""
+        labels = labels[:, 1:] if self.predicts_next else labels
         return labels if self.kind == "image" else labels[labels != -100]
 
     def documents(self, lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
@@ -141,17 +148,19 @@ class Subject:
 
     def compared_gradients(self, what: str, got: dict, expected: dict, **fields: Any) -> Finding:
         """A finding about the gradients of all weights, each in units of its own largest number, unless that is
-        small beside the largest of all."""
+        small beside the largest of all. They have the digits of a loss, which is fp32."""
         if got.keys() != expected.keys():
             fields["why"] = f"gradients for other weights: {', '.join(sorted(got.keys() ^ expected.keys())[:3])}"
-            return of_difference(what, float("inf"), self.tolerance, **fields)
+            return of_difference(what, float("inf"), self.fp32_tolerance, **fields)
         floor = max((x.abs().max().item() for x in expected.values()), default=1.0) * SMALL_GRADIENT
         apart = {
             name: difference(x, expected[name], max(expected[name].abs().max().item(), floor))
             for name, x in got.items()
         }
         worst = max(apart, key=apart.get, default="")
-        return of_difference(f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.tolerance, **fields)
+        return of_difference(
+            f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.fp32_tolerance, **fields
+        )
 
 
 def without_cache(model) -> None:

@@ -14,6 +14,10 @@ STEPS = (
     "print(sum(parts).item(), model(input_ids=ids, labels=ids).loss.item())  # equal if the number is used",
 )
 MEANS = "it takes no num_items_in_batch, so Trainer adds means of micro-batches, whatever labels each has"
+IGNORES = (
+    "its forward takes **kwargs, so Trainer hands it num_items_in_batch and adds the losses of micro-batches as they "
+    "are, but its loss is not divided by that number: gradients are as many times too large as there are micro-batches"
+)
 WAY_OUT = "train it with anyformer, which divides by the labels of all micro-batches"
 
 
@@ -31,6 +35,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
     what = "a row of few labels and three of many"
     if accepts_count(subject):
         yield parts_and_whole(subject, what, uneven, (1, 3))
+        yield counted(subject, uneven)
     else:
         yield not_claimed(what, MEANS, way_out=WAY_OUT)
     if has_balance_loss(subject):
@@ -55,17 +60,45 @@ def even(subject: Subject, batch: dict) -> dict:
 
 def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, ...], **outputs) -> Finding:
     """The gradients of micro-batches, summed as Trainer does, and those of the whole batch."""
-    model = subject.fresh()  # in evaluation, where dropout is not drawn
+    model = in_training(subject, batch)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     count = accepts_count(subject) and subject.kind != "image"
-    items = {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))} if count else {}
+    items = items_of(subject, batch) if count else {}
     whole = gradients_of(model, model(**batch, **items, **outputs).loss)
     parts = [dict(zip(batch, part)) for part in zip(*(x.split(list(sizes)) for x in batch.values()))]
     losses = [model(**part, **items, **outputs).loss for part in parts]
     summed = gradients_of(model, sum(losses) if count else sum(losses) / len(losses))
     steps = STEPS if subject.kind == "causal" and count and not outputs else ()
-    return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT)
+    why = IGNORES if count and ignores_count(model, batch) else ""
+    return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT, why=why)
+
+
+@torch.no_grad()
+def ignores_count(model, batch: dict) -> bool:
+    """Whether the loss is the same whatever it is to be divided by."""
+    return torch.equal(*(model(**batch, num_items_in_batch=torch.tensor(count)).loss for count in (2, 50)))
+
+
+def in_training(subject: Subject, batch: dict):
+    """The model in training, where losses of routers are added, unless it draws dropout there."""
+    model = subject.fresh(training=True)
+    with torch.no_grad():
+        once, again = model(**batch).loss, model(**batch).loss
+    return model if torch.equal(once, again) else subject.fresh()
+
+
+@torch.no_grad()
+def counted(subject: Subject, batch: dict) -> Finding:
+    """The loss of a batch that is told how many labels it has is the mean over its labels, as without the number."""
+    model = subject.fresh()
+    told, mean = model(**batch, **items_of(subject, batch)).loss, model(**batch).loss
+    return subject.compared("the number of labels and their mean", told, mean)
+
+
+def items_of(subject: Subject, batch: dict) -> dict:
+    """What Trainer hands to a model that divides by the labels of all micro-batches."""
+    return {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))}
 
 
 def has_balance_loss(subject: Subject) -> bool:

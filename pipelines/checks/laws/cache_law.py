@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from transformers import StaticCache
 
-from ..findings import Finding, not_claimed, of_fact
+from ..findings import Finding, Verdict, not_claimed, of_fact
 from ..subject import Subject
+from .padding_law import COUNTS
 
 TOKENS, NEW = 9, 6  # the prompt is longer than a twin's window
+NAMES = ("cache", "past_key_values")  # the argument and the output; before transformers 5.24 the latter
+PIECES = ((1,) * 12, (5, 7), (3, 1, 8))
+GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
 STEPS = (
     "ids, more = torch.arange(5, 14)[None], dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
     "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
@@ -28,7 +33,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
     if subject.kind == "causal":
         ways["a prompt in chunks of 4"] = {"use_cache": True, "prefill_chunk_size": 4}
     model = subject.fresh()
-    if getattr(model, "_can_compile_fullgraph", False):
+    static = getattr(model, "_can_compile_fullgraph", False)
+    if static:
         ways["a static cache"] = {"cache_implementation": "static", "disable_compile": True}
     else:
         yield not_claimed("a static cache", "its class says _can_compile_fullgraph = False")
@@ -36,8 +42,14 @@ def ask(subject: Subject) -> Iterator[Finding]:
         on = subject.fresh(what.removeprefix("one by one, ") if "one by one" in what else None)
         yield subject.tried(what, partial(generated, subject, on, what, **how))
     if subject.kind == "causal":
-        what = "seven tokens onto a cache of five"
-        yield subject.tried(what, partial(onto_a_cache, subject, model, what))
+        what = "a prompt padded on the left"
+        yield subject.tried(what, partial(padded_prompt, subject, model, what))
+    for sizes in PIECES:
+        what = f"pieces of {', '.join(map(str, sizes))} tokens"
+        yield subject.tried(what, partial(in_pieces, subject, model, what, sizes, False))
+        if static and subject.kind == "causal":
+            what += " onto a static cache"
+            yield subject.tried(what, partial(in_pieces, subject, model, what, sizes, True))
     what = "three beams with a cache and without"
     yield subject.tried(what, partial(beams, subject, model, what))
 
@@ -48,8 +60,13 @@ def generate(subject: Subject, model, **how):
     model.generation_config.eos_token_id = None
     if subject.reads_text:
         batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    fixed = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    return batch, model.generate(**batch, **fixed, **how)
+    return batch, model.generate(**batch, **GREEDY, **how)
+
+
+def new_logits(model, batch: dict) -> torch.Tensor:
+    """(B, NEW, V): the logits of each new token."""
+    model.generation_config.eos_token_id = None
+    return torch.stack(model.generate(**batch, **GREEDY, output_logits=True).logits, dim=1)
 
 
 def generated(subject: Subject, model, what: str, **how) -> Finding:
@@ -62,20 +79,40 @@ def generated(subject: Subject, model, what: str, **how) -> Finding:
         full = model(input_ids=out.sequences[:, :-1], use_cache=False).logits
     given = "".join(f", {name}={value!r}" for name, value in how.items() if name != "disable_compile")
     steps = tuple(line.format(given) if "{}" in line else line for line in STEPS) if subject.kind == "causal" else ()
-    return subject.compared(what, logits, full[:, -NEW:], steps=steps)
+    return subject.compared(what, logits, full[:, -NEW:], steps=steps, tolerance=subject.fp32_tolerance)
 
 
-def onto_a_cache(subject: Subject, model, what: str) -> Finding:
-    """Several tokens at once onto a cache, as assisted generation does."""
-    if getattr(model, "_is_stateful", False):
-        return not_claimed(what, "its class says _is_stateful = True")
-    if not subject.takes("past_key_values"):
-        return not_claimed(what, "its forward takes no past_key_values")
-    ids = subject.rows(2, 12)["input_ids"]
-    first = model(input_ids=ids[:, :5], use_cache=True)
-    second = model(input_ids=ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
-    full = model(input_ids=ids, use_cache=False).logits
-    return subject.compared(what, torch.cat((first.logits, second.logits), dim=1), full)
+def padded_prompt(subject: Subject, model, what: str) -> Finding:
+    """A short prompt beside a long one, padded on the left, as generate takes them."""
+    prompts = subject.documents((4, TOKENS))
+    together = new_logits(model, subject.padded(prompts, "left"))
+    alone = new_logits(model, prompts[0] | {"attention_mask": torch.ones_like(prompts[0]["input_ids"])})
+    found = subject.compared(what, together[:1], alone, tolerance=subject.fp32_tolerance)
+    if found.verdict is Verdict.FAILS and not subject.takes("position_ids"):
+        return not_claimed(what, COUNTS, difference=found.difference)
+    return found
+
+
+def in_pieces(subject: Subject, model, what: str, sizes: tuple[int, ...], static: bool) -> Finding:
+    """Several tokens at once onto a cache, as chunked prefill and assisted generation do."""
+    named = next((name for name in NAMES if subject.takes(name)), None)
+    if named is None:
+        return not_claimed(what, f"its forward takes no {NAMES[-1]}")
+    batch = subject.rows(2, sum(sizes) if subject.kind == "causal" else 2 * sum(sizes))
+    name = f"{subject.prefixes[-1]}input_ids"
+    ids = batch.pop(name)[:, : sum(sizes)]
+    if subject.kind == "seq2seq":
+        batch = {"encoder_outputs": model.get_encoder()(**batch)}
+    cache, steps = StaticCache(config=model.config, max_cache_len=32) if static else None, []
+    for piece in ids.split(list(sizes), dim=1):
+        out = model(**batch, **{name: piece}, use_cache=True, **{named: cache})
+        if (cache := out.get(named)) is None:
+            return not_claimed(what, "its outputs hold no cache")
+        steps.append(out.logits)
+    found = subject.compared(what, torch.cat(steps, dim=1), model(**batch, **{name: ids}, use_cache=False).logits)
+    if found.verdict is Verdict.FAILS and getattr(model, "_is_stateful", False):
+        return not_claimed(what, "its class says _is_stateful = True", difference=found.difference)
+    return found
 
 
 def beams(subject: Subject, model, what: str) -> Finding:

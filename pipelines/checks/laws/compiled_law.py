@@ -6,8 +6,9 @@ import torch
 
 from ..findings import Finding, not_claimed
 from ..subject import Subject, gradients_of
+from .accumulation_law import accepts_count, in_training
 
-MUST_RUN = True
+MUST_RUN, BACKEND = True, "aot_eager"
 STEPS = (
     "import transformers.masking_utils; ids = torch.arange(5, 17)[None]",
     "run = torch.compile(model, fullgraph=True, backend='aot_eager')",
@@ -27,14 +28,24 @@ def ask(subject: Subject) -> Iterator[Finding]:
         return
     torch.compiler.reset()
     try:
-        model, batch = subject.fresh(), subject.labelled()
-        expected = gradients_of(model, model(**batch).loss)
-        run = torch.compile(model, fullgraph=True, backend="aot_eager")
-        yield subject.compared_gradients(
-            "gradients of a compiled step", gradients_of(model, run(**batch).loss), expected
-        )
+        model = in_training(subject, subject.labelled())
+        run = torch.compile(model, fullgraph=True, backend=BACKEND)
+        for what, batch in batches(subject):
+            expected, got = (gradients_of(model, each(**batch).loss) for each in (model, run))
+            yield subject.compared_gradients(f"gradients of a compiled step of {what}", got, expected)
     finally:
         torch.compiler.reset()
+
+
+def batches(subject: Subject) -> Iterator[tuple[str, dict]]:
+    """Labelled rows, and the same as documents of five and seven tokens."""
+    batch = subject.labelled()
+    if subject.kind != "image" and accepts_count(subject):
+        batch["num_items_in_batch"] = torch.tensor(20)
+    yield "rows", batch
+    if subject.reads_text and subject.kind != "seq2seq" and subject.takes("position_ids"):
+        positions = torch.cat((torch.arange(5), torch.arange(7))).expand(2, -1)
+        yield "packed rows", batch | {"position_ids": positions.to(batch["labels"].device)}
 
 
 @torch.no_grad()

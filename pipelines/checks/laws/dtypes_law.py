@@ -6,10 +6,12 @@ from collections.abc import Iterator
 import torch
 
 from ..findings import Finding, of_difference, of_fact
-from ..subject import Subject
+from ..subject import Subject, gradients_of
 
 # (type, mean difference in units of the mean output): bf16 has 8 bits and fp16 has 11, and each layer rounds anew.
 BOUNDS = ((torch.bfloat16, 0.15), (torch.float16, 0.03))
+
+BOUND_OF_LOSS = 0.02
 
 
 def unclaimed(subject: Subject) -> str:
@@ -31,9 +33,24 @@ def ask(subject: Subject) -> Iterator[Finding]:
             apart = (logits.double() - expected).abs().mean() / expected.abs().mean()
             yield of_difference(f"{name} and fp32, on average", apart.item(), bound)
             for words in sorted(kept_in_fp32(model, dtype)):
-                found = {p.dtype for key, p in model.named_parameters() if words in key.split(".")}
+                found = {x.dtype for key, x in model.state_dict().items() if words in key.split(".")}
                 if found:
                     yield of_fact(f"{words} stays in fp32 beside {name}", found == {torch.float32})
+    if subject.takes("labels"):
+        yield from autocast(subject)
+
+
+@torch.enable_grad()
+def autocast(subject: Subject) -> Iterator[Finding]:
+    """A step in bf16 beside weights in fp32."""
+    model, batch = subject.fresh(dtype=torch.float32), subject.labelled()
+    batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
+    expected = model(**batch).loss
+    with torch.autocast(model.device.type, torch.bfloat16):
+        loss = model(**batch).loss
+    yield subject.compared("loss under autocast to bfloat16", loss, expected, tolerance=BOUND_OF_LOSS)
+    wrong = [name for name, gradient in gradients_of(model, loss).items() if not gradient.isfinite().all()]
+    yield of_fact("gradients under autocast are numbers", not wrong, why=", ".join(wrong[:3]))
 
 
 def kept_in_fp32(model, dtype: torch.dtype) -> set[str]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ..findings import Finding, of_fact
+from ...errors import first_line
+from ..findings import Finding, Verdict, of_fact
 from ..subject import Subject
 from ..trainer_rows import plain_trainer, rows_of
 
@@ -20,14 +21,34 @@ def ask(subject: Subject) -> Iterator[Finding]:
         out = model(**batch)
     with tempfile.TemporaryDirectory() as folder:
         trainer = plain_trainer(model, folder, per_device_eval_batch_size=4)
-        loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
-        predicted = trainer.predict(rows_of(batch))
+        try:
+            loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
+            predicted = trainer.predict(rows_of(batch))
+        except Exception as error:  # what the model returns is nothing that Trainer can use
+            why = f"{type(error).__name__}: {first_line(error)}"
+            yield Finding("evaluate and predict run", Verdict.FAILS, why=why)
+            return
     yield of_fact("evaluate returns eval_loss", loss is not None)
     if loss is not None:
-        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())
-    logits = predicted.predictions[0] if isinstance(predicted.predictions, tuple) else predicted.predictions
+        fields = {"why": counts_first_label(subject, trainer), "tolerance": subject.fp32_tolerance}
+        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu(), **fields)
+    logits = predicted.predictions
+    if isinstance(logits, tuple):
+        logits = logits[0] if logits else None
     yield of_fact("predict returns logits", logits is not None)
     if logits is not None:
         yield subject.compared("the logits of predict", torch.as_tensor(logits), out.logits.cpu())
     labels = predicted.label_ids
     yield of_fact("predict returns labels", labels is not None and (labels == batch["labels"].cpu().numpy()).all())
+
+
+def counts_first_label(subject: Subject, trainer) -> str:
+    """Why Trainer divides a causal loss by more labels than it has; empty where it does not."""
+    if (
+        subject.kind != "causal"
+        or not trainer.model_accepts_loss_kwargs
+        or getattr(trainer, "_loss_shifts_labels", True)
+    ):
+        return ""
+    loss_type = getattr(trainer.model, "loss_type", None)
+    return f"its loss_type is {loss_type!r}, not ForCausalLM: Trainer counts the first label of each row, too"

@@ -1,11 +1,14 @@
 """Weights that a checkpoint lacks are drawn: from the meta device every one is a number, spread as the config says."""
 
+import tempfile
 from collections.abc import Iterator
 
 import torch
 
 from ..findings import Finding, not_claimed, of_fact
 from ..subject import Subject
+from ..unwritten import unwritten_is_nan
+from .saving_law import differing, tensors
 
 FEW = 256  # numbers from which on a spread is told
 
@@ -16,8 +19,9 @@ def unclaimed(subject: Subject) -> str:
 
 def ask(subject: Subject) -> Iterator[Finding]:
     like = subject.fresh()
-    built = type(like)._from_config(like.config)
-    made = type(like).from_pretrained(None, config=like.config, state_dict={})
+    with unwritten_is_nan():
+        built = type(like)._from_config(like.config)
+        made = type(like).from_pretrained(None, config=like.config, state_dict={})
     here = dict(built.named_parameters())
     wrong = [name for name, p in made.named_parameters() if not p.isfinite().all()]
     yield of_fact("every weight is a number", not wrong, why=", ".join(wrong[:3]))
@@ -30,6 +34,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         n for n, x in made.named_buffers() if n in before and not torch.equal(x.nan_to_num(), before[n].nan_to_num())
     ]
     yield of_fact("buffers made from the meta device are those built at once", not other, why=", ".join(other[:3]))
+    yield from fresh_head(like)
     wide = getattr(like.config.get_text_config(), "initializer_range", None)
     if not isinstance(wide, float):
         yield not_claimed("linear layers are spread by initializer_range", "its config has none")
@@ -41,6 +46,18 @@ def ask(subject: Subject) -> Iterator[Finding]:
     why = f"{', '.join(off[:3])} for {wide:g}"
     most = len(off) * 2 > len(layers)  # some are scaled by depth, or start at zero, knowingly
     yield of_fact("linear layers are spread by initializer_range", not most, why=why)
+
+
+def fresh_head(model) -> Iterator[Finding]:
+    """A checkpoint of the base model alone, under a head."""
+    if model.base_model is model:
+        return
+    with tempfile.TemporaryDirectory() as folder, unwritten_is_nan():
+        model.base_model.save_pretrained(folder)
+        loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    wrong = [name for name, p in loaded.named_parameters() if not p.isfinite().all()]
+    wrong += differing(tensors(model.base_model), tensors(loaded.base_model.to(model.device)))
+    yield of_fact("a base model's checkpoint under a fresh head", not wrong, why=", ".join(wrong[:3]))
 
 
 def spread(parameter: torch.Tensor) -> float:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..findings import Finding
+from ..findings import Finding, of_fact
 from ..subject import Subject
+from .causality_law import with_other_token
 
 STEPS = (
     "ids = torch.arange(5, 17)[None]; out = model(input_ids=ids, labels=ids)",
@@ -19,27 +20,44 @@ def unclaimed(subject: Subject) -> str:
     return "" if subject.takes("labels") else "its forward takes no labels"
 
 
-@torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     model, batch = subject.fresh(), subject.labelled()
-    fields = {"steps": steps_of(subject)}
-    out = model(**batch)
-    yield subject.compared(
-        "a third of the labels -100", out.loss, expected(subject, out.logits, batch["labels"]), **fields
-    )
-    if subject.kind == "image":
+    yield from loss_and_gradient(subject, model, batch, "a third of the labels -100")
+    if subject.kind != "image":
+        name = "labels" if subject.kind == "seq2seq" else "input_ids"
+        every = batch | {"labels": batch[name].clamp(min=5)}
+        yield from loss_and_gradient(subject, model, every, "every label")
+        yield own_label(subject, model, every)
+
+
+def loss_and_gradient(subject: Subject, model, batch: dict, what: str) -> Iterator[Finding]:
+    """The loss is the one of the logits that are returned, and so is its gradient for them."""
+    out, fields = model(**batch), {"steps": steps_of(subject), "tolerance": subject.fp32_tolerance}
+    if out.loss is None:
+        yield of_fact(what, False, why="it returns no loss")
         return
-    name = "labels" if subject.kind == "seq2seq" else "input_ids"
-    every = batch | {"labels": batch[name].clamp(min=5)}
-    out = model(**every)
-    yield subject.compared("every label", out.loss, expected(subject, out.logits, every["labels"]), **fields)
+    loss = expected(subject, out.logits, batch["labels"])
+    yield subject.compared(what, out.loss, loss, **fields)
+    (got,) = torch.autograd.grad(out.loss, out.logits, retain_graph=True, allow_unused=True)
+    (wanted,) = torch.autograd.grad(loss, out.logits)
+    if got is not None:  # a class may return a copy of the logits that it has used
+        yield subject.compared(f"{what}: gradient for the logits", got, wanted, **fields)
+
+
+@torch.no_grad()
+def own_label(subject: Subject, model, batch: dict) -> Finding:
+    """The logits of a token do not know its label: a decoder reads the labels before it."""
+    position = batch["labels"].shape[1] // 2
+    other = with_other_token(batch, "labels", position)
+    got, wanted = (model(**given).logits[:, : position + 1] for given in (other, batch))
+    return subject.compared(f"logits up to token {position} when its label changes", got, wanted)
 
 
 def expected(subject: Subject, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean of the labels' cross-entropies; the logits at a token of a causal model are for the next one."""
     if subject.kind == "image":
         return cross_entropy(logits, labels)
-    if subject.kind == "causal":
+    if subject.predicts_next:
         logits, labels = logits[:, :-1], labels[:, 1:]
     return cross_entropy(logits.flatten(0, 1), labels.flatten())
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import torch
 from anyformer.modeling.families import FAMILIES
 
-from ..findings import Finding, Verdict
+from ..findings import Finding, Verdict, not_claimed
 from ..source_lines import mask_without_positions, state_layers, unpacked_by_mask
 from ..subject import Subject
 from ..ways_out import converted_family
 
 LENGTHS = (5, 1, 7, 4)
-THIRD = slice(6, 13)  # the tokens of the third document in the packed row
+MASK, CACHE = "attention_mask=torch.ones_like(ids)", "use_cache=True"
+THIRD = 2  # the number of the document whose gradients are asked for
 
 
 def unclaimed(subject: Subject) -> str:
@@ -26,20 +27,36 @@ def unclaimed(subject: Subject) -> str:
 
 def ask(subject: Subject) -> Iterator[Finding]:
     documents = subject.documents(LENGTHS)
-    row = subject.packed(documents)
+    row, padded = subject.packed(documents), padded_behind(subject, documents)
     ones = {f"{prefix}attention_mask": torch.ones_like(row[f"{prefix}input_ids"]) for prefix in subject.prefixes}
-    rows = two_rows(subject)
+    rows, fields = two_rows(subject), about(subject)
     for backend in subject.backends:
         model = subject.fresh(backend)
         with torch.no_grad():
             alone = torch.cat([model(**each).logits for each in documents], dim=1)
-            fields = about(subject)
             yield subject.compared(f"position_ids, {backend}", model(**row).logits, alone, **fields)
-            yield with_mask(subject, f"position_ids and a mask of ones, {backend}", model(**row, **ones).logits, alone)
+            yield with_more(subject, f"position_ids and a mask of ones, {backend}", model(**row, **ones).logits, alone)
+            got = model(**padded).logits[:, : alone.shape[1]]
+            yield with_more(subject, f"position_ids and a mask of the padding behind them, {backend}", got, alone)
+            if subject.kind == "causal" and subject.takes("use_cache"):
+                got = model(**row | {"use_cache": True}).logits
+                yield with_more(subject, f"position_ids and use_cache=True, {backend}", got, alone, CACHE)
             both, expected = rows
             apart = torch.cat([torch.cat([model(**each).logits for each in one], dim=1) for one in expected])
             yield subject.compared(f"two rows of other documents, {backend}", model(**both).logits, apart, **fields)
-    yield from gradient_across(subject, row)
+        yield from gradients_across(subject, model, documents, row, backend, fields)
+    if subject.takes("labels"):
+        yield loss(subject, fields)
+
+
+def padded_behind(subject: Subject, documents: list[dict]) -> dict:
+    """A packed row with three tokens of padding behind the last document."""
+    row = subject.packed([*documents, *subject.documents((3,))])
+    for prefix in subject.prefixes:
+        ids = row[f"{prefix}input_ids"]
+        real = sum(each[f"{prefix}input_ids"].shape[1] for each in documents)
+        row[f"{prefix}attention_mask"] = (torch.arange(ids.shape[1], device=ids.device) < real).long()[None]
+    return row
 
 
 def two_rows(subject: Subject):
@@ -51,32 +68,61 @@ def two_rows(subject: Subject):
     return {name: torch.cat([row[name] for row in packed]) for name in packed[0]}, rows
 
 
-def gradient_across(subject: Subject, row: dict) -> Iterator[Finding]:
+@torch.no_grad()
+def loss(subject: Subject, fields: dict) -> Finding:
+    """The loss of a packed row is the mean over the labels of all its documents."""
+    model, documents = subject.fresh(), []
+    for seed, length in enumerate(length for length in LENGTHS if length > 1):
+        documents.append(subject.labelled(1, length, seed))
+        documents[-1]["labels"][0, 0] = -100  # no document predicts the first token of another
+        documents[-1]["labels"][0, -1] = 5
+    counts = [len(subject.predicted(each["labels"])) for each in documents]
+    written = {"decoder_input_ids": "labels"} if subject.kind == "seq2seq" else {}  # as long as they
+    row = subject.packed([each | {name: each[of] for name, of in written.items()} for each in documents])
+    row = {name: x for name, x in row.items() if name not in written}
+    parts = [model(**each).loss * count for each, count in zip(documents, counts, strict=True)]
+    expected = sum(parts) / sum(counts)
+    return subject.compared("loss", model(**row).loss, expected, tolerance=subject.fp32_tolerance, **fields)
+
+
+def gradients_across(
+    subject: Subject, model, documents: list[dict], row: dict, backend: str, fields: dict
+) -> Iterator[Finding]:
     """The third document's outputs have no gradient for the tokens of the others."""
-    if subject.kind == "seq2seq" or not subject.takes("inputs_embeds"):
+    names = [f"{prefix}inputs_embeds" for prefix in subject.prefixes]
+    if not subject.takes(*names):
         return
-    model = subject.fresh()
-    table = model.get_input_embeddings()
-    embeds = table(row["input_ids"]).detach().requires_grad_()
-    inputs = {name: x for name, x in row.items() if name != "input_ids"}
-    logits = model(**inputs, inputs_embeds=embeds).logits
-    (gradient,) = torch.autograd.grad(logits[:, THIRD].square().sum(), embeds)
-    own = gradient[:, THIRD].abs().max().item()
-    others = gradient.clone()
-    others[:, THIRD] = 0
-    what = "gradient for tokens of other documents"
-    yield subject.compared(what, others, torch.zeros_like(others), scale=own, **about(subject))
+    inputs, table = dict(row), model.get_input_embeddings()
+    for name in names:
+        ids = inputs.pop(name.replace("inputs_embeds", "input_ids"))
+        inputs[name] = table(ids).detach().requires_grad_()
+    written = place(documents, f"{subject.prefixes[-1]}input_ids")
+    out = model(**inputs).logits[:, written].square().sum()
+    for name, gradient in zip(names, torch.autograd.grad(out, [inputs[name] for name in names]), strict=True):
+        own = place(documents, name.replace("inputs_embeds", "input_ids"))
+        scale, others = gradient[:, own].abs().max().item(), gradient.clone()
+        others[:, own] = 0
+        what = f"gradient for {name} of other documents, {backend}"
+        yield subject.compared(what, others, torch.zeros_like(others), scale=scale, tolerance=0.0, **fields)
 
 
-def with_mask(subject: Subject, what: str, got: torch.Tensor, expected: torch.Tensor) -> Finding:
-    """Native classes do not promise it: transformers reads documents from positions where no mask is given."""
-    found = subject.compared(what, got, expected, way_out="send no attention_mask with packed rows")
+def place(documents: list[dict], name: str) -> slice:
+    """The tokens of the third document in the packed row."""
+    begin = sum(each[name].shape[1] for each in documents[:THIRD])
+    return slice(begin, begin + documents[THIRD][name].shape[1])
+
+
+def with_more(subject: Subject, what: str, got: torch.Tensor, expected: torch.Tensor, given: str = MASK) -> Finding:
+    """Native classes do not promise it: transformers reads documents from position_ids alone.
+
+    given: what the model reads beside them, in Python.
+    """
+    instead = "no attention_mask" if given == MASK else "use_cache=False"
+    found = subject.compared(what, got, expected, way_out=f"send {instead} with packed rows")
     if found.verdict is Verdict.HOLDS or subject.config.model_type in FAMILIES:
         return found
-    steps = steps_of(subject, mask=True)
-    return Finding(
-        what, Verdict.NOT_CLAIMED, found.difference, found.tolerance, unpacked_by_mask(), steps, found.way_out
-    )
+    fields = {"steps": steps_of(subject, given), "way_out": found.way_out}
+    return not_claimed(what, unpacked_by_mask(), difference=found.difference, tolerance=found.tolerance, **fields)
 
 
 def about(subject: Subject) -> dict:
@@ -92,12 +138,12 @@ def way_out(subject: Subject) -> str:
     return "train unpacked (task.packing=false, or rows of one document): no family of ours holds this architecture"
 
 
-def steps_of(subject: Subject, mask: bool = False) -> tuple[str, ...]:
+def steps_of(subject: Subject, given: str = "") -> tuple[str, ...]:
     """Two documents, of five and seven tokens."""
-    ones = ", attention_mask=torch.ones_like(ids)" if mask else ""
-    more = ", use_cache=False" if subject.takes("use_cache") else ""
+    alone = ", use_cache=False" if subject.takes("use_cache") else ""
+    together = f", {given}" if given == CACHE else f"{alone}, {given}" if given else alone
     return (
         "ids, positions = torch.arange(5, 17)[None], torch.tensor([[*range(5), *range(7)]])",
-        f"together = model(input_ids=ids, position_ids=positions{ones}{more}).logits[:, 5:]",
-        f"print((together - model(input_ids=ids[:, 5:]{more}).logits).abs().max().item())  # 0 if they are apart",
+        f"together = model(input_ids=ids, position_ids=positions{together}).logits[:, 5:]",
+        f"print((together - model(input_ids=ids[:, 5:]{alone}).logits).abs().max().item())  # 0 if they are apart",
     )

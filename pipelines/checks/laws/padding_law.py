@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import torch
 
 from ..findings import Finding, Verdict, not_claimed, of_fact
-from ..subject import Subject
+from ..subject import Subject, gradients_of
 
 LENGTHS = (7, 1, 11, 5)
+EMPTY = 1  # the number of the row that is nothing but padding
 COUNTS = "its forward takes no position_ids: it counts positions from the row's first token, padding or not"
 
 
@@ -17,29 +18,40 @@ def unclaimed(subject: Subject) -> str:
     return "" if subject.takes("attention_mask") else "its forward takes no attention_mask"
 
 
-@torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     documents = subject.documents(LENGTHS)
     right, left = subject.padded(documents), subject.padded(documents, "left")
+    empty = right | {"attention_mask": right["attention_mask"].clone()}
+    empty["attention_mask"][EMPTY] = 0
     if subject.takes("position_ids"):  # as generate sends them: absolute positions count from the first token
         left["position_ids"] = (left["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     for backend in subject.backends:
         model = subject.fresh(backend)
-        alone = torch.cat([model(**each).logits[0] for each in documents])
+        with torch.no_grad():
+            alone = [model(**each).logits[0] for each in documents]
         for side, batch in (("right", right), ("left", left)):
-            got = model(**batch).logits[subject.real(batch)]
+            with torch.no_grad():
+                got = model(**batch).logits[subject.real(batch)]
             what = f"a batch padded on the {side}, {backend}"
-            found = subject.compared(what, got, alone, steps=steps_of(subject, side))
+            found = subject.compared(what, got, torch.cat(alone), steps=steps_of(subject, side))
             if found.verdict is Verdict.FAILS and side == "left" and not subject.takes("position_ids"):
                 found = not_claimed(what, COUNTS, difference=found.difference)
             yield found
-        empty = right | {"attention_mask": right["attention_mask"].clone()}
-        empty["attention_mask"][1] = 0
-        logits = model(**empty).logits
-        yield of_fact(f"a row of nothing but padding is no nan, {backend}", bool(logits.isfinite().all()))
-        others = torch.tensor([0, 2, 3])
-        got, kept = logits[others][subject.real(right)[others]], torch.cat([alone[:7], alone[8:]])
-        yield subject.compared(f"the rows beside a row of padding, {backend}", got, kept)
+        yield from with_an_empty_row(subject, model, empty, alone, backend)
+
+
+def with_an_empty_row(subject: Subject, model, batch: dict, alone: list, backend: str) -> Iterator[Finding]:
+    """A row of nothing but padding is no nan, forwards and backwards, and changes no other row."""
+    logits = model(**batch).logits
+    others = [row for row in range(len(alone)) if row != EMPTY]
+    got = torch.cat([logits[row, : len(alone[row])] for row in others])
+    gradients = gradients_of(model, got.square().sum())
+    what = "a row of nothing but padding is no nan"
+    yield of_fact(f"{what}, {backend}", bool(logits.isfinite().all()))
+    wrong = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+    yield of_fact(f"{what} in any gradient, {backend}", not wrong, why=", ".join(wrong[:3]))
+    expected = torch.cat([alone[row] for row in others])
+    yield subject.compared(f"the rows beside a row of padding, {backend}", got, expected)
 
 
 def steps_of(subject: Subject, side: str) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """More tokens in the vocabulary change no output for those there were; what was tied stays tied and trains."""
 
+import tempfile
 from collections.abc import Iterator
 
 import torch
 
 from ..findings import Finding, not_claimed, of_fact
 from ..subject import Subject
-from .saving_law import tied_names
+from .saving_law import loaded_from, tied_names
 
 MUST_RUN = True
 MORE = 11
@@ -35,9 +36,21 @@ def ask(subject: Subject) -> Iterator[Finding]:
     yield of_fact("the logits have the new size", logits.shape[-1] == entries + MORE)
     yield subject.compared("outputs for the tokens there were", logits[..., :entries], expected)
     yield of_fact("what was tied is tied", tied_names(model) == tied)
+    yield from saved(subject, model, batch, logits)
     if subject.takes("labels"):
         loss = model.train()(**subject.labelled()).loss
         loss.backward()
         yield of_fact("it trains", bool(loss.isfinite()))
     else:
         yield not_claimed("it trains", "its forward takes no labels")
+
+
+@torch.no_grad()
+def saved(subject: Subject, model, batch: dict, logits: torch.Tensor) -> Iterator[Finding]:
+    """A resized model comes back from its files."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded, wrong = loaded_from(folder, type(model), model)
+    yield of_fact("saved and loaded it has every key", not wrong, why=wrong)
+    yield subject.compared("saved and loaded it has the outputs", loaded(**batch).logits, logits)
+    yield of_fact("and what was tied is tied", tied_names(loaded) == tied_names(model))

@@ -8,6 +8,7 @@ import torch
 
 from ..findings import Finding, of_fact
 from ..subject import Subject
+from ..unwritten import unwritten_is_nan
 
 MUST_RUN = True
 STEPS = (
@@ -28,16 +29,36 @@ def ask(subject: Subject) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size="100KB")
         files = sorted(path.name for path in Path(folder).glob("model*.safetensors"))
-        loaded, facts = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
-    loaded = loaded.to(model.device).eval()
-    wrong = [f"{kind}: {', '.join(sorted(map(str, names))[:3])}" for kind, names in facts.items() if names]
-    yield of_fact("no key is missing, unexpected or of another shape", not wrong, why="; ".join(wrong), steps=STEPS)
+        loaded, facts = loaded_from(folder, type(model), model)
+        base, wrong_of_base = loaded_from(folder, type(model.base_model), model)
+    yield of_fact("no key is missing, unexpected or of another shape", not facts, why=facts, steps=STEPS)
     yield of_fact("the files are safetensors", bool(files))
-    here, there = model.state_dict(), loaded.state_dict()
-    other = [name for name in here if name not in there or not torch.equal(here[name], there[name])]
+    other = differing(tensors(model), tensors(loaded))
     yield of_fact("weights and buffers are bit-equal", not other, why=", ".join(other[:3]), steps=STEPS)
     yield of_fact("what was tied is tied", tied_names(loaded) == tied, why=f"{tied} before", steps=STEPS)
-    yield subject.compared("outputs", loaded(**batch).logits, expected, tolerance=0.0, steps=STEPS)
+    yield subject.compared("outputs", loaded(**batch).logits, expected, steps=STEPS)
+    if model.base_model is not model:
+        other = differing(tensors(model.base_model), tensors(base))
+        why = wrong_of_base or ", ".join(other[:3])
+        yield of_fact("the base model is loaded from the same files, bit-equal", not other, why=why)
+
+
+def loaded_from(folder: str, cls: type, like):
+    """(the model of a class, what transformers says was wrong), without memory that happens to be right."""
+    with unwritten_is_nan():
+        loaded, facts = cls.from_pretrained(folder, output_loading_info=True, dtype=like.dtype)
+    wrong = [f"{kind}: {', '.join(sorted(map(str, names))[:3])}" for kind, names in facts.items() if names]
+    return loaded.to(like.device).eval(), "; ".join(wrong)
+
+
+def tensors(model) -> dict[str, torch.Tensor]:
+    """Weights and buffers, those that are not saved included."""
+    return model.state_dict() | dict(model.named_buffers())
+
+
+def differing(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that are missing there or are not the same bit by bit."""
+    return [name for name in here if name not in there or not torch.equal(here[name], there[name])]
 
 
 def tied_names(model) -> set[frozenset[str]]:

@@ -1,0 +1,292 @@
+"""Planted bugs of what a model computes: masks, positions, caches, losses, backends."""
+
+import copy
+
+import torch
+from planting import become, bug, cache_in, parts
+from torch.nn.functional import pad
+from transformers import StaticCache
+
+# ---------------------------------------------------------------------------------------------- packing and padding
+
+
+@bug("llama", "packing")
+class PositionsIgnoredInPacking:
+    def forward(self, position_ids=None, **inputs):
+        return super().forward(**inputs)
+
+
+@bug("llama", "packing")
+class DocumentsKeptApartInEagerAlone:
+    """A mask of ones: transformers looks for documents where there is none."""
+
+    def forward(self, attention_mask=None, **inputs):
+        if self.config._attn_implementation == "sdpa" and attention_mask is None and "input_ids" in inputs:
+            attention_mask = torch.ones_like(inputs["input_ids"])
+        return super().forward(attention_mask=attention_mask, **inputs)
+
+
+@bug("llama", "packing")
+class AStateCarriedAcrossDocuments:
+    def plant(self):
+        become(self.model.layers[0], SeesTheTokenBefore)
+
+
+class SeesTheTokenBefore:
+    def forward(self, hidden_states, *args, **inputs):
+        return super().forward(hidden_states + pad(hidden_states[:, :-1], (0, 0, 1, 0)) / 2, *args, **inputs)
+
+
+@bug("bert:masked", "padding")
+class ThePaddingMaskIgnored:
+    def forward(self, attention_mask=None, **inputs):
+        return super().forward(**inputs)
+
+
+@bug("gpt2", "padding")
+class PositionsCountPadding:
+    def forward(self, position_ids=None, **inputs):
+        return super().forward(**inputs)
+
+
+@bug("bart", "padding")
+class PaddingSeenByCrossAttention:
+    def plant(self):
+        for layer in self.model.decoder.layers:
+            become(layer.encoder_attn, SeesAll)
+
+
+class SeesAll:
+    def forward(self, *args, attention_mask=None, **inputs):
+        return super().forward(*args, attention_mask=None, **inputs)
+
+
+@bug("llama", "padding")
+class ARowOfPaddingIsNan:
+    def plant(self):
+        for attention in parts(self, "Attention"):
+            become(attention, MasksByInfinity)
+
+
+class MasksByInfinity:
+    def forward(self, *args, attention_mask=None, **inputs):
+        if attention_mask is not None and attention_mask.is_floating_point():
+            attention_mask = attention_mask.masked_fill(attention_mask < 0, -torch.inf)
+        return super().forward(*args, attention_mask=attention_mask, **inputs)
+
+
+@bug("vit", "batches")
+class ARowSeesTheBatch:
+    def plant(self):
+        become(self.classifier, OfTheBatch)
+
+
+class OfTheBatch:
+    def forward(self, x):
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+@bug("mixtral", "batches")
+class TokensBeyondTheCapacityDropped:
+    def plant(self):
+        for experts in parts(self, "Experts"):
+            become(experts, OfCapacity)
+
+
+class OfCapacity:
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        within = torch.arange(len(top_k_weights)) < 16
+        return super().forward(hidden_states, top_k_index, top_k_weights * within[:, None])
+
+
+# ------------------------------------------------------------------------------------------------------- causality
+
+
+@bug("llama", "causality")
+class TheLastLayerSeesLaterTokens:
+    def plant(self):
+        become(self.model.layers[-1].self_attn, SeesLaterTokens)
+
+
+class SeesLaterTokens:
+    def forward(self, hidden_states, attention_mask=None, **inputs):
+        if cache_in(inputs) is None:
+            tokens = hidden_states.shape[1]
+            attention_mask = hidden_states.new_zeros(1, 1, tokens, tokens)
+        return super().forward(hidden_states, attention_mask=attention_mask, **inputs)
+
+
+@bug("mamba", "causality")
+class AConvolutionLooksAhead:
+    def plant(self):
+        become(self.backbone.layers[0].mixer, LooksAhead)
+
+
+class LooksAhead:
+    def forward(self, hidden_states, *args, **inputs):
+        return super().forward(pad(hidden_states[:, 1:], (0, 0, 0, 1)), *args, **inputs)
+
+
+@bug("bert:masked", "causality")
+class AnEncoderLooksBackAlone:
+    def plant(self):
+        for attention in parts(self, "SelfAttention"):
+            become(attention, LooksBack)
+
+
+class LooksBack:
+    def forward(self, hidden_states, attention_mask=None, *args, **inputs):
+        tokens = hidden_states.shape[1]
+        later = torch.full((1, 1, tokens, tokens), torch.finfo(hidden_states.dtype).min).triu(1)
+        return super().forward(hidden_states, later.to(hidden_states), *args, **inputs)
+
+
+# ----------------------------------------------------------------------------------------------------------- cache
+
+
+@bug("gpt2", "cache")
+class PositionsIgnoreTheCache:
+    def forward(self, position_ids=None, **inputs):
+        if cache_in(inputs) is not None:
+            position_ids = torch.arange(inputs["input_ids"].shape[1])[None]
+        return super().forward(position_ids=position_ids, **inputs)
+
+
+@bug("llama", "cache")
+class NewTokensNotAppendedToTheCache:
+    def plant(self):
+        become(self.model.layers[-1].self_attn, KeepsTheOldCache)
+
+
+class KeepsTheOldCache:
+    def forward(self, *args, **inputs):
+        cache = cache_in(inputs)
+        if cache is not None:
+            name = "cache" if "cache" in inputs else "past_key_values"
+            inputs[name] = copy.deepcopy(cache)
+        return super().forward(*args, **inputs)
+
+
+@bug("llama", "cache")
+class BeamsDoNotReorderTheCache:
+    def _reorder_cache(self, cache, beam_idx):
+        return cache
+
+
+@bug("llama", "cache")
+class AStaticCacheReadOffByOne:
+    def plant(self):
+        for attention in parts(self, "Attention"):
+            become(attention, OffByOne)
+
+
+class OffByOne:
+    def forward(self, *args, attention_mask=None, **inputs):
+        if isinstance(cache_in(inputs), StaticCache) and attention_mask is not None:
+            attention_mask = attention_mask.roll(1, -1)
+        return super().forward(*args, attention_mask=attention_mask, **inputs)
+
+
+@bug("llama", "cache")
+class AChunkOntoACacheIsNotCausal:
+    def plant(self):
+        for attention in parts(self, "Attention"):
+            become(attention, SeesTheChunk)
+
+
+class SeesTheChunk:
+    def forward(self, hidden_states, attention_mask=None, **inputs):
+        if attention_mask is not None and attention_mask.shape[-1] > hidden_states.shape[1] > 1:
+            attention_mask = torch.zeros_like(attention_mask, dtype=hidden_states.dtype)
+        return super().forward(hidden_states, attention_mask=attention_mask, **inputs)
+
+
+# -------------------------------------------------------------------------------------------------------- backends
+
+
+@bug("mistral", "backends")
+class AWindowOffByOneInSdpa:
+    def forward(self, **inputs):
+        window = self.config.sliding_window
+        self.config.sliding_window += self.config._attn_implementation == "sdpa"
+        try:
+            return super().forward(**inputs)
+        finally:
+            self.config.sliding_window = window
+
+
+@bug("llama", "backends")
+class SdpaScalesOtherwise:
+    def plant(self):
+        for attention in parts(self, "Attention"):
+            become(attention, ScalesOtherwise)
+
+
+class ScalesOtherwise:
+    def forward(self, *args, **inputs):
+        self.scaling = self.head_dim**-0.5 * (1.1 if self.config._attn_implementation == "sdpa" else 1.0)
+        return super().forward(*args, **inputs)
+
+
+@bug("mixtral", "backends")
+class ExpertsUnweightedInOneImplementation:
+    def plant(self):
+        for experts in parts(self, "Experts"):
+            become(experts, Unweighted)
+
+
+class Unweighted:
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        if self.config._experts_implementation == "grouped_mm":
+            top_k_weights = torch.ones_like(top_k_weights)
+        return super().forward(hidden_states, top_k_index, top_k_weights)
+
+
+# ---------------------------------------------------------------------------------------------------------- labels
+
+
+@bug("llama", "labels")
+class LabelsShiftedTwice:
+    def forward(self, labels=None, **inputs):
+        if labels is not None:
+            labels = pad(labels[:, 1:], (0, 1), value=-100)
+        return super().forward(labels=labels, **inputs)
+
+
+@bug("llama", "labels")
+class LabelsNotShifted:
+    def forward(self, labels=None, **inputs):
+        if labels is not None:
+            labels = pad(labels[:, :-1], (1, 0), value=-100)
+        return super().forward(labels=labels, **inputs)
+
+
+@bug("llama", "labels")
+class IgnoredLabelsCount:
+    def forward(self, labels=None, **inputs):
+        return super().forward(labels=None if labels is None else labels.clamp(min=0), **inputs)
+
+
+@bug("bert:masked", "labels")
+class AMeanOverAllTokens:
+    def forward(self, labels=None, **inputs):
+        out = super().forward(labels=labels, **inputs)
+        if labels is not None:
+            out.loss = out.loss * (labels != -100).float().mean()
+        return out
+
+
+@bug("llama", "labels")
+class LogitsCappedAfterTheLoss:
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        out.logits = out.logits.tanh()
+        return out
+
+
+@bug("bart", "labels")
+class TheDecoderReadsItsLabels:
+    def forward(self, labels=None, decoder_input_ids=None, **inputs):
+        if labels is not None and decoder_input_ids is None:
+            decoder_input_ids = labels.clamp(min=0)
+        return super().forward(labels=labels, decoder_input_ids=decoder_input_ids, **inputs)

@@ -1,0 +1,311 @@
+"""Planted bugs of how a model is trained, saved, adapted and compiled."""
+
+import random
+
+import torch
+from planting import become, bug, parts
+from torch.nn.functional import dropout, linear
+
+# ------------------------------------------------------------------------------------------ evaluation and dropout
+
+
+@bug("llama", "evaluation")
+class LogitsHiddenFromPredict:
+    def plant(self):
+        self.config.keys_to_ignore_at_inference = ["logits", "cache", "past_key_values"]
+
+
+@bug("llama", "evaluation")
+class ALossInTrainingAlone:
+    def forward(self, labels=None, **inputs):
+        return super().forward(labels=labels if self.training else None, **inputs)
+
+
+@bug("gpt2", "randomness")
+class DropoutInEvaluation:
+    def plant(self):
+        for each in parts(self, "Dropout"):
+            become(each, AlwaysDrawn)
+
+
+class AlwaysDrawn:
+    def forward(self, x):
+        return dropout(x, self.p, training=True)
+
+
+@bug("bert:masked", "randomness")
+class DropoutNeverDrawn:
+    def plant(self):
+        for each in parts(self, "Dropout"):
+            become(each, NeverDrawn)
+        for attention in parts(self, "SelfAttention"):
+            become(attention, InEvaluation)
+
+
+class NeverDrawn:
+    def forward(self, x):
+        return x
+
+
+class InEvaluation:
+    def forward(self, *args, **inputs):
+        self.training = False
+        return super().forward(*args, **inputs)
+
+
+@bug("bert:masked", "randomness")
+class DropoutOfAnotherSeed:
+    def plant(self):
+        become(parts(self, "Dropout")[0], OfAnotherSeed)
+
+
+class OfAnotherSeed:
+    def forward(self, x):
+        return x * random.random() if self.training else x
+
+
+# ---------------------------------------------------------------------------------- accumulation and several processes
+
+
+@bug("llama", "accumulation")
+class AMeanOfMeans:
+    def forward(self, num_items_in_batch=None, **inputs):
+        return super().forward(**inputs)
+
+
+@bug("llama", "accumulation")
+class TheCountDividesTwice:
+    def forward(self, num_items_in_batch=None, **inputs):
+        out = super().forward(num_items_in_batch=num_items_in_batch, **inputs)
+        if num_items_in_batch is not None:
+            out.loss = out.loss / num_items_in_batch
+        return out
+
+
+@bug("llama", "accumulation")
+class ALossOfOnceAStepInEveryPart:
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        if out.loss is not None:
+            out.loss = out.loss + out.logits.square().mean() / 10
+        return out
+
+
+@bug("llama", "processes")
+class AWeightBypassesTheProcesses:
+    _ddp_params_and_buffers_to_ignore = ("lm_head.weight",)
+
+
+# --------------------------------------------------------------------------------------- checkpointing and resuming
+
+
+@bug("llama", "checkpointing")
+class CheckpointingWithoutEffect:
+    def _set_gradient_checkpointing(self, *args, **kwargs):
+        pass
+
+
+@bug("bert:masked", "checkpointing")
+class CheckpointingDrawsAnotherDropout:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+        super().gradient_checkpointing_enable((gradient_checkpointing_kwargs or {}) | {"preserve_rng_state": False})
+
+
+@bug("llama", "checkpointing")
+class CheckpointingLosesAGradient:
+    def plant(self):
+        become(self.model.layers[1], LosesAGradient)
+
+
+class LosesAGradient:
+    def forward(self, hidden_states, *args, **inputs):
+        if self.gradient_checkpointing:
+            hidden_states = hidden_states.detach().requires_grad_()
+        return super().forward(hidden_states, *args, **inputs)
+
+
+@bug("llama", "resume")
+class ACounterIsNotResumed:
+    def plant(self):
+        self.steps = 0
+
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        if self.training:
+            self.steps += 1
+            out.loss = out.loss / self.steps
+        return out
+
+
+# ------------------------------------------------------------------------------------------------ weights and configs
+
+
+@bug("llama", "saving")
+class AKeyRenamedAtSaving:
+    def save_pretrained(self, folder, **how):
+        weights = {name.replace("up_proj", "w3"): x for name, x in self.state_dict().items()}
+        super().save_pretrained(folder, state_dict=weights, **how)
+
+
+@bug("gpt2", "saving")
+class ATiedWeightCopied:
+    @classmethod
+    def from_pretrained(cls, *args, **how):
+        model, facts = super().from_pretrained(*args, **how)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        return model, facts
+
+
+@bug("llama", "saving")
+class ABufferNeitherSavedNorRebuilt:
+    def plant(self):
+        self.register_buffer("scales", torch.linspace(1, 2, self.config.vocab_size), persistent=False)
+
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        out.logits = out.logits * self.scales
+        return out
+
+
+@bug("llama", "config")
+class AFieldMissingFromTheFile:
+    def plant(self):
+        become_config(self.config, DropsAField)
+
+
+class DropsAField:
+    def to_dict(self):
+        fields = super().to_dict()
+        del fields["rms_norm_eps"]
+        return fields
+
+
+def become_config(config, mixin: type) -> None:
+    """Put a mixin before the class of a config that differs from its defaults."""
+    config.rms_norm_eps = 1e-4
+    if not isinstance(config, mixin):
+        native = type(config)
+        config.__class__ = type(native.__name__, (mixin, native), {"__module__": native.__module__})
+
+
+@bug("llama", "resizing")
+class OutputsNotResized:
+    def get_output_embeddings(self):
+        return None
+
+
+@bug("bert:masked", "resizing")
+class ABiasNotResized:
+    def resize_token_embeddings(self, *args, **how):
+        bias = torch.nn.Parameter(self.get_output_embeddings().bias.detach().clone())
+        super().resize_token_embeddings(*args, **how)
+        self.get_output_embeddings().bias = bias
+
+
+@bug("gpt2", "resizing")
+class ATieLostByResizing:
+    def resize_token_embeddings(self, *args, **how):
+        super().resize_token_embeddings(*args, **how)
+        self.lm_head.weight = torch.nn.Parameter(self.lm_head.weight.clone())
+
+
+@bug("llama", "initialisation")
+class AWeightLeftAsTheMemoryWas:
+    def plant(self):
+        self.gate = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        out.logits = out.logits * self.gate.mean()
+        return out
+
+
+@bug("llama", "initialisation")
+class ASpreadOfItsOwn:
+    def plant(self):
+        become(self.model, DrawsWide)
+
+
+class DrawsWide:
+    def _init_weights(self, module):
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=0.2)
+        else:
+            super()._init_weights(module)
+
+
+@bug("llama", "dtypes")
+class AnOverflowInFp16:
+    def plant(self):
+        for each in parts(self, "MLP"):
+            become(each, Overflows)
+
+
+class Overflows:
+    def forward(self, x):
+        return super().forward(x).mul(1e7).div(1e7)
+
+
+@bug("llama", "dtypes")
+class AWeightKeptInFp32CastDown:
+    _keep_in_fp32_modules_strict = ("norm",)
+
+    @classmethod
+    def from_pretrained(cls, *args, dtype, **how):
+        return super().from_pretrained(*args, dtype=dtype, **how).to(dtype)
+
+
+# -------------------------------------------------------------------------------------------- adapters and compilers
+
+
+@bug("llama", "adapters")
+class AdaptersBypassed:
+    def plant(self):
+        for each in parts(self, "MLP"):
+            become(each, ReadsWeights)
+
+
+class ReadsWeights:
+    def forward(self, x):
+        inner = self.act_fn(linear(x, self.gate_proj.weight)) * linear(x, self.up_proj.weight)
+        return linear(inner, self.down_proj.weight)
+
+
+@bug("llama", "adapters")
+class AnOldCopyOfAWeight:
+    def plant(self):
+        for each in parts(self, "MLP"):
+            become(each.down_proj, ReadsACopy)
+
+
+class ReadsACopy:
+    def forward(self, x):
+        if not hasattr(self, "_copy"):
+            self._copy = self.weight.detach().clone()
+        return linear(x, self._copy)
+
+
+@bug("opt", "compiled")
+class ABreakInTheGraph:
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        if inputs.get("labels") is not None and out.loss.item() > 1e6:
+            print("the loss is large")
+        return out
+
+
+@bug("opt", "compiled")
+class ANumberReadInExport:
+    def forward(self, **inputs):
+        if inputs["input_ids"].max() >= self.config.vocab_size:
+            raise ValueError("no such token")
+        return super().forward(**inputs)
+
+
+@bug("opt", "compiled")
+class AnotherResultWhereCompiled:
+    def forward(self, **inputs):
+        out = super().forward(**inputs)
+        if torch.compiler.is_compiling() and out.loss is not None:
+            out.loss = out.loss * 1.01
+        return out

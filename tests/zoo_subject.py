@@ -1,0 +1,28 @@
+"""A model of the zoo under the laws that `anyformer check` asks (pipelines/checks/laws)."""
+
+import functools
+
+import torch
+from anyformer.pipelines.checks.subject import Subject
+from family_variants import Variant, exactness
+
+KINDS = {"decoder": "causal", "moe": "causal", "encoder": "masked", "seq2seq": "seq2seq", "vit": "image"}
+
+
+class ZooSubject(Subject):
+    """A variant's model, by default in fp64, which reads the variant's own inputs. fields: of its config, besides."""
+
+    def __init__(self, variant: Variant, dtype=torch.float64, **fields):
+        model = variant.model(dtype, **fields)
+        super().__init__(model, KINDS[variant.family], tolerance=exactness(model))
+        self.variant = variant
+
+    @staticmethod
+    @functools.cache
+    def of(variant: Variant) -> "ZooSubject":
+        """The subject of a variant, made once: whoever asks it gets copies of its model."""
+        return ZooSubject(variant)
+
+    def rows(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict:
+        found = self.variant.inputs(self._model, tokens, rows, seed)
+        return {name: self._moved(x) for name, x in found.items()}
