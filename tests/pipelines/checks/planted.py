@@ -2,9 +2,9 @@
 
 import bugs_of_outputs
 import bugs_of_training
+from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.findings import Verdict
 from anyformer.pipelines.checks.laws import LAWS
-from anyformer.pipelines.checks.check_report import ask
 from planting import BUGS, twin
 
 __all__ = ["BUGS", "bugs_of_outputs", "bugs_of_training", "table", "twin"]
