@@ -41,6 +41,7 @@ def fork(folder: Path, rank: int, model, batch: dict) -> int:
         return child
     code = 1
     try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch advises about the wrapper
         torch.set_num_threads(1)  # the threads of the parent are gone
         gradients = shared_gradients(folder, rank, model, {name: x[rank : rank + 1] for name, x in batch.items()})
         if rank == 0:

@@ -1,0 +1,163 @@
+"""Ask the laws of `anyformer check` of every class of the installed transformers that has a causal, masked, seq2seq or
+image head, on a tiny twin of its default config; one process for each class, with a time limit.
+
+    python scripts/survey.py OUT            # a JSON file for each class; classes that have one are not asked again
+    python scripts/survey.py OUT --laws packing      # of the classes that have a file, asked again
+    python scripts/survey.py OUT --page docs/survey.html
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from anyformer.pipelines.checks.laws import laws_named
+
+AT_ONCE, LIMIT = 2, 240  # processes, and seconds for each
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", help="classes, such as causal:opt,image:vit (default: all)")
+    parser.add_argument("--laws", help="ask these again, such as packing,cache, of all classes that have been asked")
+    parser.add_argument("--page", type=Path, help="write the page of what OUT holds, and ask nothing")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.page is None:
+        names = args.only.split(",") if args.only else all_classes()
+        survey(args.out, names, laws_named(args.laws.split(",")) if args.laws else None)
+    else:
+        write_page(args.out, args.page)
+    print(summary(args.out))
+    return 0
+
+
+def all_classes() -> list[str]:
+    """kind:type of every class, without those whose type is an older name of another's."""
+    from anyformer.pipelines.checks.twin import KINDS, classes
+    from transformers import CONFIG_MAPPING
+
+    return [f"{kind}:{name}" for kind in KINDS for name in classes(kind) if name in CONFIG_MAPPING]
+
+
+def survey(out: Path, names: list[str], again: list[str] | None) -> None:
+    """Ask classes, some at once, each in a child of this process, which has imported all: those that have no file yet,
+    or some laws again of those that have one."""
+    import torch
+    from anyformer.pipelines.checks import check_report, made  # noqa: F401 - children need not import them
+    from anyformer.pipelines.checks.laws import LAWS, law
+
+    torch.set_num_threads(1)
+    for name in LAWS:
+        law(name)
+    waiting = [name for name in names if file_of(out, name).exists() == bool(again)]
+    running: dict[int, tuple[str, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            name = waiting.pop(0)
+            running[ask_in_child(out, name, again)] = (name, time.monotonic())
+        end_those_over_time(out, running)
+        time.sleep(0.05)
+
+
+def ask_in_child(out: Path, name: str, again: list[str] | None) -> int:
+    """The number of a process that writes a class's file."""
+    child = os.fork()
+    if child:
+        return child
+    os.setpgrp()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        facts, before = asked(name, again), json.loads(file_of(out, name).read_text()) if again else {}
+        if "laws" in facts and "laws" in before:
+            facts["laws"] = before["laws"] | facts["laws"]
+        write(out, name, facts)
+    finally:
+        os._exit(0)
+
+
+def asked(name: str, laws: list[str] | None) -> dict:
+    """The report of a class as plain values, or {"name", "error"} of one that cannot be asked."""
+    import torch
+    from anyformer.pipelines.checks.check_report import report_of
+    from anyformer.pipelines.checks.laws import LAWS
+    from anyformer.pipelines.checks.made import subject_of_type
+    from anyformer.pipelines.checks.twin_rows import NOT_ASKED
+
+    torch.set_num_threads(1)
+    kind, model_type = name.split(":")
+    if (kind, model_type) in NOT_ASKED:
+        return {"name": name, "error": NOT_ASKED[kind, model_type]}
+    try:
+        return report_of(subject_of_type(model_type, kind), name, laws or list(LAWS)).to_dict()
+    except Exception as error:  # of a class that we know nothing of
+        return {"name": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+
+
+def end_those_over_time(out: Path, running: dict[int, tuple[str, float]]) -> None:
+    for child, (name, began) in list(running.items()):
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        if not ended and time.monotonic() - began > LIMIT:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            ended = child
+        if ended:
+            del running[child]
+            if not file_of(out, name).exists():
+                write(out, name, {"name": name, "error": f"no end within {LIMIT} seconds, or its process was killed"})
+            print(f"{name}: {time.monotonic() - began:.0f} s, {line_of(json.loads(file_of(out, name).read_text()))}")
+
+
+def file_of(out: Path, name: str) -> Path:
+    return out / f"{name.replace(':', '-')}.json"
+
+
+def write(out: Path, name: str, facts: dict) -> None:
+    from anyformer.pipelines.json_text import json_text
+    from anyformer.pipelines.storage.atomic import write_atomically
+
+    write_atomically(file_of(out, name), json_text(facts))
+
+
+def line_of(facts: dict) -> str:
+    if "error" in facts:
+        return facts["error"]
+    verdicts = Counter(answer["verdict"] for answer in facts["laws"].values())
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+
+
+def read(out: Path) -> list[dict]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
+
+
+def summary(out: Path) -> str:
+    """Counts by law, as a Markdown table."""
+    found = read(out)
+    asked = [facts for facts in found if "laws" in facts]
+    lines = [f"{len(asked)} of {len(found)} classes asked", "", "| law | holds | fails | not claimed | not asked |"]
+    lines += ["|---|---|---|---|---|"]
+    for law in asked[0]["laws"] if asked else ():
+        verdicts = Counter(facts["laws"][law]["verdict"] for facts in asked if law in facts["laws"])
+        numbers = [str(verdicts[verdict]) for verdict in ("holds", "fails", "not claimed", "not asked")]
+        lines.append(f"| {law} | {' | '.join(numbers)} |")
+    return "\n".join(lines)
+
+
+def write_page(out: Path, page: Path) -> None:
+    """The page of all classes, failing laws first."""
+    from anyformer.pipelines.checks.checks_page import page_of
+    from anyformer.pipelines.storage.atomic import write_atomically
+
+    found = read(out)
+    unasked = {facts["name"]: facts["error"] for facts in found if "error" in facts}
+    reports = [facts for facts in found if "laws" in facts]
+    write_atomically(page, page_of(reports, "What the classes of transformers keep", unasked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
