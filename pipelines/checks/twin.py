@@ -39,6 +39,7 @@ BOUNDS = [
     (r"experts?$|experts_num$|expert_num$", 4),
     (r"expert_capacity$", 64),
     (r"rank$", 8),
+    (r"floor_scale$|scaling_n_floor$", 4),  # positions from which scores are scaled
     (r"(d_state|state_size)$", 8),
     (r"original_max_position_embeddings$", 32),
     (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
@@ -184,6 +185,7 @@ class Shrinking:
             if re.search(r"heads$", name):
                 return [min(v, 2) for v in value]
         if self.column(name, value):
+            name = name.removesuffix("_per_layer")
             value = [value[i] for i in self.kept]
             sizes = sorted({v for v in value if type(v) is int})
             if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
