@@ -82,13 +82,6 @@ ROWS: dict[str, Row] = {
         "loop_layer_index_start": 2,
         "loop_layer_index_end": 4,
     },
-    "jamba": {
-        "num_hidden_layers": 4,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-    },
     "lfm2_moe": unset(layer_types=["conv", "conv", "full_attention", "full_attention"]),
     "mamba2": {"num_heads": 8},
     "ministral": unset(head_dim=8),

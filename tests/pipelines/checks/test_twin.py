@@ -110,6 +110,7 @@ def test_a_published_config_keeps_what_is_no_size():
 @pytest.mark.parametrize(
     ("given", "field", "kept"),
     [
+        ({"model_type": "jamba"}, "layer_types", ["full_attention", "linear_attention"] * 2),
         ({"model_type": "smollm3"}, "no_rope_layers", [1, 1, 0, 0]),
         (
             {"model_type": "nemotron_h", "layers_block_type": ["mlp", "moe"] * 9},
