@@ -28,29 +28,21 @@ KINDS = {
 
 # (pattern of a field's name, largest value): the first that matches. Smaller values stay, and so do all other fields.
 BOUNDS = [
-    (r"vocab_size(_per_layer_input|s)?$|vocab$", VOCABULARY),
-    (r"(^|_)(qk_head_dim)$", 16),
-    (r"rotary_dim$|qk_rope_head_dim$", 8),
-    (r"(head_dim|head_size|dim_head|d_head|d_kv|kv_channels|key_dim)$", 8),
-    (r"topk_group$", 1),
-    (r"groups?$", 2),
-    (r"top_?k|experts_per_tok(en)?$|(^|_)moe_k$|topk", 2),
-    (r"shared_experts?$", 1),
-    (r"experts?$|experts_num$|expert_num$", 4),
-    (r"expert_capacity$", 64),
-    (r"rank$", 8),
-    (r"(d_state|state_size)$", 8),
+    (r"vocab$|vocab_size(s|_per_layer_input)?$", VOCABULARY),
+    (r"qk_head_dim$", 16),
+    (r"rotary_dim$|(head_dim|head_size|dim_head|d_head|d_kv|kv_channels|key_dim)$", 8),
+    (r"topk_group$|shared_experts?$", 1),
+    (r"groups?$|blocks$|block_sizes$|layers?$|depth$|top_?k|experts_per_tok(en)?$|moe_k$", 2),
+    (r"experts?(_num)?$", 4),
+    (r"rank$|(d_state|state_size)$|patch_size$", 8),
+    (r"floor_scale$|scaling_n_floor$", 4),  # positions from which scores are scaled
     (r"original_max_position_embeddings$", 32),
     (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
     (r"(window|window_size|window_len|local_attention|local_radius|block_size)$|(^|mamba_|tion_|attn_)chunk_size$", 4),
-    (r"window_pattern$|window_layers$|blocks$|block_sizes$", 2),
-    (r"(intermediate|ffn|ff|inner|mlp|feed_forward)(_?(size|dim|hidden_size))?(_mlp)?$|d_ff$|dff$|dim_ff$", 48),
+    (r"(intermediate|ffn|ff|inner|mlp|feed_forward)(_?(size|dim|hidden_size))?(_mlp)?$", 48),
     (r"kernel(_size|_dim)?$|kernel_size", 5),
     (r"image_size$|crop_size$", 32),
-    (r"patch_size$", 8),
-    (r"(n_layers?|layers|num_blocks|depth)$", LAYERS_OF_A_KIND),
-    (r"(hidden_size|d_model|n_embd|dim|dims|width|embedding_size|emb_size|hidden_size_\w+)$", WIDTH),
-    (r"(projection_size|output_size|input_size|channels|num_filters|mel_bins|_size)$", WIDTH),
+    (r"(hidden_size|d_model|n_embd|dims?|width|channels|num_filters|mel_bins|_size|hidden_size_\w+)$", WIDTH),
     (r"(pos_embeddings|latents|num_patches|max_relative_positions)$", 16),
 ]
 NARROWER = r"(embedding_size|embed_proj_dim|emb_size)$"  # embeddings of less than the hidden size stay so
@@ -184,6 +176,7 @@ class Shrinking:
             if re.search(r"heads$", name):
                 return [min(v, 2) for v in value]
         if self.column(name, value):
+            name = name.removesuffix("_per_layer")
             value = [value[i] for i in self.kept]
             sizes = sorted({v for v in value if type(v) is int})
             if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
@@ -207,6 +200,8 @@ class Shrinking:
         return small
 
     def number(self, name: str, value: int) -> int:
+        if self.in_periods and name.endswith("_offset"):
+            return value % 2
         if self.is_period(name, value):
             return 2 if self.in_periods else value
         if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # how many stages; their strides

@@ -38,12 +38,18 @@ ROWS: dict[str, Row] = {
     "bamba": lambda given, _: (
         HEADS_OF_MAMBA | ({} if given["attn_layer_indices"] else {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]})
     ),
+    "big_bird": {"block_size": 1},  # blocks are sparse from nine on
+    "bigbird_pegasus": {"block_size": 1},
     "cohere_compass_text": lambda given, small: {
         "rope_parameters": small["rope_parameters"] or dict.fromkeys(small["layer_types"], ROPE)
     },
     "cvt": {"depth": [1, 2, 3]},
     "dbrx": dbrx,
     "deepseek_v2": unset(num_experts_per_tok=2),
+    "deepseek_v4": {
+        "head_dim": 16,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    },
     "donut-swin": WINDOWS,
     "dots1": unset(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1),
     "dots3_note_text": {"head_dim": 24},
@@ -68,12 +74,13 @@ ROWS: dict[str, Row] = {
     },
     "hunyuan_v1_dense": unset(head_dim=8),
     "hunyuan_v1_moe": unset(head_dim=8),
-    "jamba": {
-        "num_hidden_layers": 4,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
+    "inkling2_text": {"n_layers_per_attn_res_block": 2},
+    "inkling2_loop_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 3,
+        "n_layers_per_attn_res_block": 2,
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 4,
     },
     "lfm2_moe": unset(layer_types=["conv", "conv", "full_attention", "full_attention"]),
     "mamba2": {"num_heads": 8},

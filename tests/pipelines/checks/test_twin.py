@@ -17,7 +17,7 @@ from anyformer.pipelines.checks.twin import (
 )
 from anyformer.pipelines.checks.twin_rows import NOT_ASKED
 from anyformer.pipelines.errors import UserError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import anyformer  # noqa: F401 (registers our families)
 
@@ -48,24 +48,24 @@ LLAMA_3_1 = {
 }
 
 
-def passes(kind: str, model_type: str, dtype: torch.dtype) -> torch.Tensor:
-    """The loss of a twin after all that a class must stand: evaluation, training with labels, gradients; all finite."""
+def passes(kind: str, model_type: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A twin after all that a class must stand: evaluation, training with labels, gradients; all finite."""
     config = tiny_config(CONFIG_MAPPING[model_type](), kind)
     assert eval(constructor(config)).to_dict() == config.to_dict()
     model = tiny_model(config, kind, dtype=dtype)
-    assert kind_of(model) == kind
     given = batch(config, kind, dtype=dtype)
     with torch.no_grad():
         assert torch.isfinite(model(**given).logits).all()
     loss = model.train()(**given, labels=labels(config, kind, given)).loss
+    assert torch.isfinite(loss)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-    return loss
+    return model
 
 
 @pytest.mark.parametrize(("kind", "model_type"), DIVERSE)
 def test_a_twin_runs_in_double(kind, model_type):
-    assert torch.isfinite(passes(kind, model_type, torch.float64))
+    assert kind_of(passes(kind, model_type, torch.float64)) == kind
 
 
 @pytest.mark.slow
@@ -110,6 +110,7 @@ def test_a_published_config_keeps_what_is_no_size():
 @pytest.mark.parametrize(
     ("given", "field", "kept"),
     [
+        ({"model_type": "jamba"}, "layer_types", ["full_attention", "linear_attention"] * 2),
         ({"model_type": "smollm3"}, "no_rope_layers", [1, 1, 0, 0]),
         (
             {"model_type": "nemotron_h", "layers_block_type": ["mlp", "moe"] * 9},
