@@ -1,5 +1,6 @@
 """Shared helpers: offline environment, real data, tiny models."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -140,6 +141,15 @@ def in_float64():
     with Float64Mode():
         yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def poison_empty_memory():
+    """A function: from its call on memory that nobody has written to holds nan, so that a forgotten weight shows."""
+    from anyformer.pipelines.checks.unwritten import unwritten_is_nan
+
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(unwritten_is_nan())
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 from anyformer.modeling.families import FAMILIES
-from torch.utils._device import _device_constructors
 
 THETA, YARN = {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 PRE = {"norm_position": "pre", "embedding_norm": False}
@@ -327,27 +326,9 @@ def gradients_of(model, run) -> dict:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def poison_empty_memory(monkeypatch):
-    """Fill whatever transformers allocates without writing to it, so that a forgotten buffer shows."""
-    # torch caches which functions `with torch.device("meta")` catches. Were the first call to fall into this test, the
-    # cache would hold the functions below instead of the real ones, and later tests would allocate for real.
-    _device_constructors()
-    for name in ("empty", "empty_like"):
-        original = getattr(torch, name)
-
-        def poisoned(*args, original=original, **kwargs):
-            out = original(*args, **kwargs)
-            if out.is_floating_point() and out.device.type == "cpu":
-                out.fill_(float("nan"))
-            return out
-
-        monkeypatch.setattr(torch, name, poisoned)
-
-
 # ------------------------------------------------------------------------------------------------------- the zoo
 
 HEADS = {row.module: row.heads[row.pretraining] for row in FAMILIES.values()}
-PREFIXES = {"seq2seq": ("", "decoder_")}  # of the inputs' names: two rows of tokens, or one
 
 
 def config_class(family: str):
@@ -407,48 +388,6 @@ class Variant:
         if self.family == "seq2seq":
             row["decoder_input_ids"] = tokens(batch, max(1, 3 * length // 4), config.vocab_size, seed + 100)
         return row
-
-    def labelled(self, model, length=24, batch=2, seed=0) -> dict:
-        """Inputs and their labels, which are -100 at a third of the tokens."""
-        row = self.inputs(model, length, batch, seed)
-        if self.family == "vit":
-            return row | {"labels": torch.arange(batch) % model.config.num_labels}
-        predicted = row.pop("decoder_input_ids", row["input_ids"])
-        drawn = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(9 + seed))
-        return row | {"labels": predicted.masked_fill(drawn < 0.3, -100)}
-
-    def predicted(self, labels) -> torch.Tensor:
-        """The labels that count: a causal model is not asked for the first."""
-        labels = labels[:, 1:] if self.family in ("decoder", "moe") else labels
-        return labels if self.family == "vit" else labels[labels != -100]
-
-    def documents(self, model, lengths) -> list[dict]:
-        return [self.inputs(model, length, 1, seed) for seed, length in enumerate(lengths)]
-
-    def prefixes(self) -> tuple:
-        return PREFIXES.get(self.family, ("",))
-
-    def packed(self, rows: list[dict]) -> dict:
-        """Documents as one row, with their positions."""
-        row = packed(rows)
-        for prefix in self.prefixes():
-            row[f"{prefix}position_ids"] = positions_of([each[f"{prefix}input_ids"].shape[1] for each in rows])
-        return row
-
-    def padded(self, rows: list[dict], side="right") -> dict:
-        """Documents as a batch with masks; what a decoder predicts stands on the left side always."""
-        batch = padded(
-            [{k: v for k, v in row.items() if not k.startswith("decoder_")} for row in rows],
-            side,
-        )
-        if self.family == "seq2seq":
-            targets = padded([{"input_ids": row["decoder_input_ids"]} for row in rows], "right")
-            batch |= {f"decoder_{name}": x for name, x in targets.items()}
-        return batch
-
-    def real(self, batch: dict) -> torch.Tensor:
-        """(B, T): which outputs of a padded batch are not padding's."""
-        return batch[f"{self.prefixes()[-1]}attention_mask"].bool()
 
 
 ZOO = [

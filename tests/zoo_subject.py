@@ -2,7 +2,6 @@
 
 import functools
 
-import torch
 from anyformer.pipelines.checks.subject import Subject
 from family_variants import Variant, exactness
 
@@ -10,10 +9,10 @@ KINDS = {"decoder": "causal", "moe": "causal", "encoder": "masked", "seq2seq": "
 
 
 class ZooSubject(Subject):
-    """A variant's model, by default in fp64, which reads the variant's own inputs. fields: of its config, besides."""
+    """A variant's model, by default one in fp64, which reads the variant's own inputs."""
 
-    def __init__(self, variant: Variant, dtype=torch.float64, **fields):
-        model = variant.model(dtype, **fields)
+    def __init__(self, variant: Variant, model=None):
+        model = variant.model() if model is None else model
         super().__init__(model, KINDS[variant.family], tolerance=exactness(model))
         self.variant = variant
 

@@ -12,6 +12,7 @@ import torch
 from family_variants import HEADS, TINY_FIELDS, ZOO, config_class, tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
+from zoo_subject import ZooSubject
 
 import anyformer
 
@@ -52,7 +53,8 @@ def every(variants):
 
 def packed(variant, model) -> dict:
     """A row of several documents, and the positions that say so."""
-    rows = [variant.labelled(model, length, 1, seed) for seed, length in enumerate(LENGTHS)]
+    subject = ZooSubject(variant, model)
+    rows = [subject.labelled(1, length, seed) for seed, length in enumerate(LENGTHS)]
     row = {name: torch.cat([each[name] for each in rows], dim=1) for name in rows[0]}
     row["position_ids"] = torch.cat([torch.arange(length) for length in LENGTHS])[None]
     if variant.family == "seq2seq":
@@ -61,11 +63,11 @@ def packed(variant, model) -> dict:
 
 
 def plain(variant, model) -> dict:
-    return variant.labelled(model)
+    return ZooSubject(variant, model).labelled()
 
 
 def masked(variant, model) -> dict:
-    batch = variant.labelled(model)
+    batch = plain(variant, model)
     return batch | {"attention_mask": torch.ones(batch["input_ids"].shape, dtype=torch.long)}
 
 
@@ -90,8 +92,6 @@ def test_a_forward_pass_stays_on_the_device(variant, batch_of, training):
 
     def inputs(model):
         batch = batch_of(variant, model)
-        if variant.family == "vit":
-            batch["pixel_values"] = batch["pixel_values"].float()
         if variant.family == "encoder":  # its head reads on the host which positions are labelled
             batch.pop("labels")
         return batch

@@ -8,7 +8,6 @@ from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.deberta_convolution import ConvolutionLayer
 from native_models import with_random_weights
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import DebertaConfig, DebertaV2Config
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
@@ -179,22 +178,6 @@ def test_the_normalised_table_equals_natives_encoder():
     assert torch.equal(index, (native.get_rel_pos(x)[0] + 8).clamp(0, 15))
 
 
-@pytest.mark.slow
-def test_every_backend_gives_the_same_outputs():
-    """Forward only, on a whole block of tokens: what flex can do on a CPU (see test_decoder.py)."""
-    torch.compiler.reset()
-    x, outs = torch.randn(BATCH, 128, HIDDEN), []
-    for backend in ("eager", "sdpa", "flex_attention"):
-        torch.manual_seed(0)
-        config = make_config(backend, position_buckets=16)
-        ours, positions = with_random_weights(DisentangledAttention(config, 0)), own_table(config)
-        with torch.no_grad():
-            table, index = positions(x)
-            outs.append(ours(x, relative_table=table, relative_index=index)[0])
-    torch.testing.assert_close(outs[1], outs[0], **EXACT)
-    torch.testing.assert_close(outs[2], outs[0], **EXACT)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types_compute_what_fp32_does_but_for_rounding(dtype):
@@ -248,37 +231,6 @@ def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
         bias, _ = ours.score_bias(q, k, table, index)
     assert bias.shape == (BATCH, HEADS, 40, 40)
     assert watch.made == ["gather", "gather", "add_"] and watch.reads == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("buckets", [None, 16])
-def test_compiled_checkpointed_and_exported_it_is_the_same(buckets):
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            config = make_config("sdpa", position_buckets=buckets, max_relative_positions=16)
-            self.positions, self.attention = own_table(config), DisentangledAttention(config, 0)
-
-        def forward(self, x):
-            table, index = self.positions(x)
-            return self.attention(x, relative_table=table, relative_index=index)[0]
-
-    def gradients(run):
-        layer.zero_grad()
-        out = run(x)
-        out.square().sum().backward()
-        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
-
-    layer, x = with_random_weights(Layer()), torch.randn(BATCH, 24, HIDDEN)
-    expected = gradients(layer)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for run in (compiled, lambda x: checkpoint(layer, x, use_reentrant=False)):
-        for got, wanted in zip(gradients(run), expected, strict=True):
-            torch.testing.assert_close(got, wanted, **EXACT)
-    program = torch.export.export(layer, (x,), dynamic_shapes=({1: torch.export.Dim("T", min=2, max=512)},))
-    for length in (3, 24, 70):  # both sides of the length up to which rows of the table are left out
-        x = torch.randn(BATCH, length, HIDDEN)
-        torch.testing.assert_close(program.module()(x), layer(x), **EXACT)
 
 
 def test_dropout_of_the_table_is_drawn_in_every_layer():

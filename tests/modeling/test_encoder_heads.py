@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from family_variants import ENCODERS, close, encoder_row, gradients_of, padded, poison_empty_memory
+from family_variants import ENCODERS, close, encoder_row, gradients_of, padded
 from native_models import randomise
 from torch.nn import functional
 
@@ -132,12 +132,12 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_encoder_config, head, n
 
 @pytest.mark.parametrize("head", PLAIN_HEADS)
 def test_saved_heads_come_back_through_their_auto_class_and_from_a_masked_language_model(
-    tiny_encoder_config, tmp_path, monkeypatch, head
+    tiny_encoder_config, tmp_path, poison_empty_memory, head
 ):
     model, auto = build(head, tiny_encoder_config()), getattr(transformers, f"AutoModelFor{head}")
     language_model = build("MaskedLM", tiny_encoder_config())
     model.save_pretrained(tmp_path / "head"), language_model.save_pretrained(tmp_path / "lm")
-    poison_empty_memory(monkeypatch)
+    poison_empty_memory()
     again, facts = auto.from_pretrained(tmp_path / "head", output_loading_info=True)
     assert type(again) is type(model) and not any(facts.values()), facts
     assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))

