@@ -1,8 +1,8 @@
 """Ask the laws of `anyformer check` of every class of the installed transformers that has a causal, masked, seq2seq or
 image head, on a tiny twin of its default config; one process for each class, with a time limit.
 
-    python scripts/survey.py OUT            # a JSON file for each class; classes that have one are not asked again
-    python scripts/survey.py OUT --laws packing      # of the classes that have a file, asked again
+    python scripts/survey.py OUT                     # a JSON file for each class; what stands there is not asked again
+    python scripts/survey.py OUT --laws packing --again
     python scripts/survey.py OUT --page docs/survey.html
 """
 
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from anyformer.pipelines.checks.laws import laws_named
+from anyformer.pipelines.checks.laws import LAWS, laws_named
 
 AT_ONCE, LIMIT = 2, 240  # processes, and seconds for each
 
@@ -24,13 +24,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", help="classes, such as causal:opt,image:vit (default: all)")
-    parser.add_argument("--laws", help="ask these again, such as packing,cache, of all classes that have been asked")
+    parser.add_argument("--laws", help="laws to ask, such as packing,cache (default: all)")
+    parser.add_argument("--again", action="store_true", help="ask also what OUT holds already")
     parser.add_argument("--page", type=Path, help="write the page of what OUT holds, and ask nothing")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.page is None:
         names = args.only.split(",") if args.only else all_classes()
-        survey(args.out, names, laws_named(args.laws.split(",")) if args.laws else None)
+        survey(args.out, names, laws_named(args.laws.split(",") if args.laws else None), args.again)
     else:
         write_page(args.out, args.page)
     print(summary(args.out))
@@ -45,27 +46,33 @@ def all_classes() -> list[str]:
     return [f"{kind}:{name}" for kind in KINDS for name in classes(kind) if name in CONFIG_MAPPING]
 
 
-def survey(out: Path, names: list[str], again: list[str] | None) -> None:
-    """Ask classes, some at once, each in a child of this process, which has imported all: those that have no file yet,
-    or some laws again of those that have one."""
+def survey(out: Path, names: list[str], laws: list[str], again: bool) -> None:
+    """Ask laws of classes, some at once, each in a child of this process, which has imported all."""
     import torch
     from anyformer.pipelines.checks import check_report, made  # noqa: F401 - children need not import them
-    from anyformer.pipelines.checks.laws import LAWS, law
+    from anyformer.pipelines.checks.laws import law
 
     torch.set_num_threads(1)
     for name in LAWS:
         law(name)
-    waiting = [name for name in names if file_of(out, name).exists() == bool(again)]
+    missing = {name: laws if again else missing_of(out, name, laws) for name in names}
+    waiting = [name for name in names if missing[name]]
     running: dict[int, tuple[str, float]] = {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             name = waiting.pop(0)
-            running[ask_in_child(out, name, again)] = (name, time.monotonic())
+            running[ask_in_child(out, name, missing[name])] = (name, time.monotonic())
         end_those_over_time(out, running)
         time.sleep(0.05)
 
 
-def ask_in_child(out: Path, name: str, again: list[str] | None) -> int:
+def missing_of(out: Path, name: str, laws: list[str]) -> list[str]:
+    """The laws that a class has not been asked yet; none of one that could not be asked."""
+    facts = json.loads(file_of(out, name).read_text()) if file_of(out, name).exists() else {"laws": {}}
+    return [law for law in laws if "laws" in facts and law not in facts["laws"]]
+
+
+def ask_in_child(out: Path, name: str, laws: list[str]) -> int:
     """The number of a process that writes a class's file."""
     child = os.fork()
     if child:
@@ -73,19 +80,19 @@ def ask_in_child(out: Path, name: str, again: list[str] | None) -> int:
     os.setpgrp()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        facts, before = asked(name, again), json.loads(file_of(out, name).read_text()) if again else {}
-        if "laws" in facts and "laws" in before:
-            facts["laws"] = before["laws"] | facts["laws"]
+        facts, file = asked(name, laws), file_of(out, name)
+        if "laws" in facts and file.exists():
+            known = json.loads(file.read_text()).get("laws", {}) | facts["laws"]
+            facts["laws"] = {law: known[law] for law in LAWS if law in known}
         write(out, name, facts)
     finally:
         os._exit(0)
 
 
-def asked(name: str, laws: list[str] | None) -> dict:
+def asked(name: str, laws: list[str]) -> dict:
     """The report of a class as plain values, or {"name", "error"} of one that cannot be asked."""
     import torch
     from anyformer.pipelines.checks.check_report import report_of
-    from anyformer.pipelines.checks.laws import LAWS
     from anyformer.pipelines.checks.made import subject_of_type
     from anyformer.pipelines.checks.twin_rows import NOT_ASKED
 
@@ -94,7 +101,7 @@ def asked(name: str, laws: list[str] | None) -> dict:
     if (kind, model_type) in NOT_ASKED:
         return {"name": name, "error": NOT_ASKED[kind, model_type]}
     try:
-        return report_of(subject_of_type(model_type, kind), name, laws or list(LAWS)).to_dict()
+        return report_of(subject_of_type(model_type, kind), name, laws).to_dict()
     except Exception as error:  # of a class that we know nothing of
         return {"name": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
 
