@@ -2,7 +2,7 @@
 
 import functools
 
-from anyformer.pipelines.checks.subject import Subject
+from anyformer.pipelines.checks.subject import TOLERANCE_OF_FP32, Subject
 from family_variants import Variant, exactness
 
 KINDS = {"decoder": "causal", "moe": "causal", "encoder": "masked", "seq2seq": "seq2seq", "vit": "image"}
@@ -13,8 +13,9 @@ class ZooSubject(Subject):
 
     def __init__(self, variant: Variant, model=None):
         model = variant.model() if model is None else model
-        super().__init__(model, KINDS[variant.family], tolerance=exactness(model))
-        self.variant = variant
+        super().__init__(model, KINDS[variant.family])
+        self.variant, self.tolerance = variant, exactness(model)
+        self.fp32_tolerance = max(self.tolerance, TOLERANCE_OF_FP32)
 
     @staticmethod
     @functools.cache

@@ -52,7 +52,13 @@ class Subject:
         found = ["eager"]
         if getattr(self._model, "_supports_sdpa", False):
             found.append("sdpa")
+        if self.device.type == "cuda" and getattr(self._model, "_supports_flex_attn", False):
+            found.append("flex_attention")  # on a CPU it has no gradients, and compiles for a minute
         return found
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
 
     def takes(self, *names: str) -> bool:
         """Whether the forward pass names all of these arguments."""
@@ -149,18 +155,17 @@ class Subject:
     def compared_gradients(self, what: str, got: dict, expected: dict, **fields: Any) -> Finding:
         """A finding about the gradients of all weights, each in units of its own largest number, unless that is
         small beside the largest of all. They have the digits of a loss, which is fp32."""
+        tolerance = fields.pop("tolerance", self.fp32_tolerance)
         if got.keys() != expected.keys():
             fields["why"] = f"gradients for other weights: {', '.join(sorted(got.keys() ^ expected.keys())[:3])}"
-            return of_difference(what, float("inf"), self.fp32_tolerance, **fields)
+            return of_difference(what, float("inf"), tolerance, **fields)
         floor = max((x.abs().max().item() for x in expected.values()), default=1.0) * SMALL_GRADIENT
         apart = {
             name: difference(x, expected[name], max(expected[name].abs().max().item(), floor))
             for name, x in got.items()
         }
         worst = max(apart, key=apart.get, default="")
-        return of_difference(
-            f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.fp32_tolerance, **fields
-        )
+        return of_difference(f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), tolerance, **fields)
 
 
 def without_cache(model) -> None:

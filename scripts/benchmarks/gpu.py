@@ -19,7 +19,7 @@ from pathlib import Path
 from compare_losses import ROOT, link_package
 
 HERE = Path(__file__).resolve().parent
-CHECKS = ("backends", "steps", "packed", "generation", "syncs")
+CHECKS = ("laws", "syncs")
 SPEED = ("decoder_350m", "decoder_1b", "moe_gpu", "masked_gpu", "vit_gpu", "head_loss_gpu", "native_attention_gpu")
 SPEED += ("generate_gpu",)
 LIMIT = 600  # seconds of a part, its imports among them

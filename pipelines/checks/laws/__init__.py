@@ -25,6 +25,7 @@ LAWS = {
     "checkpointing": "gradient checkpointing changes no gradient and keeps fewer tensors",
     "resume": "a killed run of plain Trainer ends as one that was not",
     "backends": "every implementation of attention and experts computes what eager does",
+    "device": "an accelerator computes what the CPU computes",
     "compiled": "a compiled step and an exported model compute what the eager ones do",
     "dtypes": "half precision stays close, and what is kept in fp32 stays in it",
     "saving": "a saved model is loaded bit by bit, and no key is missing",

@@ -6,10 +6,12 @@ from functools import partial
 import torch
 
 from ...errors import first_line
-from ..findings import Finding, not_claimed
+from ..findings import Finding, Verdict, difference, not_claimed, of_difference
 from ..subject import Subject
 
 MASKED = (7, 3, 11)
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+BF16 = 2**-9  # its rounding: the least that is granted
 
 
 def unclaimed(subject: Subject) -> str:
@@ -29,11 +31,29 @@ def ask(subject: Subject) -> Iterator[Finding]:
             yield subject.compared(f"{name}, {backend} and eager", got[name][real], expected[name][real])
     if len(subject.backends) == 1:
         yield not_claimed("sdpa", "its class says _supports_sdpa = False")
+    if subject.device.type == "cuda" and getattr(subject.fresh(), "_supports_flash_attn", False):
+        yield from flash(subject, batches, expected)
     yield from experts(subject, batches["rows"])
 
 
 def outputs(model, batches: dict) -> dict[str, torch.Tensor]:
     return {name: model(**batch).logits for name, batch in batches.items()}
+
+
+def flash(subject: Subject, batches: dict, expected: dict) -> Iterator[Finding]:
+    """The flash kernels, which know half types alone: at most twice as far from fp32 as eager is in bf16."""
+    rounded = outputs(subject.fresh("eager", torch.bfloat16), batches)
+    for name in FLASH:
+        try:
+            got = outputs(subject.fresh(name, torch.bfloat16), batches)
+        except (ImportError, ValueError) as error:
+            yield Finding(name, Verdict.NOT_ASKED, why=first_line(error))
+            continue
+        for what, batch in batches.items():
+            real = subject.real(batch) if "padded" in what else slice(None)
+            of_eager = difference(rounded[what][real], expected[what][real])
+            apart = difference(got[what][real], expected[what][real])
+            yield of_difference(f"{what}, {name} in bf16", apart, max(2 * of_eager, BF16))
 
 
 def experts(subject: Subject, batch: dict) -> Iterator[Finding]:
