@@ -264,6 +264,8 @@ def tiny_config(config: PreTrainedConfig, kind: str | None = None) -> PreTrained
     fields = _shrink(fields, _small_ids(special_tokens(fields)))
     for name in ("model_type", "stage_names", "out_features", "out_indices"):  # the class makes them
         fields.pop(name, None)
+    if not getattr(config, "auto_map", None):  # only code from the Hub is found by it
+        fields.pop("_name_or_path", None)
     if kind == "causal" and not fields.get("is_encoder_decoder"):
         fields |= dict.fromkeys(fields.keys() & {"is_decoder", "causal"}, True)
     names = _names(kind).get(config.model_type) if kind else None
