@@ -17,6 +17,7 @@ from method import line
 from models import FAMILIES, Step, autocast, batch_of, model_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo_subject import ZooSubject
 
 import anyformer
 
@@ -132,7 +133,7 @@ def steps(report: Report) -> None:
     for variant in variants:
         with report.part(f"{variant}"):
             model = variant.model(torch.float32).train()
-            batch = variant.labelled(model)
+            batch = ZooSubject(variant, model).labelled()
             batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
             for module in model.modules():  # what is drawn at random differs between devices
                 if isinstance(module, nn.Dropout):
