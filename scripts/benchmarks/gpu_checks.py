@@ -1,4 +1,4 @@
-"""Checks of gpu.py: the laws of `anyformer check` on a GPU for the models of the tests' zoo, and without waiting for it."""
+"""Checks of gpu.py: the laws of `anyformer check` on a GPU for the models of the tests' zoo, and no waits for it."""
 
 import contextlib
 import traceback

@@ -54,11 +54,13 @@ CLAIMED = {
     "causality": TEXT,
     "resizing": TEXT,
     "cache": [variant for variant in ZOO if variant.generates],
+    "backends": [variant for variant in ZOO if str(variant) != "vit-none"],  # sdpa caps no scores
     "adapters": ZOO if importlib.util.find_spec("peft") else [],
 }
 # What a finding may leave open: rates of 0 in the zoo, and backends that cannot compute a composition.
-OPEN = ("dropout in training", "sdpa", "experts by grouped_mm and eager")
+OPEN = ("dropout in training", "experts by grouped_mm and eager")
 SLOW = {"compiled": ZOO, "resume": [v for v in ZOO if v.generates]}  # what takes long
+REFUSED = "Trainer reads a checkpoint's config by PreTrainedConfig, which refuses the layer type anyformer_states"
 MEETS_OTHER_LOGITS = ("labels", "vit-deit")  # the mean of two heads' losses is not the loss of their mean
 
 
@@ -67,7 +69,10 @@ def laws_and_variants():
         for number, variant in enumerate(ZOO):
             if (name, str(variant)) != MEETS_OTHER_LOGITS:
                 slow = variant in SLOW.get(name, ()) or not is_fast(number, turn)
-                yield pytest.param(name, variant, marks=pytest.mark.slow if slow else (), id=f"{name}-{variant}")
+                marks = [pytest.mark.slow] if slow else []
+                if name == "resume" and variant.name.startswith(("linear", "compressive", "recurrent")):
+                    marks.append(pytest.mark.xfail(strict=True, reason=REFUSED))
+                yield pytest.param(name, variant, marks=marks, id=f"{name}-{variant}")
 
 
 @pytest.fixture
