@@ -145,6 +145,12 @@ class Subject:
         apart = difference(got, expected, fields.pop("scale", None))
         return of_difference(what, apart, fields.pop("tolerance", self.tolerance), **fields)
 
+    def steps_on(self, backend: str, steps: Sequence[str]) -> tuple[str, ...]:
+        """A reproducer's steps on an implementation of attention, which it names where the model has another."""
+        if not steps or backend == self.config._attn_implementation:
+            return tuple(steps)
+        return (f"model.set_attn_implementation({backend!r}); {steps[0]}", *steps[1:])
+
     def tried(self, what: str, ask: Callable[[], Finding]) -> Finding:
         """A finding of `ask`, or that the question could not be put: the model raised an error."""
         try:

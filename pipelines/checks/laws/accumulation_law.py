@@ -10,8 +10,8 @@ from ..subject import Subject, gradients_of
 
 STEPS = (
     "ids = torch.arange(5, 53).view(4, 12)  # Trainer hands the number of labels to every micro-batch of a step",
-    "parts = [model(input_ids=x, labels=x, num_items_in_batch=44).loss for x in ids.split(1)]",
-    "print(sum(parts).item(), model(input_ids=ids, labels=ids).loss.item())  # equal if the number is used",
+    "parts = [model(input_ids=x, labels=x, num_items_in_batch={}).loss for x in ids.split(1)]",
+    "print((sum(parts) - model(input_ids=ids, labels=ids).loss).abs().item())  # 0 if the number is used",
 )
 MEANS = "it takes no num_items_in_batch, so Trainer adds means of micro-batches, whatever labels each has"
 IGNORES = (
@@ -69,9 +69,14 @@ def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, 
     parts = [dict(zip(batch, part)) for part in zip(*(x.split(list(sizes)) for x in batch.values()))]
     losses = [model(**part, **items, **outputs).loss for part in parts]
     summed = gradients_of(model, sum(losses) if count else sum(losses) / len(losses))
-    steps = STEPS if subject.kind == "causal" and count and not outputs else ()
+    steps = steps_of(subject) if count and not outputs else ()
     why = IGNORES if count and ignores_count(model, batch) else ""
     return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT, why=why)
+
+
+def steps_of(subject: Subject) -> tuple[str, ...]:
+    """Four rows of twelve tokens, one by one and together."""
+    return tuple(line.format(44 if subject.predicts_next else 48) for line in STEPS)
 
 
 @torch.no_grad()

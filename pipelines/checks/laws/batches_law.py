@@ -21,8 +21,9 @@ def unclaimed(subject: Subject) -> str:
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     batch = subject.rows(3)
-    steps = STEPS if subject.kind in ("causal", "masked") else ()
+    written = STEPS if subject.kind in ("causal", "masked") else ()
     for backend in subject.backends:
+        steps = subject.steps_on(backend, written)
         model = subject.fresh(backend)
         logits = model(**batch).logits
         alone = torch.cat([model(**{name: x[n : n + 1] for name, x in batch.items()}).logits for n in range(3)])

@@ -17,7 +17,7 @@ GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "ret
 STEPS = (
     "ids, more = torch.arange(5, 14)[None], dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
     "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
-    "print((torch.stack(out.logits, 1) - model(out.sequences).logits[:, 8:-1]).abs().max().item())  # 0 if they agree",
+    "print((torch.stack(out.logits, 1) - model(input_ids=out.sequences).logits[:, 8:-1]).abs().max().item())  # 0",
 )
 
 

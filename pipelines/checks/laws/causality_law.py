@@ -25,12 +25,13 @@ def ask(subject: Subject) -> Iterator[Finding]:
     for backend in subject.backends:
         model = subject.fresh(backend)
         logits = model(**batch).logits
+        steps = subject.steps_on(backend, STEPS if subject.kind == "causal" else ())
         if subject.kind != "masked":
             name = f"{subject.prefixes[-1]}input_ids"
             for position in (batch[name].shape[1] - 1, batch[name].shape[1] // 2):
                 changed = model(**with_other_token(batch, name, position)).logits
                 what = f"outputs before token {position} when it changes, {backend}"
-                yield subject.compared(what, changed[:, :position], logits[:, :position], steps=STEPS)
+                yield subject.compared(what, changed[:, :position], logits[:, :position], steps=steps)
         if subject.kind != "causal":
             changed = model(**with_other_token(batch, "input_ids", TOKENS - 1)).logits
             moved = (changed[:, 0] - logits[:, 0]).abs().max().item() > 1e-9

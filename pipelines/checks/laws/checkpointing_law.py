@@ -8,9 +8,11 @@ from ..findings import Finding, of_fact
 from ..subject import Subject, gradients_of
 
 STEPS = (
-    "model.train().gradient_checkpointing_enable({{'use_reentrant': {}}}); model.enable_input_require_grads()",
-    "ids = torch.arange(5, 17)[None]; model(input_ids=ids, labels=ids).loss.backward()",
-    "print({{n: p.grad.abs().max().item() for n, p in model.named_parameters() if p.grad is not None}})",
+    "ids = torch.arange(5, 17)[None]; torch.manual_seed(2); model.train()(input_ids=ids, labels=ids).loss.backward()",
+    "model.gradient_checkpointing_enable({{'use_reentrant': {}}}); model.enable_input_require_grads(); "
+    "torch.manual_seed(2)",
+    "(-model(input_ids=ids, labels=ids).loss).backward(); "
+    "print(torch.nn.utils.clip_grad_norm_(model.parameters(), 1).item())  # 0: equal gradients, subtracted",
 )
 
 

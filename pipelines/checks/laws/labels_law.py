@@ -10,9 +10,9 @@ from ..subject import Subject
 from .causality_law import with_other_token
 
 STEPS = (
-    "ids = torch.arange(5, 17)[None]; out = model(input_ids=ids, labels=ids)",
-    "expected = torch.nn.functional.cross_entropy(out.logits[0, {}].float(), ids[0{}])",
-    "print(out.loss.item(), expected.item())  # equal if the loss is that of the logits",
+    "ids = torch.arange(5, 17)[None]; labels = ids.masked_fill(ids % 3 == 0, -100)",
+    "out, cross_entropy = model(input_ids=ids, labels=labels), torch.nn.functional.cross_entropy",
+    "print((out.loss - cross_entropy(out.logits[0, {}], labels[0{}])).abs().item())  # 0 if it is their loss",
 )
 
 
@@ -66,4 +66,4 @@ def steps_of(subject: Subject) -> tuple[str, ...]:
     if subject.kind not in ("causal", "masked"):
         return ()
     where = (":-1", ", 1:") if subject.kind == "causal" else (":", "")
-    return (STEPS[0], STEPS[1].format(*where), STEPS[2])
+    return (*STEPS[:2], STEPS[2].format(*where))

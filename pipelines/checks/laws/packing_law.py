@@ -29,9 +29,10 @@ def ask(subject: Subject) -> Iterator[Finding]:
     documents = subject.documents(LENGTHS)
     row, padded = subject.packed(documents), padded_behind(subject, documents)
     ones = {f"{prefix}attention_mask": torch.ones_like(row[f"{prefix}input_ids"]) for prefix in subject.prefixes}
-    rows, fields = two_rows(subject), about(subject)
+    rows, facts = two_rows(subject), about(subject)
     for backend in subject.backends:
         model = subject.fresh(backend)
+        fields = facts | {"steps": subject.steps_on(backend, facts["steps"])}
         with torch.no_grad():
             alone = torch.cat([model(**each).logits for each in documents], dim=1)
             yield subject.compared(f"position_ids, {backend}", model(**row).logits, alone, **fields)
@@ -46,7 +47,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
             yield subject.compared(f"two rows of other documents, {backend}", model(**both).logits, apart, **fields)
         yield from gradients_across(subject, model, documents, row, backend, fields)
     if subject.takes("labels"):
-        yield loss(subject, fields)
+        yield loss(subject, facts)
 
 
 def padded_behind(subject: Subject, documents: list[dict]) -> dict:

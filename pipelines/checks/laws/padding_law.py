@@ -33,7 +33,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
             with torch.no_grad():
                 got = model(**batch).logits[subject.real(batch)]
             what = f"a batch padded on the {side}, {backend}"
-            found = subject.compared(what, got, torch.cat(alone), steps=steps_of(subject, side))
+            steps = subject.steps_on(backend, steps_of(subject, side))
+            found = subject.compared(what, got, torch.cat(alone), steps=steps)
             if found.verdict is Verdict.FAILS and side == "left" and not subject.takes("position_ids"):
                 found = not_claimed(what, COUNTS, difference=found.difference)
             yield found

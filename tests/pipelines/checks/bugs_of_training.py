@@ -83,7 +83,7 @@ class TheCountDividesTwice:
 
 
 @bug("llama", "accumulation")
-class ALossOfOnceAStepInEveryPart:
+class AnAuxiliaryLossInEveryPart:
     def forward(self, **inputs):
         out = super().forward(**inputs)
         if out.loss is not None:
