@@ -31,7 +31,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
         if any(codes):
             raise RuntimeError((Path(folder) / f"{codes.index(max(codes))}.error").read_text(encoding="utf-8"))
         got = pickle.loads((Path(folder) / "gradients").read_bytes())
-    yield subject.compared_gradients("a row on each of two processes", got, expected)
+    reached = {name: x for name, x in expected.items() if name in got or x.any()}  # DDP leaves others at zero
+    yield subject.compared_gradients("a row on each of two processes", got, reached)
 
 
 def fork(folder: Path, rank: int, model, batch: dict) -> int:
