@@ -73,6 +73,8 @@ def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu
 def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> Subject:
     """A tiny twin of a config. code: the folder or repository whose own code it runs."""
     tiny = tiny_config(config, kind)
+    if kind == "seq2seq" and tiny.is_encoder_decoder and getattr(tiny, "decoder_start_token_id", None) is None:
+        tiny.decoder_start_token_id = tiny.pad_token_id or 0  # as published T5s have it, and T5Config has not
     trust = "" if code is None else ", trust_remote_code=True"
     model = tiny_model(tiny, kind, SEED, torch.float32).to(device)
     made = (

@@ -36,14 +36,21 @@ class Subject:
 
     # ------------------------------------------------------------------------------------------------ the model
 
-    def fresh(self, attn: str | None = None, dtype: torch.dtype | None = None, training: bool = False):
-        """A copy of the model: in evaluation unless `training`, on a backend, without a cache."""
+    def fresh(
+        self,
+        attn: str | None = None,
+        dtype: torch.dtype | None = None,
+        training: bool = False,
+        keeps_cache: bool = False,
+    ):
+        """A copy of the model: in evaluation unless `training`, on a backend, without a cache unless `keeps_cache`."""
         model = copy.deepcopy(self._model)
         if dtype is not None:
             model = model.to(dtype)
         if attn is not None:
             model.set_attn_implementation(attn)
-        without_cache(model)
+        if not keeps_cache:
+            without_cache(model)
         return model.train(training)
 
     @property

@@ -15,7 +15,7 @@ NAMES = ("cache", "past_key_values")  # the argument and the output; before tran
 PIECES = ((1,) * 12, (5, 7), (3, 1, 8))
 GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
 STEPS = (
-    "ids, more = torch.arange(5, 14)[None], dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
+    "ids, more = torch.arange(5, 23).view(2, 9), dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
     "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
     "print((torch.stack(out.logits, 1) - model(input_ids=out.sequences).logits[:, 8:-1]).abs().max().item())  # 0",
 )
@@ -32,14 +32,14 @@ def ask(subject: Subject) -> Iterator[Finding]:
     ways = {f"one by one, {backend}": {"use_cache": True} for backend in subject.backends}
     if subject.kind == "causal":
         ways["a prompt in chunks of 4"] = {"use_cache": True, "prefill_chunk_size": 4}
-    model = subject.fresh()
+    model = subject.fresh(keeps_cache=True)
     static = getattr(model, "_can_compile_fullgraph", False)
     if static:
         ways["a static cache"] = {"cache_implementation": "static", "disable_compile": True}
     else:
         yield not_claimed("a static cache", "its class says _can_compile_fullgraph = False")
     for what, how in ways.items():
-        on = subject.fresh(what.removeprefix("one by one, ") if "one by one" in what else None)
+        on = subject.fresh(what.removeprefix("one by one, ") if "one by one" in what else None, keeps_cache=True)
         yield subject.tried(what, partial(generated, subject, on, what, **how))
     if subject.kind == "causal":
         what = "a prompt padded on the left"
