@@ -10,7 +10,16 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
-from .traits import ATTENTION_KINDS, MLP_TYPES, RULES, attention_kinds, cache_type, mlp_kinds, own_fields
+from .traits import (
+    ATTENTION_KINDS,
+    MLP_TYPES,
+    RULES,
+    STATE_LAYER_TYPE,
+    attention_kinds,
+    cache_type,
+    mlp_kinds,
+    own_fields,
+)
 
 
 @strict
@@ -132,6 +141,14 @@ class TransformerConfig(PreTrainedConfig):
         if self.layer_types is None:
             self.layer_types = [cache_type(kind) for kind in self.attention_kinds]
         self.set_parallel_plans()
+
+    def to_dict(self):
+        """Without `layer_types` that only this package knows: a plain config, as Trainer reads one when it resumes a
+        run, refuses them. They are derived anew."""
+        fields = super().to_dict()
+        if STATE_LAYER_TYPE in (fields.get("layer_types") or ()):
+            fields["layer_types"] = None
+        return fields
 
     def set_parallel_plans(self):
         """Plans name the modules that this config builds; a native class has one architecture and one plan."""

@@ -15,9 +15,9 @@ import pytest
 import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
+from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.findings import Verdict
 from anyformer.pipelines.checks.laws import LAWS, law
-from anyformer.pipelines.checks.report import ask
 from family_variants import DISTANCES_ONLY, FP32, HEADS, SEQ2SEQS, ZOO, close, gradients_of
 from torch.nn.functional import cross_entropy, pad
 from transformers import AutoConfig, AutoModel
@@ -60,7 +60,6 @@ CLAIMED = {
 # What a finding may leave open: rates of 0 in the zoo, and backends that cannot compute a composition.
 OPEN = ("dropout in training", "experts by grouped_mm and eager")
 SLOW = {"compiled": ZOO, "resume": [v for v in ZOO if v.generates]}  # what takes long
-REFUSED = "Trainer reads a checkpoint's config by PreTrainedConfig, which refuses the layer type anyformer_states"
 MEETS_OTHER_LOGITS = ("labels", "vit-deit")  # the mean of two heads' losses is not the loss of their mean
 
 
@@ -70,8 +69,6 @@ def laws_and_variants():
             if (name, str(variant)) != MEETS_OTHER_LOGITS:
                 slow = variant in SLOW.get(name, ()) or not is_fast(number, turn)
                 marks = [pytest.mark.slow] if slow else []
-                if name == "resume" and variant.name.startswith(("linear", "compressive", "recurrent")):
-                    marks.append(pytest.mark.xfail(strict=True, reason=REFUSED))
                 yield pytest.param(name, variant, marks=marks, id=f"{name}-{variant}")
 
 

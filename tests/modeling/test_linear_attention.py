@@ -3,8 +3,8 @@
 import pytest
 import torch
 from anyformer.modeling.attention_linear import CHUNK, feature_map, kernel_sums, normalised, with_ones
+from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.laws import law
-from anyformer.pipelines.checks.report import ask
 from family_variants import DECODERS, LINEAR, ZOO, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st

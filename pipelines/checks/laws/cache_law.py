@@ -15,8 +15,8 @@ NAMES = ("cache", "past_key_values")  # the argument and the output; before tran
 PIECES = ((1,) * 12, (5, 7), (3, 1, 8))
 GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
 STEPS = (
-    "ids, more = torch.arange(5, 23).view(2, 9), dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
-    "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
+    "ids, more = torch.arange(5, 23).view(2, 9), dict(output_logits=True, return_dict_in_generate=True)",
+    "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, **more{})",
     "print((torch.stack(out.logits, 1) - model(input_ids=out.sequences).logits[:, 8:-1]).abs().max().item())  # 0",
 )
 
