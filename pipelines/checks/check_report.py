@@ -39,8 +39,15 @@ class Answer:
     @property
     def worst(self) -> Finding:
         """The finding to show: the first of the law's verdict with the largest difference."""
-        of_verdict = [finding for finding in self.findings if finding.verdict is self.verdict]
-        return max(of_verdict, key=lambda finding: finding.difference or 0.0)
+        return max(self._of_verdict(), key=lambda finding: finding.difference or 0.0)
+
+    @property
+    def why(self) -> str:
+        """The first cause that a finding of the law's verdict names."""
+        return next((finding.why for finding in self._of_verdict() if finding.why), "")
+
+    def _of_verdict(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict is self.verdict]
 
 
 @dataclass(frozen=True)

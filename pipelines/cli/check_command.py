@@ -85,7 +85,7 @@ def print_report(report) -> None:
     for answer in report.answers:
         worst = answer.worst
         numbers = ["" if x is None else f"{x:.1e}" for x in (worst.difference, worst.tolerance)]
-        why = f": {worst.why}" if worst.why else ""
+        why = f": {answer.why}" if answer.why else ""
         table.add_row(answer.law, escape(worst.what), *numbers, MARKS[answer.verdict] + escape(why))
     console.print(table)
     for answer in report.failed:
