@@ -27,10 +27,12 @@ class Subject:
 
     def __init__(self, model, kind: str, made_by: Sequence[str] = (), is_twin: bool = True):
         self.what = "a tiny twin" if is_twin else "its own weights"
-        self._model, self.kind, self.made_by, self.config = model, kind, tuple(made_by), model.config
+        self._model, self._listed, self.made_by, self.config = model, kind, tuple(made_by), model.config
+        # Listed among the encoder-decoders are decoders that hear sounds.
+        self.kind = "causal" if kind == "seq2seq" and not model.config.is_encoder_decoder else kind
         self.tolerance = TOLERANCE if is_twin else TOLERANCE_OF_REAL
         self.fp32_tolerance = max(self.tolerance, TOLERANCE_OF_FP32)
-        self.prefixes = ("", "decoder_") if kind == "seq2seq" else ("",)
+        self.prefixes = ("", "decoder_") if self.kind == "seq2seq" else ("",)
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)
 
@@ -84,7 +86,7 @@ class Subject:
 
     def rows(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
         """What a forward pass reads, without labels: input_ids (rows, tokens), or pixel_values."""
-        found = batch(self.config, self.kind, rows, tokens, seed)
+        found = batch(self.config, self._listed, rows, tokens, seed)
         return {name: self._moved(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
 
     def _moved(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,14 +101,9 @@ class Subject:
         drawn = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(9 + seed)).to(predicted.device)
         return row | {"labels": predicted.masked_fill(drawn < 0.3, -100)}
 
-    @property
-    def predicts_next(self) -> bool:
-        """Whether the logits at a token are for the next one, as a decoder alone has them."""
-        return self.kind == "causal" or (self.kind == "seq2seq" and not self.config.is_encoder_decoder)
-
     def predicted(self, labels: torch.Tensor) -> torch.Tensor:
         """The labels that count in a loss: a decoder alone is not asked for the first of a row."""
-        labels = labels[:, 1:] if self.predicts_next else labels
+        labels = labels[:, 1:] if self.kind == "causal" else labels
         return labels if self.kind == "image" else labels[labels != -100]
 
     def documents(self, lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:

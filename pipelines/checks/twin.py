@@ -61,7 +61,7 @@ PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|bl
 TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
 # What to_dict adds, and how weights are stored: a twin is made without them.
 DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config", "output_attentions"}
-NOT_COMPARED = DROPPED - {"architectures"} | {"model_type"}
+NOT_COMPARED = DROPPED - {"architectures"} | {"model_type", "_name_or_path"}
 NO_PATH = ("_name_or_path", "")
 
 

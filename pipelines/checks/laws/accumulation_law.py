@@ -76,7 +76,7 @@ def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, 
 
 def steps_of(subject: Subject) -> tuple[str, ...]:
     """Four rows of twelve tokens, one by one and together."""
-    return tuple(line.format(44 if subject.predicts_next else 48) for line in STEPS)
+    return tuple(line.format(44 if subject.kind == "causal" else 48) for line in STEPS)
 
 
 @torch.no_grad()

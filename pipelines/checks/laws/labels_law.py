@@ -57,7 +57,7 @@ def expected(subject: Subject, logits: torch.Tensor, labels: torch.Tensor) -> to
     """The mean of the labels' cross-entropies; the logits at a token of a causal model are for the next one."""
     if subject.kind == "image":
         return cross_entropy(logits, labels)
-    if subject.predicts_next:
+    if subject.kind == "causal":
         logits, labels = logits[:, :-1], labels[:, 1:]
     return cross_entropy(logits.flatten(0, 1), labels.flatten())
 

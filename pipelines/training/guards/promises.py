@@ -25,7 +25,8 @@ def broken_promises(config, auto_class: str, recipe: Recipe) -> list[str]:
     laws = ["saving", "checkpointing"] if recipe.training.gradient_checkpointing else ["saving"]
     answers = [ask(subject, law) for law in laws]
     return [
-        f"{subject.class_name} breaks the law {answer.law} ({answer.why or answer.worst.what}); anyformer check shows it"
+        f"{subject.class_name} breaks the law {answer.law} ({answer.why or answer.worst.what}); "
+        f"anyformer check shows it"
         for answer in answers
         if answer.verdict is Verdict.FAILS
     ]
