@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 MASKS = re.compile(r"create_\w*mask\w*\(")
+KEYWORDS = re.compile(r"\*\*(\w+)")
 STATELESS = ("attention", "dense", "sparse", "moe", "mlp")  # words in the names of layers that carry no state
 
 
@@ -26,7 +27,11 @@ def mask_without_positions(model) -> str:
         return ""
     for match in MASKS.finditer(source):
         call = _call(source, match.end())
-        if "position_ids" not in call and "**" not in call:
+        handed = KEYWORDS.search(call)
+        if handed:  # the last dictionary of that name above it
+            begin = source.rfind(f"{handed[1]} = {{", 0, match.start())
+            call += source[begin : source.find("}", begin)] if begin >= 0 else "position_ids"
+        if "position_ids" not in call:
             line = source.count("\n", 0, match.start()) + 1
             return f"{Path(module.__file__).name}:{line} makes the mask without position_ids"
     return "" if "masking_utils" in source else f"{Path(module.__file__).name} makes its own mask, without position_ids"
