@@ -187,7 +187,7 @@ def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
             load_recipe(args.recipe, args.overrides)
 
 
-# The only block of the first needs datatrove: test_tokenising_large_corpora. The second shows faults of one transformers.
+# The first needs datatrove (test_tokenising_large_corpora); the second shows faults of one transformers.
 PYTHON = [page for page in OTHER if page not in ("data.md", "upstream_issues.md")]
 
 
