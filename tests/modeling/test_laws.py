@@ -64,7 +64,7 @@ MEETS_OTHER_LOGITS = ("labels", "vit-deit")  # the mean of two heads' losses is 
 
 
 def laws_and_variants():
-    for turn, name in enumerate(LAWS):
+    for turn, name in enumerate(name for name in LAWS if name != "device"):
         for number, variant in enumerate(ZOO):
             if (name, str(variant)) != MEETS_OTHER_LOGITS:
                 slow = variant in SLOW.get(name, ()) or not is_fast(number, turn)

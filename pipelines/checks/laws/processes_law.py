@@ -1,13 +1,13 @@
 """Two processes have the gradients of one (DistributedDataParallel on gloo, a row each)."""
 
 import os
-import pickle
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from ..findings import Finding
 from ..subject import Subject, gradients_of
@@ -30,7 +30,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         if any(codes):
             raise RuntimeError((Path(folder) / f"{codes.index(max(codes))}.error").read_text(encoding="utf-8"))
-        got = pickle.loads((Path(folder) / "gradients").read_bytes())
+        got = load_file(Path(folder) / "gradients.safetensors")
     reached = {name: x for name, x in expected.items() if name in got or x.any()}  # DDP leaves others at zero
     yield subject.compared_gradients("a row on each of two processes", got, reached)
 
@@ -46,7 +46,7 @@ def fork(folder: Path, rank: int, model, batch: dict) -> int:
         torch.set_num_threads(1)  # the threads of the parent are gone
         gradients = shared_gradients(folder, rank, model, {name: x[rank : rank + 1] for name, x in batch.items()})
         if rank == 0:
-            (folder / "gradients").write_bytes(pickle.dumps(gradients))
+            save_file({name: x.contiguous() for name, x in gradients.items()}, folder / "gradients.safetensors")
         code = 0
     except BaseException as error:
         (folder / f"{rank}.error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")

@@ -20,8 +20,10 @@ class OneProcess(Engine):
             load_stored(trainer.accelerator.unwrap_model(trainer.model), folder, by_trainer)
 
 
-class DDP(OneProcess):
+class DDP(Engine):
     """Each process has the model, and rows of its own."""
 
     name = "DDP"
+    whole = True
+    load_weights = OneProcess.load_weights
     wrappers = ("DistributedDataParallel",)
