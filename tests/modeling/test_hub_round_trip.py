@@ -415,6 +415,7 @@ def test_a_class_that_fsdp2_has_made_is_saved_as_our_own(tiny_config, tmp_path):
     assert whole == shared and configs[0] == configs[1]
 
 
+@pytest.mark.slow
 def test_what_a_trainer_pushes_loads_without_anyformer(tiny_config, tmp_path):
     folder, out = tmp_path / "model", tmp_path / "out"
     AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(folder)

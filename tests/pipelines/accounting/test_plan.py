@@ -106,6 +106,7 @@ def test_an_encoder_decoder_keeps_its_source_and_an_encoder_nothing():
 # ---------------------------------------------------------------------------- parameters, optimizers, FLOPs
 
 
+@pytest.mark.slow
 def test_plans_of_presets_count_their_parameters():
     for name in ("switch_base_8", "vit_base_patch16_224"):
         found = plan(name)
@@ -152,6 +153,7 @@ def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
             assert words[-1] in ("quickstart", "RECIPE") and Path(words[3]).stem in shipped("accelerate")
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_node_is_counted_in_which_each_process_makes_the_model():
     found = plan("llama2_70b", stage="zero3", devices=devices_of("64xH100-80GB"))
     assert found.host_memory == 8 * 4 * found.parameters > 2.2e12 and found.per_node == 8
