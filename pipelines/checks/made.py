@@ -76,8 +76,8 @@ def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> 
     if kind == "seq2seq" and tiny.is_encoder_decoder and getattr(tiny, "decoder_start_token_id", None) is None:
         tiny.decoder_start_token_id = tiny.pad_token_id or 0  # as published T5s have it, and T5Config has not
     trust = "" if code is None else ", trust_remote_code=True"
-    options = {} if code is None else {"trust_remote_code": True}
-    model = tiny_model(tiny, kind, SEED, torch.float32, **options).to(device)
+    # Said in any case: where nothing is said, transformers asks on standard input whether code may run.
+    model = tiny_model(tiny, kind, SEED, torch.float32, trust_remote_code=code is not None).to(device)
     made = (
         "import torch, transformers",
         f"config = transformers.{constructor(tiny)}",

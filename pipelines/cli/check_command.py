@@ -8,7 +8,6 @@ from ..errors import UserError
 from .common_arguments import add_json, add_trust
 from .output import json_alone, plain_table, say_loading
 
-PAGE = "check.html"
 MARKS = {"holds": "[green]holds[/]", "fails": "[red]fails[/]", "not claimed": "not claimed", "not asked": "not asked"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from anyformer.modeling.families import FAMILIES
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ...transformers_logging import silent
@@ -18,32 +19,32 @@ FILES = "*model*.safetensors"  # one file, the shards of a large model, or an ad
 
 def stored_weights(model, folder: Path) -> dict[str, torch.Tensor]:
     """All weights of a model in a folder, on the CPU, tied ones under both names."""
+    if has_other_names(model, folder):
+        with silent():
+            return type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(Path(folder).glob(FILES)):
         weights |= load_file(file, device="cpu")
-    if has_other_names(model, weights):
-        with silent():
-            return type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return weights | {
         name: weights[source] for name, source in tied.items() if name not in weights and source in weights
     }
 
 
-def has_other_names(model, stored) -> bool:
-    """Whether names of stored weights are not those of a native model."""
-    return model.config.model_type not in FAMILIES and bool(set(stored) - model.state_dict().keys())
-
-
-def load_stored(model, folder: Path, by_trainer) -> None:
-    """Give a whole model the weights of a checkpoint: by_trainer reads files whose names are the model's."""
-    from safetensors import safe_open
-
+def has_other_names(model, folder: Path) -> bool:
+    """Whether a folder holds the weights of a native model under names that the model does not have."""
+    if model.config.model_type in FAMILIES:
+        return False
     names: set[str] = set()
     for file in Path(folder).glob(FILES):
         with safe_open(file, framework="np") as tensors:
             names |= set(tensors.keys())
-    if not has_other_names(model, names):
+    return bool(names - model.state_dict().keys())
+
+
+def load_stored(model, folder: Path, by_trainer) -> None:
+    """Give a whole model the weights of a checkpoint: by_trainer reads files whose names are the model's."""
+    if has_other_names(model, folder):
+        model.load_state_dict(stored_weights(model, folder), strict=True)
+    else:
         by_trainer()
-        return
-    model.load_state_dict(stored_weights(model, folder), strict=True)

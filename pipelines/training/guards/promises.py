@@ -15,12 +15,13 @@ from ...recipes.schema import Recipe
 
 
 def broken_promises(config, auto_class: str, recipe: Recipe) -> list[str]:
-    """A sentence for each promise that a tiny twin of a native config breaks; none of what cannot be asked."""
-    if config.model_type in FAMILIES:
+    """A sentence for each promise that a tiny twin of a native config breaks; none of what cannot be asked, and none of
+    a model with code of its own."""
+    if config.model_type in FAMILIES or getattr(config, "auto_map", None):
         return []
     try:
         subject = twin_of(config, kind_named(auto_class))
-    except UserError:  # of no kind that has laws, or with code of its own that has no twin
+    except UserError:  # of no kind that has laws
         return []
     laws = ["saving", "checkpointing"] if recipe.training.gradient_checkpointing else ["saving"]
     answers = [ask(subject, law) for law in laws]
