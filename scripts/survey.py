@@ -59,7 +59,7 @@ def survey(out: Path, names: list[str], laws: list[str], again: bool) -> None:
         while waiting and len(running) < AT_ONCE:
             name = waiting.pop(0)
             running[ask_in_child(out, name, missing[name])] = (name, time.monotonic())
-        end_those_over_time(out, running)
+        end_those_over_time(out, running, laws)
         time.sleep(0.05)
 
 
@@ -103,7 +103,7 @@ def asked(name: str, laws: list[str]) -> dict:
         return {"name": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
 
 
-def end_those_over_time(out: Path, running: dict[int, tuple[str, float]]) -> None:
+def end_those_over_time(out: Path, running: dict[int, tuple[str, float]], laws: list[str]) -> None:
     for child, (name, began) in list(running.items()):
         ended, _ = os.waitpid(child, os.WNOHANG)
         if not ended and time.monotonic() - began > LIMIT:
@@ -112,9 +112,22 @@ def end_those_over_time(out: Path, running: dict[int, tuple[str, float]]) -> Non
             ended = child
         if ended:
             del running[child]
-            if not file_of(out, name).exists():
-                write(out, name, {"name": name, "error": f"no end within {LIMIT} seconds, or its process was killed"})
+            write_what_had_no_end(out, name, laws)
             print(f"{name}: {time.monotonic() - began:.0f} s, {line_of(json.loads(file_of(out, name).read_text()))}")
+
+
+def write_what_had_no_end(out: Path, name: str, laws: list[str]) -> None:
+    """Of a class whose process was killed: the laws that its file lacks are not asked, and it is not asked again."""
+    why = f"no end within {LIMIT} seconds, or its process was killed"
+    if not file_of(out, name).exists():
+        write(out, name, {"name": name, "error": why})
+    elif missing := missing_of(out, name, laws):
+        facts = json.loads(file_of(out, name).read_text())
+        finding = {"what": "", "verdict": "not asked", "difference": None, "tolerance": None, "why": why}
+        finding |= {"way_out": "", "reproducer": ""}
+        for law in missing:
+            facts["laws"][law] = {"promise": LAWS[law], "verdict": "not asked", "seconds": LIMIT, "findings": [finding]}
+        write(out, name, facts)
 
 
 def file_of(out: Path, name: str) -> Path:
