@@ -143,7 +143,8 @@ def _begun(given: dict, before: Step) -> tuple[dict, dict]:
     """A step's sections as they are trained and as they are planned, with what the step before it has made."""
     model, made, place = given.get("model") or {}, before.planned.to_dict(), str(before.folder)
     if not before.makes_tokenizer:
-        begun = given | {"model": {"name_or_path": place} | model}
+        model = {name: value for name, value in model.items() if name != "name_or_path"}  # of the recipe it names
+        begun = given | {"model": {"name_or_path": place, **model}}
         return begun, given | {"model": made["model"] | model, "tokenizer": made["tokenizer"]}
     size = before.recipe.tokenizer.vocab_size  # else a preset has its own
     model = model if size is None or "preset" not in model else {"vocab_size": size} | model
