@@ -13,7 +13,7 @@ from anyformer.pipelines.recipes.recipe_files import shipped
 from processes import Process
 
 SMALL = [
-    *("data.max_documents=12", "vocabulary.tokenizer.vocab_size=400", "pretraining.model.num_hidden_layers=1"),
+    *("data.max_documents=30", "vocabulary.tokenizer.vocab_size=400", "pretraining.model.num_hidden_layers=1"),
     *("pretraining.model.hidden_size=32", "pretraining.model.intermediate_size=64"),
     *("pretraining.model.num_attention_heads=2", "pretraining.model.num_key_value_heads=1"),
     *("training.per_device_train_batch_size=2", "training.save_steps=2", "training.bf16=false"),
