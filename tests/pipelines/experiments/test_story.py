@@ -1,5 +1,6 @@
 """A story: each step begins from the one before, is planned before there is any, and is made once."""
 
+import json
 import os
 import re
 import signal
@@ -73,6 +74,19 @@ def test_what_is_of_one_run_is_refused_for_a_story(command, capsys):
     assert "--seeds is of one run, and story is a story" in capsys.readouterr().err
     assert command("preview", "story") == 2
     assert "a story of several recipes, which train and plan take" in capsys.readouterr().err
+
+
+def test_a_story_is_planned_as_the_sum_of_its_steps(tmp_path, command, capsys):
+    file = tmp_path / "plan.json"
+    assert command("plan", "story", *SMALL, "--devices", "H100-80GB", "--output", file) == 0
+    found, printed = json.loads(file.read_text()), capsys.readouterr().out
+    assert list(found["steps"]) == ["pretraining", "instructions", "chat"] and "pretraining" in printed
+    assert (
+        found["seconds"] == pytest.approx(sum(plan["seconds"] for plan in found["steps"].values()))
+        and found["seconds"] > 0
+    )
+    assert len({plan["parameters"] for plan in found["steps"].values()}) == 1
+    assert all(plan["steps"] == 6 and plan["steps_source"] == "training.max_steps" for plan in found["steps"].values())
 
 
 @pytest.mark.slow
