@@ -16,7 +16,7 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .recipe_files import read_yaml_file
+from .recipe_files import is_file_of, read_yaml_file
 from .schema import (
     ARGUMENT_BOUNDS,
     DEFAULT_NAMES,
@@ -165,6 +165,11 @@ def load_recipe(
     Raises:
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
+    if is_file_of(str(name_or_path), "stories", "steps"):
+        raise UserError(
+            f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take; name a recipe, "
+            f"such as the recipe.yaml in the folder of one of its steps"
+        )
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)

@@ -117,18 +117,24 @@ class MixtureSource(SourceSection):
     )
 
 
-DERIVED_FROM_TEXT = ("next_sentence", "function_summary")  # those of data.derive that read any source of plain text
+# Those of data.derive that read any source of plain text.
+DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
 
 
 @dataclass
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
-    derive: Literal["next_sentence", "function_summary", "entity_kinds"] | None = doc(
+    derive: (
+        Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
+        | None
+    ) = doc(
         "a task's examples are made of other data: next_sentence: of any text, two sentences and four that may be the "
         "next (columns context, choices, label); function_summary: of Python sources, functions and the first "
-        "paragraph of their docstrings (code, summary, function); entity_kinds: of tagged words, the text and the "
-        "kinds of names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
+        "paragraph of their docstrings (code, summary, function); docstring_questions, docstring_conversations: of "
+        "Python sources, what each function does and the first sentence of its docstring (instruction, output; "
+        "messages), validated in other words than trained; entity_kinds: of tagged words, the text and the kinds of "
+        "names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
