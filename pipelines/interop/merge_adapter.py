@@ -8,7 +8,8 @@ from ..errors import UserError, loading_reason
 from ..lazy import transformers
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
-from .convert_checkpoint import destination_folder, save, saved_image_processor, saved_tokenizer
+from ..storage.atomic import destination_folder
+from .convert_checkpoint import save, saved_image_processor, saved_tokenizer
 
 
 def check_adapter(source: str, destination: str | os.PathLike) -> Path:
