@@ -28,6 +28,7 @@ VERBS = {
     "inspect": "a page of attention maps, head by head, of a model on texts or images",
     "report": "the page of a run, finished or not, or of several compared",
     "convert": "turn a native transformers checkpoint into an anyformer one, or back",
+    "export": "write a saved model as a file for ONNX Runtime or torch.export",
     "merge": "make a whole model of an adapter and its base",
     "publish": "push a finished model to the Hugging Face Hub",
     "completion": "a script by which bash, zsh or fish complete commands",
