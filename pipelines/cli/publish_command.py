@@ -1,6 +1,7 @@
 """`anyformer publish`: finished models pushed to the Hub, or listed, or written as they would be."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import UserError
@@ -37,12 +38,11 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..publishing.publish import files_to_publish, publish
-    from ..storage.model_folder import open_model_folder
+    from ..publishing.publish import publish
 
     names = named_repositories(args.words, needed=args.to is None and not args.dry_run)
-    for folder in names:  # all of them before the first upload
-        files_to_publish(open_model_folder(folder))
+    if len(names) > 1:
+        check_all(names)
     check = None if args.no_check else checked
     if args.dry_run or args.to is not None:
         return instead_of_upload(names, args, check)
@@ -75,6 +75,15 @@ def named_repositories(words: list[str], needed: bool) -> dict[str, str | None]:
     if len({*names.values()}) < len(folders):
         raise UserError(f"two of {', '.join(folders)} have one name; publish them one by one, each with its REPO_ID")
     return names
+
+
+def check_all(folders: Iterable[str]) -> None:
+    """Raise UserError for the first folder that cannot be published, before any of them is."""
+    from ..publishing.publish import files_to_publish
+    from ..storage.model_folder import open_model_folder
+
+    for folder in folders:
+        files_to_publish(open_model_folder(folder))
 
 
 def instead_of_upload(names: dict[str, str | None], args, check) -> int:

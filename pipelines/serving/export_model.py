@@ -162,7 +162,7 @@ def compared(model, run: Callable, to: str) -> str:
 
     Padding is left out: what stands there is undefined.
     """
-    largest = difference = 0.0
+    sizes, differences = [], []
     flags = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     for rows, tokens in COMPARED:
         inputs = example(model, rows, tokens)
@@ -181,8 +181,9 @@ def compared(model, run: Callable, to: str) -> str:
         for one, other in zip(ours, theirs, strict=True):
             if mask is not None and one.shape[:2] == mask.shape and one.dim() > 2:
                 one, other = one[mask.bool()], other[mask.bool()]
-            largest = max(largest, one.abs().max().item())
-            difference = max(difference, (one - other).abs().max().item())
+            sizes.append(one.abs().max())
+            differences.append((one - other).abs().max())
+    largest, difference = (torch.stack(each).max().item() for each in (sizes, differences))  # NaN stays NaN
     if not difference <= TOLERANCE * largest:
         raise UserError(
             f"{to}: outputs of {type(model).__name__} differ by {difference:.2g} where the largest is {largest:.3g}, "
