@@ -1,11 +1,29 @@
 """The checkpoint that a run goes on from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UserError
-from ...recipes.schema import Recipe
+from ...recipes.compose import LEFT_OPEN
+from ...recipes.schema import Recipe, TrainingSection
 from ...storage.ownership import find_foreign
 from ..engines.elastic import check_engine_of
+from .run_folder import stored_run
+
+
+def with_values_of_run(recipe: Recipe) -> Recipe:
+    """The recipe with what the run in output_dir has where both leave it open: versions may find other values usual.
+
+    Earlier versions had one default for whatever was trained.
+    """
+    stored = stored_run(Path(recipe.training.output_dir))
+    there = {} if stored is None else stored["recipe"].get("training") or {}
+    kept, chosen = {}, dict(recipe.chosen)
+    for name in LEFT_OPEN:
+        path, before = f"training.{name}", getattr(TrainingSection, name)
+        if path in chosen and name in there and (path in stored.get("chosen", {}) or there[name] == before):
+            kept[name], chosen[path] = there[name], "as the run began with"
+    return replace(recipe, training=replace(recipe.training, **kept), chosen=chosen) if kept else recipe
 
 
 def checkpoint_to_go_on(session, trusted: bool) -> Path | None:
