@@ -212,7 +212,7 @@ class Muon(OwnOptimizer):
     def state_bytes(self, model) -> int:
         """One momentum of a hidden matrix; two moments of the rest."""
         matrices = muon_parameter_names(model)
-        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters())
+        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters() if p.requires_grad)
 
     def words(self) -> str:
         muon, adamw = self.section.muon_learning_rate, self.section.learning_rate
