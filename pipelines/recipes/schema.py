@@ -220,8 +220,7 @@ class TrainingSection:
     seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0, at_most=2**32 - 1)
     max_steps: int = doc("optimizer steps; -1: as num_train_epochs says", -1, at_most=10**12)
     num_train_epochs: float | Literal["auto"] = doc(
-        "passes over the data, where max_steps does not say; auto, and where a checkpoint is trained on and nothing is "
-        "set: 3 of labelled examples, and more of few",
+        "passes over the data, where max_steps does not say; of a checkpoint, unless set, or auto: 3, of few rows more",
         1.0,
         above=0,
         at_most=1_000_000,
@@ -239,8 +238,8 @@ class TrainingSection:
         False,
     )
     learning_rate: float = doc(
-        "peak learning rate; auto, and where nothing is set: the usual one for fresh weights, 1e-3, for an adapter, "
-        "2e-4, for a pretrained encoder or image model, 5e-5, or for a pretrained decoder, 2e-5",
+        "peak learning rate; unless set, or auto: 1e-3 for fresh weights, 2e-4 for an adapter, 5e-5 for a pretrained "
+        "encoder or image model, 2e-5 for a pretrained decoder",
         1e-3,
         at_least=1e-12,
     )

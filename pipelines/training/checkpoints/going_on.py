@@ -16,13 +16,12 @@ def with_values_of_run(recipe: Recipe) -> Recipe:
 
     Earlier versions had one default for whatever was trained.
     """
-    stored = stored_run(Path(recipe.training.output_dir))
-    there = {} if stored is None else stored["recipe"].get("training") or {}
-    kept, chosen = {}, dict(recipe.chosen)
-    for name in LEFT_OPEN:
-        path, before = f"training.{name}", getattr(TrainingSection, name)
-        if path in chosen and name in there and (path in stored.get("chosen", {}) or there[name] == before):
-            kept[name], chosen[path] = there[name], "as the run began with"
+    stored, kept = stored_run(Path(recipe.training.output_dir)) or {"recipe": {}}, {}
+    for name, there in (stored["recipe"].get("training") or {}).items():
+        left_open = f"training.{name}" in stored.get("chosen", {}) or there == getattr(TrainingSection, name, None)
+        if f"training.{name}" in recipe.chosen and name in LEFT_OPEN and left_open:
+            kept[name] = there
+    chosen = recipe.chosen | {f"training.{name}": "as the run began with" for name in kept}
     return replace(recipe, training=replace(recipe.training, **kept), chosen=chosen) if kept else recipe
 
 
