@@ -39,6 +39,9 @@ WHAT = {
 # Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
 LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
 
+# Settings of the training section that usual_rates.py chooses where a recipe leaves them open.
+LEFT_OPEN = ("learning_rate", "num_train_epochs")
+
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
 FREE_ON_RESUME = [
     "name",
@@ -247,11 +250,16 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
     recipe.objective, recipe.task = _learned_sections(learned)
+    left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
         recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
     if recipe.model.name_or_path is not None and not final.get("tokenizer"):
         recipe.tokenizer.name_or_path = recipe.model.name_or_path
+    if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
+        from .usual_rates import choose
+
+        choose(recipe, left_open)
     check_model(recipe)
     check_recipe(recipe)
     return recipe
@@ -379,6 +387,8 @@ def _training_section(data: Any) -> TrainingSection:
     for key in data:
         if key in OWNED_ARGUMENTS:
             raise UserError(f"training.{key} cannot be set; {OWNED_ARGUMENTS[key]}")
+    if data.get("learning_rate") == "auto":  # which _compose chooses
+        data = {name: value for name, value in data.items() if name != "learning_rate"}
     own = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in own | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
