@@ -248,6 +248,8 @@ def check_data(data: DataSection) -> None:
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
+        if source.name is not None and source.name in ("", *(other.name for other in data.mixture[:i])):
+            raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
     if data.mixture and data.max_documents is not None:
         raise UserError(
             "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."

@@ -20,6 +20,7 @@ from .recipe_files import is_file_of, read_yaml_file
 from .schema import (
     ARGUMENT_BOUNDS,
     DEFAULT_NAMES,
+    DataSection,
     ModelSection,
     ObjectiveSettings,
     Recipe,
@@ -422,14 +423,26 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = (flat_settings(without_signatures(side)) for side in (old, new))
+    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
+    of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
+    for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name
+        section, name = path.split(".")[-3:-1], path.split(".")[-1]
+        if "data" in section or "mixture" in section:
+            defaults.setdefault(path, of_data.get(f"data.{name}"))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
             continue
         there, here = (side.get(path, defaults.get(path)) for side in (before, after))
         if there != here:
             yield path, there, here
+
+
+def _numbered(value: Any) -> Any:
+    """Lists of sections as sections that are named by their numbers."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = {str(number): item for number, item in enumerate(value)}
+    return {key: _numbered(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:

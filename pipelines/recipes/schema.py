@@ -95,8 +95,8 @@ class SourceSection:
         "same without its tables of encodings, Unicode and locales), or a plug-in's"
     )
     files: str | list[str] | None = doc(
-        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz), .parquet; local, or "
-        "URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
+        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz, .bz2, .xz, .zst), "
+        ".parquet; local, or URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
     )
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -110,6 +110,7 @@ class SourceSection:
 
 @dataclass
 class MixtureSource(SourceSection):
+    name: str | None = doc("what the log and the report call it; null: the names of its files or of its data set")
     weight: float = doc(
         "share of the training tokens that comes from this source, relative to the other weights",
         1.0,
