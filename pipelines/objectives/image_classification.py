@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .base import SHARE
+from .answering import of_scores, piped
+from .base import SHARE, FinishedModel
 from .class_task import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
@@ -103,6 +105,12 @@ class ImageClassification(ClassTask, ImageObjective):
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
             f"{'grey' if channels == 1 else 'colour'}; {classes}"
         )
+
+    answers_by = auto_class
+
+    def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
+        found = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
+        return list(map(of_scores, found))
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("image-classification", folder, "your_image.png")
