@@ -149,7 +149,7 @@ class MaskingObjective(TextObjective):
         found, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
         for masks in found:
             masks = [masks] if isinstance(masks[0], dict) else masks  # of a single mask, the pipeline gives no list
-            scores = [{each["token_str"]: each["score"] for each in words} for words in masks]
+            scores = [[{"word": each["token_str"], "score": each["score"]} for each in words] for words in masks]
             answers.append({"prediction": [words[0]["token_str"] for words in masks], "scores": scores})
         return answers
 

@@ -221,7 +221,7 @@ class MultipleChoice(ClassScores, TextTask):
         return self._pairs(row, place)
 
     def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
-        """The number of the right choice, its text, and the scores of all; a row's choices are of any number."""
+        """The number of the right choice, from 0, and the scores of all; rows may have unequally many choices."""
         tokenizer, collate, model = text_tokenizer(self.tokenizer), self.collator(packed=False), finished.model
 
         def answer(items: list) -> list[dict[str, Any]]:
@@ -241,10 +241,7 @@ class MultipleChoice(ClassScores, TextTask):
         longest = [(len(each), max(len("".join(pair)) for pair in each)) for each in asked]
         scores = by_length(asked, [number * 2**32 + length for number, length in longest], answer)
         best = [max(range(len(each)), key=each.__getitem__) for each in scores]
-        return [
-            {"prediction": number, "score": each[number], "scores": each, "choice": pairs[number][1]}
-            for number, each, pairs in zip(best, scores, asked)
-        ]
+        return [{"prediction": number, "score": each[number], "scores": each} for number, each in zip(best, scores)]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])

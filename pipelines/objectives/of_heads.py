@@ -42,6 +42,8 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
         fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
     elif name == "token_classification":
         fields = {"tokens_field": "tokens" if "tokens" in there else text}
+    elif name == "multiple_choice" and "question" in there:
+        fields = {"question_field": "question", "context_field": "context" if "context" in there else None}
     elif name == "causal" and tokenizer is not None and tokenizer.chat_template:
         name = "instruction_tuning"
         fields = {"prompt_field": text, "input_field": None}

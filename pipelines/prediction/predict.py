@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from accelerate import PartialState
 from rich.console import Console
@@ -194,7 +195,7 @@ def run_prediction(
 
     out: None: `take` gets the answers, part by part, in the order of the rows.
     """
-    state, began = PartialState(), time.time()
+    state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
         out.begin(prediction.key())

@@ -1,5 +1,6 @@
 """Rows without labels: of tables, of image and text files, of folders of them, or given in Python."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ from ..data.image_files import is_image_file
 from ..data.patterns import find_files
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
+from ..storage.cache import sha
 
 Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # how errors call what is read
@@ -84,9 +86,10 @@ class Unlabelled:
                     yield f"{path}, line {number}" if self.lines else str(path), {"text": each.removesuffix("\r")}
 
     def identity(self) -> Any:
-        """JSON that changes whenever the rows do; of files their names, sizes and times."""
+        """JSON that changes whenever the rows do: of files their names, sizes and times."""
+        rows = sha(json.loads(json.dumps(self.mappings, default=str)))
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
-        return [files, self.limits.encoding, self.lines]
+        return [files, rows, self.limits.encoding, self.lines]
 
 
 FAULTS = {
