@@ -8,7 +8,8 @@ from typing import Any
 
 from ..generation import free_positions
 from ..lazy import torch, transformers
-from .base import FinishedModel, Objective
+from .base import Objective
+from .finished_model import FinishedModel
 
 
 def by_length(items: Sequence, lengths: Sequence[int], answer: Callable[[list], list]) -> list:

@@ -6,7 +6,7 @@ from typing import Any
 from ..data.cells import filled_text_of
 from ..plugins import register_objective
 from .answering import continuations
-from .base import FinishedModel
+from .finished_model import FinishedModel
 from .text import TextObjective
 
 

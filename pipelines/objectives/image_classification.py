@@ -8,8 +8,9 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import of_scores, piped
-from .base import SHARE, FinishedModel
+from .base import SHARE
 from .class_task import ClassSettings, ClassTask
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import image_text, shares_text

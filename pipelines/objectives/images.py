@@ -13,7 +13,9 @@ from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from .answering import vectors_of_images
-from .base import FinishedModel, Objective, check_examples
+from .base import Objective
+from .example_settings import check_examples
+from .finished_model import FinishedModel
 
 
 @dataclass

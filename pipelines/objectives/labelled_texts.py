@@ -14,7 +14,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
-from .base import TOKENS, FinishedModel
+from .base import TOKENS
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import sequence_text
 from .text_task import TextTask

@@ -18,8 +18,9 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length
-from .base import TOKENS, FinishedModel
+from .base import TOKENS
 from .class_task import ClassScores, held
+from .finished_model import FinishedModel
 from .showing import sequence_text
 from .text_task import TextTask
 

@@ -19,7 +19,8 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
-from .base import SHARE, FinishedModel
+from .base import SHARE
+from .finished_model import FinishedModel
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
 from .number_task import NumberTask

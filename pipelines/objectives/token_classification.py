@@ -18,8 +18,9 @@ from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .answering import piped
-from .base import TOKENS, FinishedModel
+from .base import TOKENS
 from .class_task import ClassTask, NamedClassSettings, held
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import tagged_text
 from .tag_schemes import (

@@ -16,7 +16,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
 from .answering import by_length
-from .base import SAMPLES, TOKENS, FinishedModel
+from .base import TOKENS
+from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
 from .text_task import TextTask
 

@@ -26,7 +26,8 @@ from ..evaluation.evaluate import load
 from ..evaluation.request import evaluation_recipe
 from ..generation import locate_model
 from ..images.processors import load_image_processor
-from ..objectives.base import FinishedModel, Objective
+from ..objectives.base import Objective
+from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
 from ..plugins import objective_of
 from ..recipes.schema import ModelSection, Recipe
