@@ -7,7 +7,7 @@ imported here inside methods, because each file that a command enters takes time
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -73,6 +73,8 @@ class Objective(ABC):
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
     finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
+    answers_by: the Auto class of the model that answers rows without labels (`predict`); "": it answers none, and what
+    the model's head says is asked in its place (of_heads.py).
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
@@ -110,6 +112,7 @@ class Objective(ABC):
     in_stages: ClassVar[bool] = False
     finishes_on: str = "none"
     in_parts_of_rows: ClassVar[bool] = False
+    answers_by: str = ""
 
     def __init_subclass__(cls, **kwargs):
         """Give the subclass's Settings its name as the default of `name`."""
@@ -453,6 +456,25 @@ class Objective(ABC):
     def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
         """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
         return []
+
+    # ---- rows without labels
+
+    cut = 0  # texts that `predict` has cut to what the model reads
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        """{setting: column} of what the model reads of a row without a label; what there is may leave some out.
+
+        there: the columns of the rows, by the names that training gave them.
+        """
+        return self.text_columns()
+
+    def asked(self, row: dict, place: str) -> Any:
+        """What the model reads of a row without a label, as `predict` takes it. Raises UserError."""
+        raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
+
+    def predict(self, finished: "FinishedModel", asked: list) -> list[dict[str, Any]]:
+        """The answers, {"prediction": ..., further columns}, to some rows, of which `asked` has given these."""
+        raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
 
     def draw(self, finished: "FinishedModel", rows: "Rows", path: Path) -> bool:
         """Write a picture of what the model makes of some rows; return whether there is one."""
