@@ -14,8 +14,6 @@ from zoo_subject import ZooSubject
 
 from anyformer import AnyformerDecoderForCausalLM
 
-TOLERANCE = 1e-5  # fp32, sums in another order
-PACKED_TOLERANCE = 1e-6
 VARIANTS = {name: fields for name, fields in DECODERS.items() if name.startswith("linear")}
 
 
