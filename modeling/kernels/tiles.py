@@ -8,7 +8,6 @@ Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q ti
 that meet n tiles of keys each.
 """
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -131,7 +130,7 @@ def tiles_mask(
     return make_tiles(lambda row, head, query, key: dense[row, head, query, key], batch_size, q_length) or dense
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # of classes alone, and transformers' tables are no matter of a graph
 def supports_sdpa(config_class: type) -> bool:
     """Whether transformers' class of a config runs under sdpa. Raises ValueError where it takes no backends."""
     found = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())

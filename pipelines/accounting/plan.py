@@ -49,7 +49,7 @@ class Plan:
     """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
 
     host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
-    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards.
+    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Plan:
     devices: str
     device_memory: int
     host_memory: int | None
+    host_words: str
     per_node: int
     half: bool
     rows: int
@@ -114,7 +115,7 @@ def plan_run(
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
         context: tokens that the cache holds; None: as many as the model has positions, else a row's.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
-        per_node: devices of a machine, each with a process that makes the whole model in its memory.
+        per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
         until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
 
     Raises:
@@ -134,7 +135,7 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
-    in_shards = devices.is_cpu or (recipe.model.name_or_path is not None and chosen == "zero3")
+    host_memory, host_words = memory_of_making(recipe, memory, devices, chosen, per_node)
     return Plan(
         name=recipe.name,
         model=type(model).__name__,
@@ -143,7 +144,8 @@ def plan_run(
         active_parameters=active_parameters(model),
         devices=str(devices),
         device_memory=devices.memory,
-        host_memory=None if in_shards else FP32 * memory.parameters * per_node,
+        host_memory=host_memory,
+        host_words=host_words,
         per_node=per_node,
         half=memory.half,
         rows=rows,
@@ -170,6 +172,24 @@ def planned_stages(memory: StepMemory, section: TrainingSection, devices: Device
         most = [memory.largest_rows(devices.memory - states.total, way) for way in (False, True)]
         found[name] = StagePlan(states, total, total <= devices.memory, *most)
     return found
+
+
+def memory_of_making(
+    recipe: Recipe, memory: StepMemory, devices: Devices, stage: str, per_node: int
+) -> tuple[int | None, str]:
+    """(host_memory, host_words) of Plan; which engines draw fresh weights in shares, training/engines/ says."""
+    section, is_fresh = recipe.training, recipe.model.name_or_path is None
+    if devices.is_cpu or (stage == "zero3" and not is_fresh):
+        return None, ""
+    whole = FP32 * memory.parameters
+    share = FP32 * (-(-memory.parameters // sharers_of(section, devices)) + memory.block)
+    on_mesh = section.parallelism is not None and engine_of(section.parallelism) == MESH
+    if is_fresh and (on_mesh or stage == "zero3"):
+        return per_node * share, "whose processes each draw one layer at a time in fp32 and keep their shares"
+    if is_fresh and stage == "fsdp" and section.lora is None:
+        words = "of which the first process makes the whole model in fp32 and sends the others their shares"
+        return whole + (per_node - 1) * share, words
+    return per_node * whole, "whose processes each make the whole model in fp32"
 
 
 def sharers_of(section: TrainingSection, devices: Devices) -> int:

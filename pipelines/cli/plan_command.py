@@ -188,8 +188,8 @@ def host_facts(plan: "Plan") -> list[tuple[str, str]]:
     """What a machine's memory has to hold beside its devices'."""
     if plan.host_memory is None:
         return []
-    each = f"{counted(plan.per_node, 'device')}, whose processes each make the whole model in fp32 before it is shared"
-    return [("host", f"{size_words(plan.host_memory)} of memory for a node of {each} (--per-node)")]
+    node = f"a node of {counted(plan.per_node, 'device')}, {plan.host_words}"
+    return [("host", f"{size_words(plan.host_memory)} of memory for {node} (--per-node)")]
 
 
 def facts(plan: "Plan") -> list[tuple[str, str]]:

@@ -156,25 +156,3 @@ def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_ver
             assert torch.equal(ours(pixels)[name], expected[auto])
         again = {file.stem for file in (tmp_path / f"{auto}-again").glob("*.py")}
         assert again >= NEEDED
-
-
-# ------------------------------------------------------------------------------------------------ PEFT and Trainer
-
-
-def batch(config, rows=4):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(rows) % config.num_labels
-    height, width = config.image_size
-    return {"pixel_values": torch.randn(rows, 3, height, width, generator=generator), "labels": labels}
-
-
-def test_adapters_train_through_checkpointed_layers(tiny_vit_config):
-    peft = pytest.importorskip("peft")
-    base = AnyformerViTForImageClassification(tiny_vit_config())
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear"))
-    model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    model.enable_input_require_grads()
-    model(**batch(base.config)).loss.backward()
-    gradients = [p.grad for name, p in model.named_parameters() if "lora_B" in name]
-    assert gradients and all(gradient is not None for gradient in gradients)

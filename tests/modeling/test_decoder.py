@@ -120,31 +120,6 @@ def test_generate_equals_native_llama_with_left_padding(tiny_config, options):
     assert torch.equal(*results)
 
 
-@pytest.mark.usefixtures("in_float64")
-def test_training_without_logits_has_the_loss_and_gradients_of_native_llama(tiny_config):
-    native, ours = llama_twin(tiny_config, tie=False)
-    native.train(), ours.train()
-    ids = tokens()
-    labels = ids.masked_fill(torch.rand(ids.shape) < 0.3, -100)
-    for extra in ({}, {"num_items_in_batch": torch.tensor(57)}):
-        native.zero_grad(), ours.zero_grad()
-        expected, got = native(ids, labels=labels, **extra), ours(ids, labels=labels, **extra)
-        assert "logits" not in got and abs(got.loss - expected.loss) <= TOLERANCE
-        expected.loss.backward(), got.loss.backward()
-        for (name, p), (_, q) in zip(native.named_parameters(), ours.named_parameters()):
-            torch.testing.assert_close(q.grad, p.grad, atol=TOLERANCE, rtol=0, msg=name)
-
-
-def test_logits_come_in_evaluation_and_on_request(tiny_config):
-    model, ids = build(tiny_config()), tokens()
-    assert model(ids, labels=ids).logits.shape == (2, 24, 97)
-    assert "logits" not in model(ids, labels=ids, return_logits=False)
-    model.train()
-    assert "logits" not in model(ids, labels=ids)
-    assert model(ids, labels=ids, return_logits=True).logits.shape == (2, 24, 97)
-    assert model(ids, logits_to_keep=1).logits.shape == (2, 1, 97)
-
-
 @torch.no_grad()
 def test_outputs_hold_every_layer(tiny_config):
     model = build(tiny_config(), attn_implementation="eager")

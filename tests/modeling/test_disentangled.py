@@ -178,19 +178,6 @@ def test_the_normalised_table_equals_natives_encoder():
     assert torch.equal(index, (native.get_rel_pos(x)[0] + 8).clamp(0, 15))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_compute_what_fp32_does_but_for_rounding(dtype):
-    attention, positions = with_random_weights(DisentangledAttention(make_config("sdpa"), 0)), own_table(make_config())
-    x = torch.randn(BATCH, 11, HIDDEN)
-    hidden = torch.zeros(BATCH, 1, 11, 11).masked_fill(torch.arange(11) > 8, torch.finfo(dtype).min)
-    expected = attention(x, hidden, **dict(zip(positions.arguments, positions(x))))[0]
-    x, hidden, attention, positions = (each.to(dtype) for each in (x, hidden, attention, positions))
-    got = attention(x, hidden, **dict(zip(positions.arguments, positions(x))))[0]
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), expected, atol=0.05, rtol=0.05)  # bf16 has two to three digits
-
-
 @pytest.mark.parametrize("share", [False, True])
 def test_few_key_heads_equal_as_many_repeated(share):
     config = make_config(share_att_key=share, num_key_value_heads=2)
@@ -265,22 +252,6 @@ def test_the_convolution_equals_native_with_padding(size, groups, side):
     torch.testing.assert_close(ours(embeddings, first, padding), expected, **NATIVE)
     everything = torch.ones_like(padding)
     torch.testing.assert_close(ours(embeddings, first), native(embeddings, first, everything), **NATIVE)
-
-
-@pytest.mark.parametrize("size, groups", [(1, 1), (3, 1), (5, 4)])
-def test_packed_documents_are_convolved_as_separate_ones(size, groups):
-    _, ours = convolutions(size, groups)
-    lengths = [1, 6, 2, 5]
-    documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
-    embeddings, first = torch.randn(2, 1, sum(lengths), HIDDEN).unbind(0)
-    embeddings.requires_grad_()
-    packed = ours(embeddings, first, document_ids=documents)
-    parts = zip(embeddings.split(lengths, dim=1), first.split(lengths, dim=1))
-    torch.testing.assert_close(packed, torch.cat([ours(*part) for part in parts], dim=1), atol=1e-6, rtol=1e-6)
-    for document in range(4):
-        (gradient,) = torch.autograd.grad(packed[documents == document].sum(), embeddings, retain_graph=True)
-        assert gradient[documents != document].abs().max() == 0
-        assert gradient[documents == document].abs().sum() > 0
 
 
 def test_convolved_documents_of_whole_rows_have_the_plain_gradients():

@@ -13,9 +13,6 @@ from watching import Watch, square
 
 from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderModel
 
-EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
-PACKED = {"atol": 1e-6, "rtol": 1e-5}
-
 
 def build(config, **kwargs):
     return randomise(AnyformerEncoderForMaskedLM._from_config(config, **kwargs))

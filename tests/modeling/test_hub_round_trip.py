@@ -354,12 +354,6 @@ def test_folders_of_one_name_load_their_own_code_in_one_process(tiny_config, tmp
     assert all(found.values()), found
 
 
-def test_a_plain_decoder_carries_no_experts_and_no_memories(tiny_config, tmp_path):
-    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path)
-    others = ("experts", "attention_linear", "attention_recurrent", "configuration_", "legality", "unpadding")
-    assert not [name for name in code_in(tmp_path) if name.startswith(others)]
-
-
 TRAIN_AND_PUSH = """
 import torch
 from anyformer import AnyformerDecoderForCausalLM, AnyformerTrainer

@@ -226,3 +226,14 @@ def test_a_class_that_computes_scores_by_itself_refuses_the_backend():
     model.config._attn_implementation = "anyformer"
     with pytest.raises(ValueError, match="BloomModel computes its attention by itself"):
         model(torch.randint(3, 97, (1, 40)))
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected a call to a `functools.lru_cache`")
+def test_packed_rows_are_compiled_whole_without_a_warning_and_as_they_are():
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=LENGTH)
+    model = LlamaForCausalLM._from_config(config, attn_implementation="anyformer").eval()
+    row = {"input_ids": torch.randint(40, (1, LENGTH)), "position_ids": torch.arange(LENGTH)[None] % 100}
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="eager")(**row, use_cache=False).logits
+        torch.testing.assert_close(got, model(**row, use_cache=False).logits)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from anyformer.pipelines.cli import train_command
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
-from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 
 from anyformer_main import main
@@ -201,17 +199,6 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
     assert main(["train", "quickstart", "training.seed=7", "--print-recipe"]) == 0
     printed = recipe_from_dict(parse_yaml(capsys.readouterr().out, "stdout"))
     assert printed == load_recipe("quickstart", ["training.seed=7"])
-
-
-def test_lists_fit_a_terminal_and_are_whole_in_a_pipe(capsys, monkeypatch):
-    assert main(["list"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} >= {*TABLES, *shipped("recipes")}
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    for kind in ([], *([kind] for kind in TABLES)):
-        assert main(["list", *kind]) == 0
-        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
-        assert max(map(len, lines)) <= 80 and (len(lines) < 24 or kind)
 
 
 def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):

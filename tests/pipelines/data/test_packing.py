@@ -23,6 +23,7 @@ from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from token_arrays import TokenArrays
 
 PAD = 9999
 some_settings = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -44,15 +45,9 @@ class TextList(Corpus):
         return self.texts
 
 
-class ArrayStore:
-    """What PackedDataset needs of a TokenStore. Each token is its own place in the stream."""
-
-    name, fingerprint, num_bytes, notes = "arrays", "f", 1, ()
-
-    def __init__(self, lengths):
-        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        self.num_tokens, self.num_documents = int(self.offsets[-1]), len(lengths)
-        self.tokens = np.arange(self.num_tokens, dtype=np.uint16)
+def stored(lengths):
+    """Each token is its own place in the stream."""
+    return TokenArrays(np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]))
 
 
 def rows_of(dataset):
@@ -92,7 +87,7 @@ def store_of(texts, tokenizer, folder, add_bos=False, add_eos=True):
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 24))
 def test_every_prediction_within_a_document_is_made_exactly_once(lengths, length):
-    store = ArrayStore(lengths)
+    store = stored(lengths)
     dataset = PackedDataset(store, length, "pad", PAD)
     expected = [
         (token - 1, token)
@@ -106,7 +101,7 @@ def test_every_prediction_within_a_document_is_made_exactly_once(lengths, length
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 24))
 def test_segments_positions_and_labels_describe_the_same_document_parts(lengths, length):
-    store = ArrayStore(lengths)
+    store = stored(lengths)
     dataset = PackedDataset(store, length, "pad", PAD)
     seen = set()
     for index, row in enumerate(rows_of(dataset)):
@@ -132,7 +127,7 @@ def test_segments_positions_and_labels_describe_the_same_document_parts(lengths,
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 24))
 def test_dropping_the_tail_keeps_the_full_rows_as_they_are(lengths, length):
-    store = ArrayStore(lengths)
+    store = stored(lengths)
     padded = PackedDataset(store, length, "pad", PAD)
     full = [row for row in rows_of(padded) if PAD not in row["input_ids"]]
     if not full:
@@ -152,16 +147,16 @@ def test_dropping_the_tail_keeps_the_full_rows_as_they_are(lengths, length):
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 24))
 def test_padding_waste_is_what_rows_of_their_own_would_waste(lengths, length):
-    alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD) for size in lengths if size > 1]
+    alone = [PackedDataset(stored([size]), length, "pad", PAD) for size in lengths if size > 1]
     single = sum(size == 1 for size in lengths)  # one token: a row with nothing to predict
     rows = sum(map(len, alone)) + single
     held = sum(one.fill_rate * len(one) for one in alone) + single / length
-    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD)
+    dataset = PackedDataset(stored(lengths), length, "pad", PAD)
     assert dataset.padding_waste == pytest.approx(1 - held / rows)
 
 
 def test_rows_are_found_by_index_and_not_beyond(char_tokenizer):
-    dataset = PackedDataset(ArrayStore([100]), 10, "pad", PAD)
+    dataset = PackedDataset(stored([100]), 10, "pad", PAD)
     assert torch.equal(dataset[-1]["input_ids"], dataset[len(dataset) - 1]["input_ids"])
     with pytest.raises(IndexError):
         dataset[len(dataset)]

@@ -10,6 +10,7 @@ from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
 from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_arrays import TokenArrays
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 SIZE = 97  # entries of the vocabulary, the four special ones included
@@ -24,17 +25,10 @@ class Vocabulary:
         return {str(number): number for number in range(SIZE)}
 
 
-class ArrayStore:
-    """What PackedDataset needs of a TokenStore: documents of given lengths, each framed by CLS and SEP."""
-
-    name, fingerprint, num_bytes, notes = "arrays", "f", 1, []
-
-    def __init__(self, lengths, seed=0):
-        generator = np.random.default_rng(seed)
-        documents = [[CLS, *generator.integers(4, SIZE, length), SEP] for length in lengths]
-        self.offsets = np.concatenate([[0], np.cumsum([len(d) for d in documents])]).astype(np.int64)
-        self.num_tokens, self.num_documents = int(self.offsets[-1]), len(lengths)
-        self.tokens = np.concatenate(documents).astype(np.uint16)
+def stored(lengths, seed=0):
+    """Documents of given lengths, each framed by CLS and SEP."""
+    generator = np.random.default_rng(seed)
+    return TokenArrays([[CLS, *generator.integers(4, SIZE, length), SEP] for length in lengths])
 
 
 def collator(packed=True, seed=0, **changes):
@@ -43,7 +37,7 @@ def collator(packed=True, seed=0, **changes):
 
 
 def rows_of(lengths, length, epoch=0):
-    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, shifts_labels=False)
+    dataset = PackedDataset(stored(lengths), length, "pad", PAD, shifts_labels=False)
     return [dataset[number] | {"row_ids": number, "epoch": epoch} for number in range(len(dataset))]
 
 
@@ -58,7 +52,7 @@ probabilities = st.floats(0.01, 0.99)
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 40))
 def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(lengths, length):
-    store, rows = ArrayStore(lengths), rows_of(lengths, length)
+    store, rows = stored(lengths), rows_of(lengths, length)
     real = [row["labels"][row["labels"] != IGNORE_INDEX] for row in rows]
     assert torch.cat(real).tolist() == store.tokens.tolist()
     assert all(len(tokens) == length for tokens in real[:-1])
@@ -75,10 +69,10 @@ def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(length
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 40))
 def test_the_report_counts_plain_slices(lengths, length):
-    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, shifts_labels=False)
+    dataset = PackedDataset(stored(lengths), length, "pad", PAD, shifts_labels=False)
     rows = [dataset[number] for number in range(len(dataset))]
     assert dataset.num_predictions == sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
-    alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD, shifts_labels=False) for size in lengths]
+    alone = [PackedDataset(stored([size]), length, "pad", PAD, shifts_labels=False) for size in lengths]
     held, places = sum(one.fill_rate * len(one) for one in alone), sum(map(len, alone))
     assert dataset.padding_waste == pytest.approx(1 - held / places)
 

@@ -19,6 +19,7 @@ from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.tokenizers.special_tokens import MASK
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from token_arrays import TokenArrays
 
 SENTENCES = ["ab cd.", " efg!", " hij ab?", " c.", " defghij ab cd ef gh."]
 MODES = ["<|R|>", "<|S|>", "<|X|>"]
@@ -44,16 +45,9 @@ def letters(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("letters"), section, SENTENCES)
 
 
-class Store:
-    """What PackedDataset needs of a TokenStore: some documents, each with its end-of-text."""
-
-    name, fingerprint, num_bytes, notes = "texts", "f", 1, []
-
-    def __init__(self, texts, tokenizer):
-        ids = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
-        self.offsets = np.cumsum([0, *map(len, ids)])
-        self.tokens = np.concatenate(ids).astype(np.uint16)
-        self.num_tokens, self.num_documents = len(self.tokens), len(ids)
+def stored(texts, tokenizer):
+    """Documents, each with its end-of-text."""
+    return TokenArrays([[*tokenizer.encode(t, add_special_tokens=False), tokenizer.eos_token_id] for t in texts])
 
 
 def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own):
@@ -66,7 +60,7 @@ def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own
     objective = objective_of(recipe)
     objective.check()
     objective.use_tokenizer(letters)
-    dataset = objective.pack(Store(texts, letters), tail)
+    dataset = objective.pack(stored(texts, letters), tail)
     assert isinstance(dataset, PackedDataset)
     return objective, [dataset[number] | {"row_ids": number, "epoch": 0} for number in range(len(dataset))]
 

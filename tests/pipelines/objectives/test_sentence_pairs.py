@@ -18,6 +18,7 @@ from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.tokenizers.word_marks import WordMarks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_arrays import TokenArrays
 from torch.nn import functional
 
 PAD, CLS, SEP, MASK, STOP = range(5)
@@ -49,26 +50,19 @@ VOCABULARY = Vocabulary()
 MARKS = WordMarks(VOCABULARY)
 
 
-class Store:
-    """What SentencePairRows needs of a TokenStore: documents of sentences of given lengths, each ended by a stop."""
+def stored(documents, seed=0):
+    """Documents of sentences of given lengths, each ended by a stop."""
+    generator = np.random.default_rng(seed)
+    firsts = np.array([5 + i for i in range(WORDS) if i % 3 != 2])
 
-    name, fingerprint, num_bytes, notes, skipped = "arrays", "f", 1, [], None
+    def sentence(length):
+        return [generator.choice(firsts), *generator.integers(5, SIZE, max(length - 2, 0)), STOP][:length]
 
-    def __init__(self, documents, seed=0):
-        generator = np.random.default_rng(seed)
-        firsts = np.array([5 + i for i in range(WORDS) if i % 3 != 2])
-
-        def sentence(length):
-            return [generator.choice(firsts), *generator.integers(5, SIZE, max(length - 2, 0)), STOP][:length]
-
-        texts = [[token for length in document for token in sentence(length)] for document in documents]
-        self.offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
-        self.num_tokens = int(self.offsets[-1])
-        self.tokens = np.array([token for text in texts for token in text], dtype=np.uint16)
+    return TokenArrays([[token for length in document for token in sentence(length)] for document in documents])
 
 
 def pair_rows(documents, length, kind):
-    return SentencePairRows(Store(documents), MARKS, length, kind)
+    return SentencePairRows(stored(documents), MARKS, length, kind)
 
 
 some_documents = st.lists(st.lists(st.integers(2, 30), min_size=1, max_size=8), min_size=2, max_size=8)

@@ -11,6 +11,7 @@ from anyformer.pipelines.objectives.spans import noise_counts, random_segments, 
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from token_arrays import TokenArrays
 
 PAD, EOS, WORDS = 0, 1, 1000
 some_settings = settings(max_examples=60, deadline=None)
@@ -28,14 +29,9 @@ class Vocabulary:
         return words | {f"<extra_id_{i}>": WORDS + self.sentinels - 1 - i for i in range(self.sentinels)}
 
 
-class ArrayStore:
-    """What PackedDataset needs of a TokenStore: one document of random words."""
-
-    name, fingerprint, num_bytes, num_documents, notes = "arrays", "f", 1, 1, []
-
-    def __init__(self, length, seed=0):
-        self.tokens = np.random.default_rng(seed).integers(2, WORDS, length).astype(np.uint16)
-        self.num_tokens, self.offsets = length, np.array([0, length], dtype=np.int64)
+def stored(length, seed=0):
+    """One document of random words."""
+    return TokenArrays([np.random.default_rng(seed).integers(2, WORDS, length)])
 
 
 def collator(length=64, density=0.15, span=3.0, seed=0):
@@ -47,7 +43,7 @@ def collator(length=64, density=0.15, span=3.0, seed=0):
 
 def rows_of(tokens, length, density=0.15, span=3.0, epoch=0):
     raw = raw_length(length, density, span)
-    dataset = PackedDataset(ArrayStore(tokens), raw, "pad", PAD, shifts_labels=False)
+    dataset = PackedDataset(stored(tokens), raw, "pad", PAD, shifts_labels=False)
     return [dataset[number] | {"row_ids": number, "epoch": epoch} for number in range(len(dataset))]
 
 
@@ -153,7 +149,7 @@ def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
         Recipe(objective=SpanCorruption.Settings(sequence_length=32), training=TrainingSection(seed=1))
     )
     objective.use_tokenizer(Vocabulary())
-    store = ArrayStore(objective.row_length * 8)
+    store = stored(objective.row_length * 8)
     store.tokens = (np.arange(store.num_tokens) % 10 + 2).astype(np.uint16)  # counting: every span can be known
     rows = objective.pack(store, "drop")
     config = T5Config(
@@ -191,7 +187,7 @@ def test_bad_settings_are_one_sentence():
         (lambda: objective(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
         (lambda: objective(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
         (lambda: objective(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
-        (lambda: objective().pack(ArrayStore(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
+        (lambda: objective().pack(stored(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
     ]
     for call, sentence in cases:
         with pytest.raises(UserError) as caught:
