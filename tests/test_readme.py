@@ -189,6 +189,10 @@ NOT_RUN = [
     NotRun("anyformer evaluate models/minilm ", "the extra examples", arguments_parse),
     NotRun("anyformer train trec_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
     NotRun("anyformer train imdb_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
+    *(
+        NotRun(f"anyformer {name}", "the extra examples; test_recipes.py makes a step", arguments_parse)
+        for name in ("train trec_tuned", "train stsb_tuned", "train conll2003_tuned", "plan trec_tuned")
+    ),
     NotRun("anyformer train mixed_text_mlm ", "five data sets; test_recipes.py makes its first steps", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),

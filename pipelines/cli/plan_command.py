@@ -195,6 +195,7 @@ def host_facts(plan: "Plan") -> list[tuple[str, str]]:
 def facts(plan: "Plan") -> list[tuple[str, str]]:
     """(label, text) of everything but the table."""
     active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
+    active += "" if plan.trained_parameters == plan.parameters else f", {plan.trained_parameters:,} of them trained"
     tokens = counted(plan.tokens, "token") + (f", {plan.targets:,} to write," if plan.targets else "")
     batch = f"{counted(plan.rows, 'row')} of {tokens} on each device"
     if plan.accumulation > 1:

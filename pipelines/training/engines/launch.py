@@ -61,7 +61,7 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
     count = count_processes(engine, nproc, shares)
     if shares is not None:
         check_processes(shares, count, f"--nproc {count}")
-    command = [sys.executable, "-P", "-m", "anyformer_main", *without_launch(argv), *overrides]
+    command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(argv, "--launch", "--nproc"), *overrides]
     environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count))))
     return supervise(command, environment, count)
 
@@ -165,13 +165,13 @@ def threads_of_each(count: int) -> int:
     return max(1, len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())) // count)
 
 
-def without_launch(argv: Sequence[str]) -> list[str]:
-    """The arguments without --launch and --nproc and their values."""
+def without_options(argv: Sequence[str], *options: str) -> list[str]:
+    """The arguments without some options and their values."""
     rest, words = [], iter(argv)
     for word in words:
-        if word in ("--launch", "--nproc"):
+        if word in options:
             next(words, None)
-        elif not word.startswith(("--launch=", "--nproc=")):
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
             rest.append(word)
     return rest
 
