@@ -42,7 +42,7 @@ def test_each_step_begins_from_the_folder_of_the_one_before(name):
         ({}, [], "steps. is no name of a step"),
         ({"data": {}}, [], "steps.data is no name of a step"),
         ({"a/b": {}}, [], "steps.a/b is no name of a step"),
-        ({"a": {"trainin": {}}}, [], "step a: trainin: no such setting; did you mean training"),
+        ({"a": {"trainin": {}}}, [], "step a: trainin: no such section; did you mean training"),
         ({"a": {"model": {"preset": "gpt2"}}}, ["b.training.seed=1"], "'b' is neither a step of story mine nor"),
         ({"a": {"model": {"preset": "gpt2"}}}, ["a.training.sed=1"], "step a: training.sed: no such setting"),
     ],
