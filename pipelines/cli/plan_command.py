@@ -14,7 +14,6 @@ from .output import json_alone, plain_table, print_facts, quoted, say, say_loadi
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
-    from ..experiments.story_file import Step
 
 NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 
@@ -56,84 +55,79 @@ def add_arguments(add_parser) -> None:
 
 def run(args) -> int:
     from ..evaluation.request import check_writable
+    from ..experiments.story_file import is_story
     from ..recipes.preset_run import planned_recipe
 
     devices = devices_of(args.devices or CPU)
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
-    from ..experiments.story_file import is_story, read_story
-
+    how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node}
+    if args.output is not None:
+        check_writable(Path(args.output))
     if is_story(args.recipe):
-        return _plan_story(args, read_story(args.recipe, args.overrides, args.trust_remote_code), devices, stage)
+        return _plan_story(args, devices, how)
     notes: list[str] = []
     recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
     check_stage(stage, recipe.training.optim)
-    if args.output is not None:
-        check_writable(Path(args.output))
     say(notes)
     say_loading()
     from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
-        how = {"context": args.context, "mfu": args.mfu, "per_node": args.per_node}
-        plan = plan_run(recipe, devices, stage=stage, until_trained=is_preset, **how)
+        plan = plan_run(recipe, devices, until_trained=is_preset, **how)
         answer.append(plan.to_dict())
         print_plan(plan)
-        if args.output is not None:
-            Path(args.output).write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
-            print(f"written to {args.output}")
+        _write(args.output, plan.to_dict())
     name = quoted(args.recipe)
     if not is_preset:
         say_next(f"anyformer train {name} --dry-run")
     return 0
 
 
-def _plan_story(args, story, devices, stage) -> int:
+def _plan_story(args, devices, how: dict) -> int:
     """The plans of a story's steps in one table, and their sum."""
-    from ..evaluation.request import check_writable
+    from ..experiments.story_file import read_story
 
-    if args.output is not None:
-        check_writable(Path(args.output))
+    story = read_story(args.recipe, args.overrides, args.trust_remote_code)
     say_loading()
-    from ..experiments.story import plan_story
+    from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
-        how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node}
-        plans = plan_story(story, devices, **how)
-        found = {"steps": {step.name: plan.to_dict() for step, plan in plans}}
-        found["seconds"] = sum(plan.seconds for _, plan in plans)
-        answer.append(found)
+        plans = {step.name: plan_run(step.planned, devices, **how) for step in story.steps}
+        found = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
+        answer.append(found | {"seconds": sum(plan.seconds for plan in plans.values())})
         print_story(plans)
-        if args.output is not None:
-            Path(args.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-            print(f"written to {args.output}")
+        _write(args.output, answer[0])
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
     return 0
+
+
+def _write(file: str | None, found: dict) -> None:
+    if file is not None:
+        Path(file).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        print(f"written to {file}")
 
 
 # ------------------------------------------------------------------------------------------------- printing
 
 
-def print_story(plans: "list[tuple[Step, Plan]]") -> None:
-    """A line for each step of a story that trains a model, and their sum."""
-    console, first = wide_console(), plans[0][1]
+def print_story(plans: "dict[str, Plan]") -> None:
+    """A line for each step of a story, and their sum."""
+    console, (first, *_) = wide_console(), plans.values()
     print_facts(console, facts(first)[:2])
-    table = plain_table(
-        ("step", "tokens a step", "steps", "tokens", "on each device", "", "a step", "time"), ("step", "")
-    )
-    for step, plan in plans:
-        tokens, fits = plan.tokens_per_step, "fits" if plan.chosen.fits else "too much"
-        sizes = (f"{tokens:,}", f"{plan.steps:,}", short_number(tokens * plan.steps), size_words(plan.chosen.total))
-        table.add_row(step.name, *sizes, fits, time_words(plan.step_seconds), time_words(plan.seconds))
-    tokens = short_number(sum(plan.tokens_per_step * plan.steps for _, plan in plans))
-    table.add_row("all", "", "", tokens, "", "", "", time_words(sum(plan.seconds for _, plan in plans)))
+    names = ("step", "tokens a step", "steps", "tokens", "on each device", "", "a step", "time")
+    table, total, seconds = plain_table(names, ("step", "")), 0, 0.0
+    for name, plan in plans.items():
+        tokens, fits = plan.tokens_per_step * plan.steps, "fits" if plan.chosen.fits else "too much"
+        sizes = (f"{plan.tokens_per_step:,}", f"{plan.steps:,}", short_number(tokens), size_words(plan.chosen.total))
+        table.add_row(name, *sizes, fits, time_words(plan.step_seconds), time_words(plan.seconds))
+        total, seconds = total + tokens, seconds + plan.seconds
+    table.add_row("all", "", "", short_number(total), "", "", "", time_words(seconds))
     console.print(table)
-    notes = dict.fromkeys(note for _, plan in plans for note in plan.notes)
-    rate = f"{first.mfu:.0%} of {four_digits(first.peak_flops / 1e12)} TFLOP/s ({first.peak_source})"
-    lines = [("rate", rate), *(("note", note) for note in notes)]
-    console.print(aligned(lines), markup=False, soft_wrap=True)
+    notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes)
+    print_facts(console, [("rate", rate_of(first)), *(("note", note) for note in notes)])
 
 
 def size_words(count: float) -> str:
@@ -220,10 +214,14 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
         text += f"{size_words(cache.total_bytes)} after {counted(cache.tokens, 'token')}"
         found.append(("cache", text + (f" and {plan.tokens:,} of the source" if cache.source_token else "")))
-    rate = f"{plan.mfu:.0%} of {four_digits(plan.peak_flops / 1e12)} TFLOP/s ({plan.peak_source})"
     steps = f"{time_words(plan.seconds)} for {counted(plan.steps, 'step')} ({plan.steps_source})"
     found += [
         ("FLOPs", f"{four_digits(plan.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
-        ("time", f"{time_words(plan.step_seconds)} a step at {rate}\n{steps}"),
+        ("time", f"{time_words(plan.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
     return found
+
+
+def rate_of(plan: "Plan") -> str:
+    """The FLOP/s that are counted with, and where they are from."""
+    return f"{plan.mfu:.0%} of {four_digits(plan.peak_flops / 1e12)} TFLOP/s ({plan.peak_source})"

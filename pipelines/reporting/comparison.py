@@ -18,6 +18,7 @@ from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured, newcombe
+from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
 
@@ -51,6 +52,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "heading": f"{counted(len(logs), 'run')} compared",
         "notes": notes_of(logs, names, list(units)),
         "rows": [row_of(log, name, differing, place_of[log.folder]) for log, name in zip(logs, names)],
+        "pages": [page_of(log, out) for log in logs],
         "row_settings": row_settings(differing),
         "row_metrics": row_metrics(logs),
         "row_columns": row_columns(logs),
@@ -62,6 +64,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else pairs_of(logs, names),
         "fewest_seeds": FEWEST_SEEDS,
         "seeds": over_seeds(variants) if has_seeds else [],
+        "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
     }
     return write_page(
         out,
@@ -177,6 +180,12 @@ def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int
         "time": human_time(log.seconds) if log.seconds else "-",
         "parameters": short_number(parameters) if parameters else "-",
     }
+
+
+def page_of(log: RunLog, out: Path) -> str:
+    """The page of a run, as a link from `out`; nothing where it does not lie below the folder of `out`."""
+    page, beside = (log.folder / REPORT).resolve(), out.resolve().parent
+    return page.relative_to(beside).as_posix() if page.is_file() and page.is_relative_to(beside) else ""
 
 
 # ---------------------------------------------------------------------------------------------------- metrics

@@ -15,7 +15,7 @@ from anyformer.pipelines.recipes.recipe_files import shipped
 from processes import Process
 
 SMALL = [
-    *("data.max_documents=30", "vocabulary.tokenizer.vocab_size=400", "pretraining.model.num_hidden_layers=1"),
+    *("data.max_documents=30", "pretraining.tokenizer.vocab_size=400", "pretraining.model.num_hidden_layers=1"),
     *("pretraining.model.hidden_size=32", "pretraining.model.intermediate_size=64"),
     *("pretraining.model.num_attention_heads=2", "pretraining.model.num_key_value_heads=1"),
     *("training.per_device_train_batch_size=2", "training.save_steps=2", "training.bf16=false"),
@@ -26,40 +26,25 @@ SMALL = [
 
 @pytest.mark.parametrize("name", list(shipped("stories")))
 def test_each_step_begins_from_the_folder_of_the_one_before(name):
-    story = read_story(name, ["training.output_dir=here", "chat.training.max_steps=7", "training.seed=3"])
-    vocabulary, *steps = story.steps
-    assert is_story(name) and not is_story("quickstart") and vocabulary.makes_tokenizer
+    steps = read_story(name, ["training.output_dir=here", "chat.training.max_steps=7", "training.seed=3"]).steps
+    assert is_story(name) and not is_story("quickstart")
     assert [str(step.folder) for step in steps] == ["here/pretraining", "here/instructions", "here/chat"]
-    assert steps[0].recipe.tokenizer.name_or_path == str(vocabulary.folder)
     assert [step.recipe.model.name_or_path for step in steps] == [None, "here/pretraining", "here/instructions"]
-    assert [step.recipe.training.seed for step in story.steps] == [3] * 4
+    assert [step.recipe.training.seed for step in steps] == [3] * 3
     assert steps[-1].recipe.training.max_steps == 7 != steps[0].recipe.training.max_steps
-    for step in steps:  # before anything is trained: the architecture of the first, the vocabulary's own size
-        assert step.planned.model.name_or_path is step.planned.tokenizer.name_or_path is None
-        assert step.planned.model.fields == steps[0].planned.model.fields
-        assert step.planned.model.fields["vocab_size"] == vocabulary.recipe.tokenizer.vocab_size
-
-
-def test_a_step_may_begin_from_a_recipe_and_change_some_of_it(tmp_path):
-    text = {"steps": {"a": {"recipe": "quickstart", "training": {"max_steps": 3}}, "b": {"recipe": "instructions_1k"}}}
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(text))
-    first, second = read_story(str(file)).steps
-    assert (first.recipe.training.max_steps, first.recipe.training.optim) == (3, "muon")
-    assert second.recipe.model.name_or_path == "runs/mine/a" and second.recipe.data.files.startswith("data/")
-    assert second.planned.model.fields == first.recipe.model.fields
+    for step in steps:  # before anything is trained: the architecture and the tokenizer of the first
+        assert step.planned.model == steps[0].recipe.model and step.planned.tokenizer == steps[0].recipe.tokenizer
 
 
 @pytest.mark.parametrize(
     "steps, words, sentence",
     [
-        ({}, [], "steps names none"),
-        ({"data": {}}, [], "steps.data is a section of recipes"),
-        ({"a/b": {}}, [], "name the step by other letters"),
-        ({"a": {"trainin": {}}}, [], "did you mean training"),
-        ({"a": {"recipe": "quickstrat"}}, [], "did you mean quickstart"),
-        ({"first": {"recipe": "quickstart"}}, ["frist.training.seed=1"], "did you mean first"),
-        ({"first": {"recipe": "quickstart"}}, ["first.training.sed=1"], "step first: training.sed: no such setting"),
+        ({}, [], "steps. is no name of a step"),
+        ({"data": {}}, [], "steps.data is no name of a step"),
+        ({"a/b": {}}, [], "steps.a/b is no name of a step"),
+        ({"a": {"trainin": {}}}, [], "step a: trainin: no such section; did you mean training"),
+        ({"a": {"model": {"preset": "gpt2"}}}, ["b.training.seed=1"], "'b' is neither a step of story mine nor"),
+        ({"a": {"model": {"preset": "gpt2"}}}, ["a.training.sed=1"], "step a: training.sed: no such setting"),
     ],
 )
 def test_a_mistake_in_a_story_is_one_sentence(tmp_path, steps, words, sentence):
@@ -100,19 +85,19 @@ def test_a_killed_story_goes_on_with_the_step_it_was_in_and_makes_none_twice(tmp
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    made = [tmp_path / "story/vocabulary/tokenizer.json", tmp_path / "story/pretraining/model.safetensors"]
-    before = [file.stat().st_mtime_ns for file in made]
+    made = tmp_path / "story/pretraining/model.safetensors"
+    before = made.stat().st_mtime_ns
     capsys.readouterr()
     assert command(*words) == 0
     printed = capsys.readouterr().out
-    assert [file.stat().st_mtime_ns for file in made] == before and printed.count("finished before") == 2
+    assert made.stat().st_mtime_ns == before and printed.count("finished before") == 1
     assert f"{tmp_path / 'story/instructions'}/checkpoint-" in printed
     page = (tmp_path / "story/report.html").read_text()
     assert all(f'href="{step}/report.html"' in page for step in ("pretraining", "instructions", "chat"))
-    assert "a vocabulary of 400 tokens" in page and "After chat" in page
+    assert "asked: Hello!" in page
     (block,) = re.findall(r"^```python\n(.*?)^```", (repo_root / "docs/story.md").read_text(), re.DOTALL | re.MULTILINE)
     exec(compile(block.replace("runs/story", str(tmp_path / "story")).replace("200", "2"), "story.md", "exec"), {})
     assert "right 0\nby chance 0" in capsys.readouterr().out  # six steps teach nothing
-    assert command(*words) == 0 and capsys.readouterr().out.count("finished before") == 4
-    assert command(*words, "vocabulary.tokenizer.vocab_size=500") == 2
-    assert "holds another tokenizer (tokenizer.vocab_size is 400 there and 500 here)" in capsys.readouterr().err
+    assert command(*words) == 0 and capsys.readouterr().out.count("finished before") == 3
+    assert command(*words, "pretraining.tokenizer.vocab_size=500") == 2
+    assert "tokenizer.vocab_size" in capsys.readouterr().err
