@@ -27,6 +27,7 @@ _EXPORTS = {name: "anyformer.modeling" for family in FAMILIES.values() for name 
     "prepare_data": "anyformer.pipelines.api",
     "train": "anyformer.pipelines.api",
     "evaluate": "anyformer.pipelines.api",
+    "predict": "anyformer.pipelines.api",
     "attention_maps": "anyformer.pipelines.inspection.attention_maps",
     "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",

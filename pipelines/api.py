@@ -148,6 +148,41 @@ def evaluate(
     return evaluate_model(composed, chosen, max_examples=max_examples)
 
 
+def predict(
+    model: str | Path,
+    given: str | Path | Iterable[Any],
+    *,
+    out: str | Path | None = None,
+    columns: dict[str, str] | None = None,
+    batch_size: int = 16,
+    max_new_tokens: int | None = None,
+    trust_remote_code: bool = False,
+) -> "list[dict[str, Any]] | Path":
+    """A saved model's answers to rows without labels: their columns, `prediction`, and what belongs to it.
+
+    Args:
+        model: folder of a run or a model, or a Hub repository. The recipe beside it, else its head, says what is read.
+        given: files and folders (tables, images, texts), or rows as mappings.
+        out: .jsonl, .csv or .parquet to write; the same call goes on with one that was interrupted. None: the answers
+            are returned.
+        columns: {name of a column in the training recipe: its name here}.
+        batch_size: rows that are answered at once.
+        max_new_tokens: that a model writes at most; None: as its generation config says, else 256.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        UserError: no such model or file, a column that is missing, or a row that cannot be read.
+    """
+    from .prediction.answer_files import AnswerFile
+    from .prediction.predict import prepare_prediction, run_prediction
+
+    how: dict[str, Any] = {"columns": columns, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+    file = None if out is None else AnswerFile(Path(out))
+    answers: list[dict[str, Any]] = []
+    run_prediction(prepare_prediction(model, given, trust_remote_code=trust_remote_code, **how), file, answers.extend)
+    return answers if file is None else file.path
+
+
 def plan(
     recipe: Recipe | str | Path,
     devices: str = "cpu",

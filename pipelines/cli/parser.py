@@ -24,6 +24,7 @@ VERBS = {
     "sweep": "train a recipe with every combination of some settings, and compare the runs",
     "tokenizer": "measure tokenizers on a text, beside each other, or show their tokens",
     "evaluate": "measure a saved model on a task or a suite of tasks, or compare two models",
+    "predict": "a model's answers to rows without labels: classes, tags, spans, texts, vectors and more",
     "generate": "continue a text with a trained model",
     "chat": "talk with a trained model in the terminal",
     "inspect": "a page of attention maps, head by head, of a model on texts or images",

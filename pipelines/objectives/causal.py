@@ -1,6 +1,12 @@
 """Next-token prediction over packed rows."""
 
+from collections.abc import Collection
+from typing import Any
+
+from ..data.cells import filled_text_of
 from ..plugins import register_objective
+from .answering import continuations
+from .finished_model import FinishedModel
 from .text import TextObjective
 
 
@@ -27,6 +33,18 @@ class Causal(TextObjective):
         "model shifts them by one"
     )
     use = 'anyformer generate {folder} "your prompt"'
+
+    answers_by = auto_class
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"text_field": self.recipe.data.text_field}
+
+    def asked(self, row: dict, place: str) -> str:
+        return filled_text_of(row, self.recipe.data.text_field, "text_field", place)
+
+    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+        texts = continuations(finished, self.tokenizer, self.tokenizer(asked)["input_ids"])
+        return [{"prediction": text} for text in texts]
 
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)

@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,9 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
-from .base import SAMPLES, TOKENS, FinishedModel
+from .answering import continuations
+from .base import TOKENS
+from .finished_model import SAMPLES, FinishedModel
 from .text_task import TextTask
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
@@ -33,6 +35,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 ASSISTANT = "assistant"
+ASKED = ("prompt_field", "input_field", "messages_field")  # settings of the columns that are no answers
 
 Messages = list[dict[str, str]]
 
@@ -285,6 +288,27 @@ class ChatTask(TextTask):
             config.eos_token_id = [*known, self.end_of_answer] if known else self.end_of_answer
         if config.pad_token_id is None:
             config.pad_token_id = self.padding
+
+    # ---- rows without labels
+
+    answers_by = auto_class
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        fields = {name: column for name, column in self.columns().items() if name in ASKED}
+        return {name: column for name, column in fields.items() if name != "input_field" or column in there}
+
+    def asked(self, row: dict, place: str) -> Messages:
+        """The conversation up to the answer that is written; one that the row has already is left out."""
+        whole = getattr(self.settings, "messages_field", None)
+        if whole is None:
+            return self.with_system(self.prompt_of(place, {self.settings.input_field: None} | row))
+        messages = self.messages_of("messages_field", whole, place, row, None)
+        return self.with_system(messages[:-1] if messages[-1]["role"] == ASSISTANT else messages)
+
+    def predict(self, finished: FinishedModel, asked: list[Messages]) -> list[dict[str, Any]]:
+        put = {"add_generation_prompt": True, "return_dict": True}
+        prompts = [self.tokenizer.apply_chat_template(messages, **put)["input_ids"] for messages in asked]
+        return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
 
     # ---- samples
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
+from .answering import of_scores, piped
 from .base import SHARE
 from .class_task import ClassSettings, ClassTask
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import image_text, shares_text
@@ -103,6 +106,12 @@ class ImageClassification(ClassTask, ImageObjective):
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
             f"{'grey' if channels == 1 else 'colour'}; {classes}"
         )
+
+    answers_by = auto_class
+
+    def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
+        found = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
+        return list(map(of_scores, found))
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("image-classification", folder, "your_image.png")

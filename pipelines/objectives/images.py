@@ -1,15 +1,21 @@
 """Objectives and tasks of images: decoded once, cut to the model's size by the processor that is saved with it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..adapters import load_config
 from ..data.rows import Rows
 from ..errors import UserError, need_package
 from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
-from .base import Objective, check_examples
+from .answering import vectors_of_images
+from .base import Objective
+from .example_settings import check_examples
+from .finished_model import FinishedModel
 
 
 @dataclass
@@ -58,6 +64,31 @@ class ImageObjective(Objective):
 
         self.shape = image_shape(self.recipe)
         self.processor = recipe_image_processor(self.recipe, self.shape)
+
+    # ---- rows without labels: a vector each, but of a model with classes
+
+    answers_by = "AutoModel"
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"image_field": self.settings.image_field}
+
+    def asked(self, row: dict, place: str) -> Any:
+        """An image of Pillow's, in colour where the model sees colours."""
+        from ..data.image_store import decode
+
+        column = self.settings.image_field
+        return decode(row[column], self.channels, f"{self.section}.image_field={column!r}", place)
+
+    @cached_property
+    def channels(self) -> int:
+        """Of the images that the finished model sees: 1 or 3."""
+        recipe = self.recipe
+        return getattr(
+            load_config(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code), "num_channels", 3
+        )
+
+    def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
+        return [{"prediction": vector} for vector in vectors_of_images(finished, self.processor, asked)]
 
     def processor_fingerprint(self) -> str:
         from ..images.processors import processor_fingerprint

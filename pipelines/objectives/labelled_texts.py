@@ -13,7 +13,9 @@ from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .answering import of_scores, piped
 from .base import TOKENS
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import sequence_text
 from .text_task import TextTask
@@ -53,6 +55,20 @@ class LabelledTexts(TextTask):
     @abstractmethod
     def label_words(self, facts: dict[str, Any]) -> str:
         """These facts for people."""
+
+    answers_by = auto_class
+
+    def asked(self, row: dict, place: str) -> dict[str, str]:
+        texts = [filled_text_of(row, column, field, place) for field, column in self.text_columns().items()]
+        return dict(zip(("text", "text_pair"), texts))
+
+    def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
+        found = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
+        return list(map(self.answer_of, found))
+
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer of what the pipeline gives of a row: {"label", "score"} of each of the model's outputs."""
+        return of_scores(found)
 
     def config_fields(self) -> dict[str, Any]:
         """A fresh decoder stack reads padding before the text, as it does before the targets of pretraining."""

@@ -1,16 +1,20 @@
 """What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.cells import text_of
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
-from .base import SHARE, FinishedModel
+from .answering import piped
+from .base import SHARE
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import documents_line, is_label, masked_table, masked_text, print_lines
 from .text import TextObjective
@@ -126,6 +130,29 @@ class MaskingObjective(TextObjective):
             words = (tokenizer.decode([number]).strip() or repr(tokenizer.decode([number])) for number in ids)
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
+
+    # ---- rows without labels
+
+    answers_by = "AutoModelForMaskedLM"
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"text_field": self.recipe.data.text_field}
+
+    def asked(self, row: dict, place: str) -> str:
+        column, mask = self.recipe.data.text_field, self.tokenizer.mask_token
+        text = text_of(row, column, "text_field", place).replace(LITERAL_MASK, mask)
+        if mask not in text:
+            raise UserError(f"{place} has no mask in {column!r}; write {LITERAL_MASK} in place of a word")
+        return text
+
+    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+        """The likeliest word for each mask, and the likeliest ones with their scores."""
+        found, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
+        for masks in found:
+            masks = [masks] if isinstance(masks[0], dict) else masks  # of a single mask, the pipeline gives no list
+            scores = [[{"word": each["token_str"], "score": each["score"]} for each in words] for words in masks]
+            answers.append({"prediction": [words[0]["token_str"] for words in masks], "scores": scores})
+        return answers
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")

@@ -141,6 +141,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def named(self, value: list[int]) -> list[str]:
         return [name for name, given in zip(self.label_names, value) if given]
 
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        scores = {each["label"]: each["score"] for each in found}
+        given = [name for name, score in scores.items() if score >= self.settings.threshold]
+        return {"prediction": given, "scores": scores}
+
     # ---- words
 
     @classmethod

@@ -4,14 +4,14 @@ An epoch is one pass over the part that is longest for its weight; the rows of t
 measure. Rows of all parts share batches, so that each step learns from all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import FinishedModel
+from .finished_model import FinishedModel
 from .parts import MixedRows, SeveralParts, of_label
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .translation import Translation, WritingSettings
@@ -99,6 +99,22 @@ class MultiTask(SeveralParts, Translation):
         section = self.settings
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length
+
+    # ---- rows without labels: of the part that their column `part` names
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"parts": "part"}
+
+    def asked(self, row: dict, place: str) -> str:
+        name = row["part"]
+        if name not in self.parts:
+            raise UserError(f"{place} is of the part {name!r}{did_you_mean(str(name), self.parts)}")
+        part = self.parts[name]
+        columns = part.asked_columns(row)
+        for column in columns.values():
+            if column not in row:
+                raise UserError(f"{place} has no column {column!r}, which the part {name!r} reads")
+        return part.asked(row, place)
 
     # ---- measuring
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .answering import by_length
 from .base import TOKENS
 from .class_task import ClassScores, held
+from .finished_model import FinishedModel
 from .showing import sequence_text
 from .text_task import TextTask
 
@@ -117,20 +119,23 @@ class MultipleChoice(ClassScores, TextTask):
                     )
             labels = [self._label(row, place, number) for place, row in batch]
             by_letter = self._check_kinds(batch, by_letter)
-            first, second = zip(*(pair for pairs in found for pair in pairs))
-            encoded = tokenizer(
-                list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
-            )
-            names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)
-            joined: dict[str, list] = {"labels": labels, "choice_ends": []}
-            joined |= {name: [] for name in names}
-            for start in range(0, len(first), number):
-                texts = slice(start, start + number)
-                for name in names:
-                    joined[name].append([value for text in encoded[name][texts] for value in text])
-                joined["choice_ends"].append(list(accumulate(map(len, encoded["input_ids"][texts]))))
-            full = sum(len(ids) >= self.settings.max_length for ids in encoded["input_ids"])
-            yield joined | {"facts": {"choices": len(first), "at_max_length": full}}
+            joined, full = self._joined(tokenizer, found)
+            yield joined | {"labels": labels, "facts": {"choices": len(found) * number, "at_max_length": full}}
+
+    def _joined(self, tokenizer, found: list[list[tuple[str, str]]]) -> tuple[dict[str, list], int]:
+        """(columns of rows of examples with as many choices, as `_pairs` has them, how many texts were cut)."""
+        first, second = zip(*(pair for pairs in found for pair in pairs))
+        encoded = tokenizer(
+            list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
+        )
+        names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)
+        joined: dict[str, list] = {name: [] for name in (*names, "choice_ends")}
+        for start in range(0, len(first), len(found[0])):
+            texts = slice(start, start + len(found[0]))
+            for name in names:
+                joined[name].append([value for text in encoded[name][texts] for value in text])
+            joined["choice_ends"].append(list(accumulate(map(len, encoded["input_ids"][texts]))))
+        return joined, sum(len(ids) >= self.settings.max_length for ids in encoded["input_ids"])
 
     def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(what all choices go with, a choice) of each choice of an example."""
@@ -208,6 +213,36 @@ class MultipleChoice(ClassScores, TextTask):
 
     def collator(self, packed: bool) -> "ChoiceCollator":
         return ChoiceCollator(super().collator(packed))
+
+    # ---- rows without labels
+
+    answers_by = auto_class
+
+    def asked(self, row: dict, place: str) -> list[tuple[str, str]]:
+        return self._pairs(row, place)
+
+    def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
+        """The number of the right choice, from 0, and the scores of all; rows may have unequally many choices."""
+        tokenizer, collate, model = text_tokenizer(self.tokenizer), self.collator(packed=False), finished.model
+
+        def answer(items: list) -> list[dict[str, Any]]:
+            found = []
+            for _, equals in groupby(items, len):
+                for batch in in_batches(equals, finished.batch_size):
+                    joined, cut = self._joined(tokenizer, batch)
+                    self.cut += cut
+                    rows = [dict(zip(joined, map(torch.tensor, values))) for values in zip(*joined.values())]
+                    labels = {"labels": torch.tensor(0)}  # which the collator stacks
+                    inputs = collate([row | labels for row in rows])
+                    inputs = {name: x.to(model.device) for name, x in inputs.items() if name != "labels"}
+                    with torch.inference_mode():
+                        found += model(**inputs).logits.float().softmax(-1).tolist()
+            return found
+
+        longest = [(len(each), max(len("".join(pair)) for pair in each)) for each in asked]
+        scores = by_length(asked, [number * 2**32 + length for number, length in longest], answer)
+        best = [max(range(len(each)), key=each.__getitem__) for each in scores]
+        return [{"prediction": number, "score": each[number], "scores": each} for number, each in zip(best, scores)]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.cells import filled_text_of
@@ -17,7 +18,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
-from .base import SAMPLES, FinishedModel, evenly_spread
+from .base import evenly_spread
+from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
 from .showing import answer_text
 from .text_task import TextTask
@@ -127,13 +129,13 @@ class QuestionAnswering(TextTask):
         settings = [section.max_length, section.stride, section.max_question_length, section.no_answer]
         return self.stored(source, cache, columns, [*settings, list(columns)])
 
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
+    def _batches(self, examples, labelled: bool = True) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
             columns = self.text_columns().items()
             questions, contexts = ([self.text_in(row, c, f, place) for place, row in batch] for f, c in columns)
-            answers = [self.answers_of(row, place) for place, row in batch]
+            answers = [self.answers_of(row, place) if labelled else [] for place, row in batch]
             questions, cut = self._cut(tokenizer, [text.strip() for text in questions])
             encoded = tokenizer(
                 questions,
@@ -146,7 +148,7 @@ class QuestionAnswering(TextTask):
                 padding=False,
             )
             windows: dict[str, list] = {name: [] for name in (*MODEL_INPUTS, "number", "inside", "begins", "ends")}
-            windows |= {"question": [], "text": [], "right": []}
+            windows |= {"question": [], "text": [], "right": [], "at": []}
             answered, types = set(), encoded.get("token_type_ids")
             for window, example in enumerate(encoded["overflow_to_sample_mapping"]):
                 offsets = encoded["offset_mapping"][window]
@@ -163,6 +165,7 @@ class QuestionAnswering(TextTask):
                 windows["input_ids"].append(encoded["input_ids"][window])
                 windows["labels"].append(list(span or (null, null)))
                 windows["token_type_ids"].append(types[window] if types else [])
+                windows["at"].append(begin)
                 windows["number"].append(before + example)
                 windows["inside"].append([first, after])
                 windows["begins"].append([a - begin for a, _ in offsets[first:after]])
@@ -319,19 +322,58 @@ class QuestionAnswering(TextTask):
             new |= {"question": questions[window], "right": json.loads(right[window])}
             answer = answers.setdefault(new["number"], new)
             answer["null"] = min(answer["null"], null)  # of the window that is surest of an answer
-            answer["found"] += [(score, texts[window][a:b].strip()) for score, a, b in candidates]
+            answer["found"] += [(score, texts[window][a:b].strip(), a) for score, a, b in candidates]
         for answer in answers.values():
-            score, text = max(((s, t) for s, t in answer["found"] if t), key=lambda each: each[0], default=(None, ""))
-            if self.settings.no_answer and score is not None:
-                text = "" if answer["null"] - score > self.settings.null_threshold else text
-            answer["given"] = text
+            answer["given"] = self._chosen(answer["null"], answer["found"])["prediction"]
         return list(answers.values())
 
-    def _candidates(self, model, rows, numbers: list[int], batch_size: int) -> list[tuple]:
+    def _chosen(self, null: float, found: list[tuple[float, str, int]]) -> dict[str, Any]:
+        """The answer of the (score, text, first character) that were found, and its share of the probability of all.
+
+        null: the score of no answer. An empty text is no answer, and begins nowhere.
+        """
+        filled = [each for each in found if each[1]]
+        best = max(filled, key=lambda each: each[0], default=(-np.inf, "", None))
+        scores = [score for score, *_ in filled]
+        if self.settings.no_answer:
+            scores.append(null)
+            best = (null, "", None) if null - best[0] > self.settings.null_threshold else best
+        share = float(np.exp(best[0] - np.logaddexp.reduce(scores))) if scores else None
+        return {"prediction": best[1], "score": share, "start": best[2]}
+
+    # ---- rows without labels
+
+    answers_by = auto_class
+
+    def asked(self, row: dict, place: str) -> dict[str, str]:
+        return {column: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
+
+    def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
+        """The answer, its share of the probability of all that were found, and where it begins in the context."""
+        rows, tensors = [], ("input_ids", "labels", "inside", "begins", "ends")
+        for batch in self._batches([("", row) for row in asked], labelled=False):
+            self.cut += batch.pop("facts")["questions_cut"]
+            types = batch.pop("token_type_ids")
+            if types[0]:
+                batch["token_type_ids"] = map(torch.tensor, types)
+            batch |= {name: map(torch.tensor, batch[name]) for name in tensors}
+            rows += [dict(zip(batch, values)) for values in zip(*batch.values())]
+        numbers, size = list(range(len(rows))), finished.batch_size
+        found = self._candidates(finished.model, rows, numbers, size, watch=lambda batches, _: batches)
+        nulls, answers = [np.inf] * len(asked), [[] for _ in asked]
+        for row, (null, candidates) in zip(rows, found):
+            nulls[row["number"]] = min(nulls[row["number"]], null)
+            for score, a, b in candidates:
+                text = row["text"][a:b]
+                begin = row["at"] + a + len(text) - len(text.lstrip())
+                answers[row["number"]].append((score, text.strip(), begin))
+        return list(map(self._chosen, nulls, answers))
+
+    def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
         collate, section, found = self.collator(packed=False), self.settings, {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
-        for batch in watched(list(in_batches(longest_first, batch_size)), "answering, batch"):
+        for batch in watch(list(in_batches(longest_first, batch_size)), "answering, batch"):
             windows = [rows[i] for i in batch]
             inputs = collate(windows)
             inputs = {n: x.to(model.device) for n, x in inputs.items() if not n.endswith(("labels", "positions"))}

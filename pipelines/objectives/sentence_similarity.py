@@ -5,19 +5,22 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import row_ids
+from ..data.cells import filled_text_of
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, rich_text, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from .answering import vectors_of_texts
 from .base import SHARE
+from .finished_model import FinishedModel
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
 from .number_task import NumberTask
@@ -205,6 +208,23 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         }
         return {path: json.dumps(content, indent=1) + "\n" for path, content in contents.items()}
 
+    # ---- rows without labels: how similar two texts are, or the vector of one
+
+    answers_by = auto_class
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        fields = self.text_columns()
+        return {name: column for name, column in fields.items() if name != "text_pair_field" or column in there}
+
+    def asked(self, row: dict, place: str) -> list[str]:
+        return [filled_text_of(row, column, field, place) for field, column in self.asked_columns(row).items()]
+
+    def predict(self, finished: FinishedModel, asked: list[list[str]]) -> list[dict[str, Any]]:
+        texts = [text for each in asked for text in each]
+        vectors = iter(vectors_of_texts(self, finished, texts, self.settings.pooling))
+        found = [[next(vectors) for _ in each] for each in asked]
+        return [{"prediction": cosine(*each) if len(each) > 1 else each[0]} for each in found]
+
     # ---- words
 
     def step_words(self) -> str:
@@ -226,6 +246,12 @@ def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
     """The tokens of a row's two texts."""
     at = int(row[SECOND])
     return row["input_ids"][:at], row["input_ids"][at:]
+
+
+def cosine(first: list[float], second: list[float]) -> float:
+    """That of two vectors."""
+    a, b = np.array(first), np.array(second)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 class PositivePairs(Rows):

@@ -46,5 +46,8 @@ class SequenceRegression(NumberTask, LabelledTexts):
     def planned_fields(self) -> dict[str, Any]:
         return {"num_labels": 1}
 
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"prediction": found[0]["score"]}
+
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"label {float(row['labels']):.4g}")

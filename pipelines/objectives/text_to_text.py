@@ -2,6 +2,7 @@
 
 import re
 import string
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -196,6 +197,13 @@ class TextToText(Translation):
             return written_number(number, section.step), repr(number)
         name = self.label_names[class_number(value, field, place, self._numbers, self._labels_are_names)]
         return name, name
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        fields = self.columns()
+        return {name: fields[name] for name in fields if name != "target_field"}
+
+    def asked(self, row: dict, place: str) -> str:
+        return self.read(row, place)
 
     # ---- measuring
 

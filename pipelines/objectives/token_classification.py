@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX
-from ..data.cells import texts_of
+from ..data.cells import filled_text_of, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -17,8 +17,10 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
+from .answering import piped
 from .base import TOKENS
 from .class_task import ClassTask, NamedClassSettings, held
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import tagged_text
 from .tag_schemes import (
@@ -249,6 +251,39 @@ class TokenClassification(ClassTask, TextTask):
 
     def named(self, value: list[str]) -> list[str]:
         return value  # metrics compare the names of tags
+
+    # ---- rows without labels
+
+    answers_by = auto_class
+
+    def asked(self, row: dict, place: str) -> str | list[str]:
+        """A text, or the words of a sentence."""
+        column = self.settings.tokens_field
+        if isinstance(row[column], str):
+            return filled_text_of(row, column, "tokens_field", place)
+        return texts_of(row, column, "tokens_field", place, "word")
+
+    def predict(self, finished: FinishedModel, asked: list[str | list[str]]) -> list[dict[str, Any]]:
+        """Of texts the entities, as pipelines have them; of words a tag and a score each, None beyond max_length."""
+        strategy = STRATEGIES[self.settings.labelled_token] or "simple"
+        texts = [given for given in asked if isinstance(given, str)]
+        entities = iter(piped(self, finished, "TokenClassification", texts, aggregation_strategy=strategy))
+        sentences = [" ".join(given) for given in asked if not isinstance(given, str)]
+        tokens = iter(piped(self, finished, "TokenClassification", sentences, ignore_labels=[]))
+        return [
+            {"prediction": next(entities)} if isinstance(given, str) else self._tags_in(given, next(tokens))
+            for given in asked
+        ]
+
+    def _tags_in(self, words: list[str], tokens: list[dict[str, Any]]) -> dict[str, list]:
+        """The tag of each word, that of the token at which words are measured."""
+        found: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
+        of_tokens = word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
+        pairs = list(zip(of_tokens, tokens))
+        for word, token in pairs if self.settings.labelled_token == "last" else reversed(pairs):
+            if word is not None:
+                found[word] = token
+        return {"prediction": [each["entity"] for each in found], "scores": [each["score"] for each in found]}
 
     # ---- words
 

@@ -1,8 +1,9 @@
 """A text in one language from a text in another, or any other text from a text."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
@@ -14,7 +15,9 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .base import SAMPLES, TOKENS, FinishedModel
+from .answering import by_length
+from .base import TOKENS
+from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
 from .text_task import TextTask
 
@@ -241,6 +244,29 @@ class Translation(TextTask):
         read = [self.source_text(text) for text in sources]
         ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
         return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
+
+    # ---- rows without labels
+
+    answers_by = auto_class
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"source_field": self.settings.source_field}
+
+    def asked(self, row: dict, place: str) -> str:
+        """The text that the encoder reads."""
+        return self.source_text(self.text_in(row, self.settings.source_field, "source_field", place))
+
+    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+        read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]
+        end, longest = self.tokenizer.eos_token_id, self.settings.max_length
+        ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # some end in a language's token
+        self.cut += sum(len(row) >= longest for row in ids)
+
+        def answer(items: list[list[int]]) -> list[str]:
+            batches = in_batches(map(torch.tensor, items), finished.batch_size)
+            return [text for batch in batches for text in self._answers(finished.model, batch)]
+
+        return [{"prediction": text} for text in by_length(ids, list(map(len, ids)), answer)]
 
     def _answers(self, model, ids: list) -> list[str]:
         inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])

@@ -61,7 +61,7 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
     count = count_processes(engine, nproc, shares)
     if shares is not None:
         check_processes(shares, count, f"--nproc {count}")
-    command = [sys.executable, "-P", "-m", "anyformer_main", *without_launch(argv), *overrides]
+    command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(argv, "--launch", "--nproc"), *overrides]
     environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count))))
     return supervise(command, environment, count)
 
@@ -89,18 +89,16 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
                 f"--launch {engine}, but training.deepspeed={show(given)}; write --launch zero2, or set it to null"
             )
         return [], fsdp_variables() if engine == "fsdp2" else {}
-    if importlib.util.find_spec("deepspeed") is None:
-        raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
     check_whole_matrices(recipe.training)
-    if given is None:
-        return [f"training.deepspeed={engine}"], {}
-    stage = (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
-    if stage != int(engine[4]):
+    stage = engine[4] if given is None else (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
+    if int(stage) != int(engine[4]):
         raise UserError(
             f"--launch {engine}, but training.deepspeed={show(given)} is of stage {stage}; write --launch "
             f"zero{stage or 1}, or set it to null"
         )
-    return [], {}
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
+    return [f"training.deepspeed={engine}"] if given is None else [], {}
 
 
 def _check_engine_of_parallelism(engine: str, recipe: Recipe) -> None:
@@ -167,13 +165,13 @@ def threads_of_each(count: int) -> int:
     return max(1, len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())) // count)
 
 
-def without_launch(argv: Sequence[str]) -> list[str]:
-    """The arguments without --launch and --nproc and their values."""
+def without_options(argv: Sequence[str], *options: str) -> list[str]:
+    """The arguments without some options and their values."""
     rest, words = [], iter(argv)
     for word in words:
-        if word in ("--launch", "--nproc"):
+        if word in options:
             next(words, None)
-        elif not word.startswith(("--launch=", "--nproc=")):
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
             rest.append(word)
     return rest
 

@@ -226,9 +226,8 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
     rows = [row for row in describe_fields() if "*" not in row.name]
     overview, training, everything = shown(), shown("training"), shown("all")
     assert all(row.name.partition(".")[2] in overview for row in rows)
-    assert (
-        "training.learning_rate: peak learning rate (a number, at least 1e-12, default 0.001)" in training.splitlines()
-    )
+    weight_decay = "training.weight_decay: decoupled weight decay on matrices (a number, at least 0, at most 100"
+    assert f"{weight_decay}, default 0.1)" in training.splitlines()
     assert "evaluation." not in training and all(f"{row.name}: {row.help}" in everything for row in rows)
     assert shown("quickstart") == overview  # no section
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

@@ -1,0 +1,110 @@
+"""`anyformer predict`: a model's answers to rows without labels."""
+
+import sys
+from pathlib import Path
+
+from ..errors import UserError
+from .common_arguments import add_trust, at_least
+from .output import quoted, say_loading, say_next
+
+
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
+        description="Answer rows without labels with a saved model: the folder of a run, any model of ours or\n"
+        "transformers' own, or a repository on the Hub. The recipe beside it, else its head, says what is read and\n"
+        "answered: classes, tags of words, spans, similarities, choices, texts, masked words, vectors.\n\n"
+        "FILE is a table (.csv, .tsv, .jsonl, .json, .parquet), an image, a text, or a folder of them. The answers,\n"
+        "in the order of the rows and beside their columns, go to --out FILE, or as JSON lines to the standard\n"
+        "output. An interrupted prediction goes on with the same command.",
+        epilog="examples:\n"
+        "  anyformer predict runs/trec_classify questions.csv --out answers.csv\n"
+        "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.parquet\n"
+        "  anyformer predict runs/conll2003_ner news.csv --columns tokens=headline | head\n"
+        "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv --processes 2\n"
+        "  anyformer predict google/flan-t5-small questions.txt --lines --max-new-tokens 30",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="tables, images, texts, folders of them, or patterns")
+    parser.add_argument("--out", metavar="FILE", help="file to write: .jsonl, .csv or .parquet (default: JSON lines)")
+    parser.add_argument(
+        "--columns",
+        metavar="NAME=COLUMN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="columns that have other names than in the training: text=body",
+    )
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="rows answered at once (default: 16)")
+    parser.add_argument(
+        "--max-new-tokens", type=at_least(1), help="that a model writes at most (default: as it is saved, else 256)"
+    )
+    parser.add_argument("--lines", action="store_true", help="each line of a text file is a row")
+    parser.add_argument("--encoding", default="utf-8", help="of texts and tables, such as cp1252 (default: utf-8)")
+    parser.add_argument(
+        "--processes", metavar="N", type=at_least(1), default=1, help="that share the rows on this machine (default: 1)"
+    )
+    add_trust(parser)
+
+
+def run(args) -> int:
+    import os
+
+    from ..prediction.answer_files import AnswerFile
+
+    columns = dict(_pair(word) for word in args.columns)
+    _check_encoding(args.encoding)
+    several = max(args.processes, int(os.environ.get("WORLD_SIZE", "1")))
+    if several > 1 and args.out is None:
+        raise UserError(f"{several} processes write their answers into one file; name it: --out FILE")
+    out = None if args.out is None else AnswerFile(Path(args.out))
+    if args.processes > 1:
+        return _in_processes(args)
+    say_loading()
+    from ..prediction.predict import prepare_prediction, run_prediction
+
+    names = ("batch_size", "max_new_tokens", "encoding", "lines", "trust_remote_code")
+    how = {name: getattr(args, name) for name in names}
+    prediction = prepare_prediction(args.model, args.files, columns=columns, **how)
+    run_prediction(prediction, out, _print)
+    if out is not None:
+        say_next(f"anyformer evaluate {quoted(args.model)} TASK    # how good such answers are")
+    return 0
+
+
+def _print(answers: list[dict]) -> None:
+    from ..json_text import json_text
+
+    for answer in answers:
+        print(json_text(answer, None))
+    sys.stdout.flush()
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, column = word.partition("=")
+    if not (name and equals and column):
+        raise UserError(f"--columns {word} is not of the form NAME=COLUMN, such as text=body")
+    return name, column
+
+
+def _check_encoding(name: str) -> None:
+    import codecs
+
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        raise UserError(f"--encoding {name}: no such encoding; utf-8, cp1252 and latin-1 are some") from None
+
+
+def _in_processes(args) -> int:
+    """The same command in several processes of this machine; the first one joins what they have answered."""
+    import os
+
+    from ..training.engines.launch import count_processes, supervise, threads_of_each, without_options
+
+    try:
+        count = count_processes("ddp", args.processes)
+    except UserError as error:  # it names the option of `train`
+        raise UserError(str(error).replace("--nproc", "--processes")) from error
+    command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(args.argv, "--processes")]
+    threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count)))
+    return supervise(command, {"OMP_NUM_THREADS": threads}, count)

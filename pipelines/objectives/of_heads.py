@@ -1,0 +1,90 @@
+"""What answers rows without labels for a model that has no recipe of a task beside it: what its head says."""
+
+import json
+from collections.abc import Collection
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+from ..plugins import OBJECTIVES, objective_of
+from ..recipes.schema import DataSection, ModelSection, Recipe
+from .base import Objective
+from .text import UNLIMITED
+
+# How the names of classes end that transformers saves as a config's architecture -> the objective whose answers they
+# give. Others have no head that answers, and their model gives vectors.
+HEADS = {
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
+    "ForMultipleChoice": "multiple_choice",
+    "ForImageClassification": "image_classification",
+    "ForMaskedLM": "masked",
+    "ForPreTraining": "masked",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForConditionalGeneration": "text_to_text",
+}
+
+
+def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str]) -> Objective:
+    """What answers for the model of a recipe, whose own objective does not.
+
+    config: the model's. recipe: of which model and data count. tokenizer: the model's; None of a model of images.
+    there: the columns of the rows, of which a second text and conversations are optional.
+    """
+    head = next(iter(config.architectures or []), "")
+    name = next((name for ending, name in HEADS.items() if head.endswith(ending)), None)
+    text = recipe.data.text_field
+    fields: dict[str, Any] = {}
+    if name == "sequence_classification":
+        name = _of_outputs(config)
+        fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
+    elif name == "token_classification":
+        fields = {"tokens_field": "tokens" if "tokens" in there else text}
+    elif name == "multiple_choice" and "question" in there:
+        fields = {"question_field": "question", "context_field": "context" if "context" in there else None}
+    elif name == "causal" and tokenizer is not None and tokenizer.chat_template:
+        name = "instruction_tuning"
+        fields = {"prompt_field": text, "input_field": None}
+        fields |= {"messages_field": "messages"} if "messages" in there else {}
+    elif name == "text_to_text":
+        fields = {"source": f"{{{text}}}", "target_field": "target"}
+    elif tokenizer is None and name != "image_classification":
+        name = "masked_image"  # which gives vectors
+    elif name is None:
+        name = "sentence_similarity"
+        fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
+        fields |= {"pooling": _pooling(recipe.model.name_or_path)}
+    cls = OBJECTIVES[name]
+    if tokenizer is not None and "max_length" in (row.name for row in dataclass_fields(cls.Settings)):
+        most = tokenizer.model_max_length
+        most = most if most < UNLIMITED else getattr(config, "max_position_embeddings", None) or 512
+        fields["max_length"] = most
+        if name == "question_answering" and most < 384:  # its default; the other two are shares of it
+            fields |= {"stride": most // 4, "max_question_length": most // 4}
+        elif name == "question_answering":
+            del fields["max_length"]
+    settings = {cls.section: cls.Settings(**fields)}
+    data = DataSection(text_field=text)
+    model = ModelSection(name_or_path=recipe.model.name_or_path)
+    fresh = Recipe(name="RECIPE", model=model, data=data, **{"objective": None, "task": None} | settings)
+    fresh.trust_remote_code = recipe.trust_remote_code
+    return objective_of(fresh)
+
+
+def _of_outputs(config) -> str:
+    """The task of a model with scores of a text, by how many there are and what they mean."""
+    if config.problem_type == "multi_label_classification":
+        return "multi_label_classification"
+    return "sequence_regression" if config.num_labels == 1 else "sequence_classification"
+
+
+def _pooling(name_or_path: str) -> str:
+    """What sentence-transformers' files beside a model say of how vectors of tokens become one; else their mean."""
+    from transformers.utils import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(name_or_path, "1_Pooling/config.json", **quiet)
+    said = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    return "first" if said.get("pooling_mode_cls_token") else "mean"

@@ -1,0 +1,1 @@
+"""Answers of saved models to rows without labels."""

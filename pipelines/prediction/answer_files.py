@@ -1,0 +1,107 @@
+"""Answers on disk: parts that are complete or absent, and the one file of all of them in the end.
+
+While a prediction runs, its parts lie in a hidden folder beside the file, as JSON lines, under a name that says for
+which model, rows and settings they are. The same command finds them again, whatever ended the earlier one.
+"""
+
+import csv
+import glob
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..evaluation.request import check_writable
+from ..json_text import json_text
+from ..storage.atomic import replaced_file, write_atomically
+
+Answer = dict[str, Any]
+
+
+class AnswerFile:
+    """The file `path` of answers, and its parts. Raises UserError for a name of no known format."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        suffix = path.suffix.lower()
+        if suffix not in WRITERS:
+            raise UserError(f"--out {path}: the name ends in {suffix or 'no format'!r}; known: {', '.join(WRITERS)}")
+        check_writable(path, "--out")
+        self.write: Callable[[Callable[[], Iterator[list[Answer]]], Path], None] = WRITERS[suffix]
+
+    def begin(self, key: str) -> None:
+        """Find the folder of the parts of this key, or make it. key: changes with model, rows and settings."""
+        self.folder = self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
+        self.folder.mkdir(exist_ok=True)
+
+    def remove_others(self) -> None:
+        """Remove the parts of other models, rows and settings that were begun under this name."""
+        for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.parts"):
+            if other != self.folder:
+                shutil.rmtree(other)
+
+    def part(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.jsonl"
+
+    def add(self, number: int, answers: list[Answer]) -> None:
+        """Write a part, complete or not at all."""
+        write_atomically(self.part(number), "".join(json_text(row, None) + "\n" for row in answers))
+
+    def join(self, count: int) -> None:
+        """Write the file from its parts, in their order, and remove them."""
+
+        def parts() -> Iterator[list[Answer]]:
+            for number in range(count):
+                yield [json.loads(line) for line in self.part(number).read_text(encoding="utf-8").split("\n")[:-1]]
+
+        with replaced_file(self.path) as temporary:
+            self.write(parts, temporary)
+        shutil.rmtree(self.folder)
+
+
+def _write_lines(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for rows in parts():
+            file.writelines(json_text(row, None) + "\n" for row in rows)
+
+
+def _write_table(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
+    """Lists and mappings are JSON in their cell."""
+    names = list(dict.fromkeys(name for rows in parts() for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, names)
+        table.writeheader()
+        for rows in parts():
+            for row in rows:
+                nested = {name: json_text(value, None) for name, value in row.items() if isinstance(value, list | dict)}
+                table.writerow(row | nested)
+
+
+def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
+    """A column whose values are of several kinds holds their texts."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    types: dict[str, Any] = {}
+    for rows in parts():
+        for name in dict.fromkeys(name for row in rows for name in row):
+            try:
+                found = pyarrow.array([row.get(name) for row in rows]).type
+                pair = [pyarrow.schema([(name, kind)]) for kind in (types.get(name, found), found)]
+                types[name] = pyarrow.unify_schemas(pair, promote_options="permissive").field(0).type
+            except pyarrow.ArrowException:
+                types[name] = pyarrow.string()
+    texts = [name for name, kind in types.items() if kind == pyarrow.string()]
+    with ParquetWriter(path, schema := pyarrow.schema(types.items())) as writer:
+        for rows in parts():
+            told = [row | {name: _text(row[name]) for name in texts if name in row} for row in rows]
+            writer.write_table(pyarrow.Table.from_pylist(told, schema=schema))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json_text(value, None)
+
+
+WRITERS = {".jsonl": _write_lines, ".csv": _write_table, ".parquet": _write_parquet}

@@ -1,0 +1,239 @@
+"""`anyformer predict`: a saved model's answers to rows without labels, for every task and head.
+
+What is read of a row and what an answer is, the model's objective says: that of the recipe beside it, else that of its
+head. The rows are answered in parts, so that an interrupted prediction goes on after its last whole part.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import PartialState
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import anyformer
+
+from ..errors import UserError, loading
+from ..evaluation.evaluate import load
+from ..evaluation.request import evaluation_recipe
+from ..generation import locate_model
+from ..images.processors import load_image_processor
+from ..objectives.base import Objective
+from ..objectives.finished_model import FinishedModel
+from ..objectives.of_heads import objective_of_head
+from ..plugins import objective_of
+from ..recipes.schema import ModelSection, Recipe
+from ..storage.cache import sha
+from ..transformers_logging import errors_only
+from ..words import counted, human_time
+from .answer_files import Answer, AnswerFile
+from .unlabelled import Columns, Row, Unlabelled, parts
+
+BATCHES = 16  # of a part: rows are put together by length within it
+NEW_TOKENS = 256  # that a model writes at most where nobody says, as transformers' pipelines have it
+
+
+@dataclass
+class Prediction:
+    """A checked prediction: everything but the weights.
+
+    objective: what reads the rows and answers. total: how many rows there are.
+    """
+
+    recipe: Recipe
+    objective: Objective
+    rows: Unlabelled
+    columns: Columns
+    wanted: list[str]
+    total: int
+    batch_size: int
+    max_new_tokens: int | None
+
+    @property
+    def part_size(self) -> int:
+        return BATCHES * self.batch_size
+
+    @property
+    def count(self) -> int:
+        return -(-self.total // self.part_size)
+
+    def key(self) -> str:
+        """Changes with the model, the rows and the settings."""
+        place = Path(self.recipe.model.name_or_path)
+        files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(place.glob("*.*"))]
+        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens]
+        return sha([str(place), files, self.rows.identity(), settings])
+
+    def finished(self, device) -> FinishedModel:
+        """The model, loaded when it is first asked for, which writes the likeliest tokens where it writes any."""
+
+        def made():
+            auto_class = getattr(transformers, self.objective.answers_by)
+            model = load(auto_class, self.recipe, (*self.objective.unused_weights, "pooler.")).to(device)
+            config = getattr(model, "generation_config", None)
+            if config is not None:
+                most = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
+                config.update(max_new_tokens=most, max_length=None, do_sample=False)
+                config.update(temperature=None, top_p=None, top_k=None)  # of drawing, of which greedy search would warn
+            return model
+
+        return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
+
+    def answers(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
+        """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
+        asked = [self.objective.asked(self.columns.read(self.wanted, place, row), place) for place, row in part]
+        found = []
+        for (place, row), answer in zip(part, self.objective.predict(finished, asked), strict=True):
+            taken = next((name for name in answer if name in row), None)
+            if taken is not None:
+                raise UserError(f"{place} has a column {taken!r}, where an answer belongs; rename it")
+            found.append(json.loads(json.dumps(self._copied(row) | answer, default=_plain)))
+        return found
+
+    def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The columns of a row that stand beside its answer: images do not."""
+        image = self.rows.image_column
+        kept = {name: value for name, value in row.items() if not _is_bytes(value)}
+        if image in kept and kept[image] == row.get("file"):
+            del kept[image]
+        return kept
+
+
+def _is_bytes(value: Any) -> bool:
+    """Whether a cell holds an image or other bytes, also as datasets' Image feature does."""
+    inner = value.get("bytes") if isinstance(value, dict) else value
+    return isinstance(inner, bytes | bytearray) or hasattr(inner, "getbbox")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no words for: a number of numpy as Python's, all else, such as a date, as a text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def prepare_prediction(
+    model: str | Path,
+    given: str | Path | Iterable[Any],
+    *,
+    columns: dict[str, str] | None = None,
+    batch_size: int = 16,
+    max_new_tokens: int | None = None,
+    encoding: str = "utf-8",
+    lines: bool = False,
+    trust_remote_code: bool = False,
+) -> Prediction:
+    """Check model and rows, of which every one is read once. Arguments and errors as anyformer.predict's."""
+    rows = Unlabelled(given, encoding=encoding, lines=lines)
+    anyformer.register()
+    transformers.utils.logging.disable_progress_bar()
+    recipe = _recipe_of(str(model), trust_remote_code)
+    config = load(transformers.AutoConfig, recipe)
+    named = Columns(columns or {})
+    there = named.there(rows.first[1])
+    objective = _objective(recipe, config, there)
+    fields = objective.asked_columns(there)
+    wanted = list(dict.fromkeys(fields.values()))
+    named.check(wanted, *rows.first)
+    if objective.tokenizer is None:
+        column = fields["image_field"]
+        rows.image_column = named.renamed.get(column, column)
+    total = 0
+    for place, row in rows:
+        total += 1
+        if objective.tokenizer is not None:  # images are decoded once, when they are answered
+            objective.asked(named.read(wanted, place, row), place)
+    return Prediction(objective.recipe, objective, rows, named, wanted, total, batch_size, max_new_tokens)
+
+
+def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
+    """The recipe beside a model, bound to it; of one that has none a recipe of nothing but the model."""
+    from transformers.utils import cached_file
+
+    place = locate_model(model)
+    folder = Path(place)
+    beside = next((path for path in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if path.is_file()), None)
+    if beside is None and not folder.is_dir():
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        with loading(f"MODEL={model}"):
+            beside = cached_file(place, "recipe.yaml", **quiet)
+    recipe = Recipe(model=ModelSection(name_or_path=place))
+    if beside is not None:
+        recipe = evaluation_recipe(place, str(beside), [])
+    recipe.trust_remote_code = trust_remote_code
+    return recipe
+
+
+def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
+    """What reads rows and answers, with its tokenizer or image processor."""
+    objective, place = objective_of(recipe), recipe.model.name_or_path
+    head = next(iter(config.architectures or []), "")
+    reads_images = hasattr(config, "num_channels") or "Image" in head
+    if reads_images:
+        processor = load_image_processor(place, recipe.trust_remote_code)
+    else:
+        with loading(f"MODEL={place}: its tokenizer"), errors_only():
+            processor = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=recipe.trust_remote_code)
+    if recipe.task is None or not objective.answers_by:
+        objective = objective_of_head(config, recipe, None if reads_images else processor, there)
+    objective.processor = processor
+    longest = None if reads_images else objective.lengths().get("max_length")
+    if longest is not None:
+        processor.model_max_length = min(processor.model_max_length, longest)  # where pipelines cut a text
+    return objective
+
+
+def run_prediction(
+    prediction: Prediction, out: AnswerFile | None, take: Callable[[list[Answer]], None] = lambda answers: None
+) -> None:
+    """Answer the rows, each process every n-th part; the first one then writes `out`.
+
+    out: None: `take` gets the answers, part by part, in the order of the rows.
+    """
+    state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
+    numbers = range(state.process_index, prediction.count, state.num_processes)
+    if out is not None:
+        out.begin(prediction.key())
+        missing = [number for number in numbers if not out.part(number).exists()]
+        state.wait_for_everyone()  # the first process removes the parts in the end
+        if state.is_main_process:
+            out.remove_others()
+        if len(missing) < len(numbers) and state.is_main_process:
+            _say(f"going on: {len(numbers) - len(missing):,} of {counted(len(numbers), 'part')} are there")
+        numbers = missing
+    finished, wanted = prediction.finished(state.device), set(numbers)
+    with _bar(prediction.total, shown=state.is_main_process) as advance:
+        for number, part in enumerate(parts(prediction.rows, prediction.part_size)):
+            if number in wanted:
+                answers = prediction.answers(finished, part)
+                take(answers) if out is None else out.add(number, answers)
+            advance(len(part))
+    if not state.is_main_process:
+        return
+    if prediction.objective.cut:
+        _say(f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once")
+    if out is not None:
+        while not all(out.part(number).exists() for number in range(prediction.count)):  # those of the others
+            time.sleep(0.1)
+        out.join(prediction.count)
+    where = "" if out is None else f" -> {out.path}"
+    _say(f"{counted(prediction.total, 'row')} answered in {human_time(time.time() - began)}{where}")
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of the rows on the error stream, where that is a terminal; gives what advances it."""
+    columns = TextColumn("answering, row"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda number: bar.advance(task, number)

@@ -1,0 +1,150 @@
+"""Rows without labels: of tables, of image and text files, of folders of them, or given in Python."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..data.cells import cell, cell_names
+from ..data.documents import UTF8, Limits
+from ..data.file_formats import check_opens, format_of
+from ..data.files import open_file, readable
+from ..data.image_files import is_image_file
+from ..data.patterns import find_files
+from ..errors import UserError, did_you_mean
+from ..recipes.schema import DataSection
+from ..storage.cache import sha
+
+Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
+FIELD = "FILE"  # how errors call what is read
+
+
+class Unlabelled:
+    """Rows in a fixed order, from files or as they are given; each of files has the column `file` beside its own.
+
+    given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
+    file the column `image`, a text file `text` (with `lines` one row for each line that is not empty). encoding: of
+    texts and tables. image_column: whose paths are relative to the folder of their table. Raises UserError for a file
+    that is missing or of no known format, and where there is no row.
+    """
+
+    image_column: str | None = None
+
+    def __init__(self, given: str | Path | Iterable[Any], *, encoding: str = UTF8, lines: bool = False):
+        data = DataSection()
+        self.limits, self.lines = Limits(data.max_document_bytes, data.max_line_bytes, encoding), lines
+        given = [given] if isinstance(given, str | Path) else list(given)
+        named = [str(one) for one in given if isinstance(one, str | Path)]
+        self.mappings = [row for row in given if not isinstance(row, str | Path)]
+        if named and self.mappings:
+            raise UserError("files and rows are given together; predict takes one or the other")
+        patterns = [os.path.join(one, "**", "*") if Path(one).expanduser().is_dir() else one for one in named]
+        self.paths = list(find_files(FIELD, patterns)) if named else []
+        for path in self.paths:
+            check_opens(FIELD, path)
+            if not (format_of(path) or is_image_file(path) or is_text_file(path)):
+                raise UserError(
+                    f"{FIELD}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                    f"also .gz), an image, or a text (.txt, .md)"
+                )
+        self.first = next(iter(self), None)
+        if self.first is None:
+            names = ", ".join(map(str, self.paths[:3]))
+            raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, row in enumerate(self.mappings):
+            if not isinstance(row, dict):
+                raise UserError(f"row {number} is {type(row).__name__}; a row is a mapping of columns, or name files")
+            yield f"row {number}", row
+        for path in self.paths:
+            with readable(FIELD, path):
+                for place, row in self._rows(path):
+                    yield place, {"file": str(path)} | row
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        file_format = format_of(path)
+        if file_format is not None:
+            there = file_format.columns(FIELD, path)
+            names = [name for name in there if "." not in name] if there else []
+            for number, row in file_format.rows(FIELD, path, names, self.limits):
+                place = f"{path}, {file_format.counts} {number}"
+                if isinstance(row, str):
+                    raise UserError(f"{FIELD}: {place} is {FAULTS[row]}")
+                image = row.get(self.image_column)
+                is_own = file_format.has_own_paths and isinstance(image, str)
+                yield place, row | {self.image_column: str(path.parent / image)} if is_own else row
+        elif is_image_file(path):
+            yield str(path), {"image": str(path)}
+        else:
+            with open_file(path, self.limits.encoding) as stream:
+                text = stream.read().decode()
+            for number, each in enumerate(text.split("\n") if self.lines else [text], start=1):
+                if each.strip():
+                    yield f"{path}, line {number}" if self.lines else str(path), {"text": each.removesuffix("\r")}
+
+    def identity(self) -> Any:
+        """JSON that changes whenever the rows do: of files their names, sizes and times."""
+        rows = sha(json.loads(json.dumps(self.mappings, default=str)))
+        files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
+        return [files, rows, self.limits.encoding, self.lines]
+
+
+FAULTS = {
+    "too_long": "longer than a document may be",
+    "non_utf8": "not UTF-8; --encoding cp1252, or what it is, reads another encoding",
+}
+
+
+def is_text_file(path: Path) -> bool:
+    return path.name.lower().removesuffix(".gz").endswith((".txt", ".md", ".text"))
+
+
+class Columns:
+    """Finds the columns that a model reads in rows that may call them otherwise.
+
+    renamed: {name that the model's recipe has: name in the rows}.
+    """
+
+    def __init__(self, renamed: dict[str, str]):
+        self.renamed = renamed
+
+    def there(self, row: dict[str, Any]) -> set[str]:
+        """The columns of a row, also by the names that the recipe has."""
+        names = set(cell_names(row))
+        return names | {name for name, own in self.renamed.items() if own in names}
+
+    def check(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> None:
+        """Raise UserError for a column that the model reads and the first row lacks, and for names that say nothing."""
+        for name in self.renamed:
+            if name not in wanted:
+                near = did_you_mean(name, wanted)
+                raise UserError(f"--columns {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
+        for name in wanted:
+            own = self.renamed.get(name, name)
+            if own not in cell_names(row):
+                names = [known for known in row if known != "file"]
+                raise UserError(
+                    f"{place} has no column {own!r}, which the model reads; it has {', '.join(names[:12])}: name the "
+                    f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
+                )
+
+    def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
+        """The row with the columns that the model reads, by the recipe's names. Raises UserError."""
+        found = {}
+        for name in wanted:
+            own = self.renamed.get(name, name)
+            try:
+                found[name] = cell(row, own)
+            except KeyError:
+                raise UserError(f"{place} has no column {own!r}, which the rows before it have") from None
+        return row | found
+
+
+def parts(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """The rows in lists of `size`."""
+    rows = iter(rows)
+    while part := list(islice(rows, size)):
+        yield part

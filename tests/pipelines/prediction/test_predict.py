@@ -1,0 +1,364 @@
+"""`anyformer predict`: the answers of transformers' pipelines for every head, in order, beside the rows' columns."""
+
+import gzip
+import json
+import signal
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+import transformers
+from accelerate import PartialState
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.prediction.answer_files import AnswerFile
+from PIL import Image
+from processes import Process, run_ranks
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
+
+import anyformer
+
+WORDS = ["the", "film", "was", "good", "bad", "and", "story", "anna", "rome", "paris", "in", "who", "what", "lives"]
+WORDS += ["very", "long", "scene", "about", "two", "a", "b", "c", "d"]
+VOCABULARY = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+SIZES = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 64, "max_position_embeddings": 32, "initializer_range": 0.5}  # answers that differ
+GPT2 = {"vocab_size": len(VOCABULARY), "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+GPT2 |= {"initializer_range": 0.5, "bos_token_id": 2, "eos_token_id": 3}
+T5 = {"vocab_size": len(VOCABULARY), "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+T5 |= {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0, "initializer_factor": 5.0}
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+VIT |= {"image_size": 8, "patch_size": 4, "initializer_range": 0.5}
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+PADDED = 1e-5  # fp32 sums in another order, where a text stands in a batch beside longer ones
+TEXTS = ["the film was good", "a very long scene about two and a story in rome was bad", "anna", "who lives in paris"]
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}a {% endif %}"
+
+
+def named(names: list[str]) -> dict:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+
+
+def saved(folder, architecture: str, chat_template: str | None = None, **fields):
+    """A tiny native model with random weights, and its tokenizer or image processor."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, architecture)
+    sizes = {"Bert": SIZES, "GPT2": GPT2, "T5Fo": T5, "ViTF": VIT, "ViTM": VIT}[architecture[:4]]
+    cls(cls.config_class(**sizes | fields)).eval().save_pretrained(folder)
+    if architecture.startswith("ViT"):
+        kind = getattr(transformers, "ViTImageProcessorPil", transformers.ViTImageProcessor)
+        kind(size={"height": 8, "width": 8}).save_pretrained(folder)
+        return folder
+    backend = Tokenizer(models.WordPiece(VOCABULARY, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"unk_token": "[UNK]", "eos_token": "[SEP]"}
+    if not architecture.startswith("GPT2"):
+        pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+        ids = [("[CLS]", 2), ("[SEP]", 3)]
+        backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ids)
+        special |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=32, **special)
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rows_of(texts: list[str]) -> list[dict]:
+    return [{"text": text} for text in texts]
+
+
+def pipe(task: str, folder, **options):
+    return pipeline(task, str(folder), trust_remote_code=False, **options)
+
+
+@pytest.fixture
+def classes(tmp_path):
+    return saved(tmp_path / "model", "BertForSequenceClassification", **named(["bad", "fair", "good"]))
+
+
+@pytest.mark.parametrize("pair", [None, "anna was good"])
+def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(pair, classes):
+    asked = [{"text": text} | ({} if pair is None else {"text_pair": pair}) for text in TEXTS]
+    for answer, right in zip(
+        anyformer.predict(classes, asked), pipe("text-classification", classes, top_k=None)(asked)
+    ):
+        assert answer["prediction"] == right[0]["label"]
+        assert answer["score"] == pytest.approx(right[0]["score"], abs=PADDED)
+        assert answer["scores"] == pytest.approx({each["label"]: each["score"] for each in right}, abs=PADDED)
+
+
+def test_several_classes_are_those_that_the_pipeline_is_surer_of_than_not(tmp_path):
+    kind = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    folder = saved(tmp_path / "model", "BertForSequenceClassification", **kind)
+    right = pipe("text-classification", folder, top_k=None)(TEXTS)
+    for answer, scores in zip(anyformer.predict(folder, rows_of(TEXTS)), right):
+        assert answer["prediction"] == [each["label"] for each in scores if each["score"] >= 0.5]
+
+
+def test_a_number_is_that_of_the_pipeline(tmp_path):
+    folder = saved(tmp_path / "model", "BertForSequenceClassification", num_labels=1, problem_type="regression")
+    right = [each["score"] for each in pipe("text-classification", folder)(TEXTS)]
+    answers = anyformer.predict(folder, rows_of(TEXTS))
+    assert [each["prediction"] for each in answers] == pytest.approx(right, abs=PADDED)
+
+
+def test_entities_of_texts_and_tags_of_words_are_those_of_the_pipeline(tmp_path):
+    folder = saved(tmp_path / "model", "BertForTokenClassification", **named(TAGS))
+    mixed = [{"text": text if number % 2 else text.split()} for number, text in enumerate(TEXTS)]
+    entities = pipe("token-classification", folder, aggregation_strategy="first")(TEXTS)
+    tokens = pipe("token-classification", folder, ignore_labels=[])(TEXTS)
+    for number, answer in enumerate(anyformer.predict(folder, mixed)):
+        if number % 2:
+            assert [{**each, "score": None} for each in answer["prediction"]] == [
+                {**each, "score": None} for each in entities[number]
+            ]
+        else:  # each word is a token
+            assert answer["prediction"] == [each["entity"] for each in tokens[number]]
+            assert answer["scores"] == pytest.approx([each["score"] for each in tokens[number]], abs=PADDED)
+
+
+def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
+    folder = saved(tmp_path / "model", "BertForTokenClassification", **named(TAGS))
+    (answer,) = anyformer.predict(folder, [{"tokens": ["film"] * 40}])
+    assert len(answer["prediction"]) == 40 and answer["prediction"][30:] == [None] * 10  # 32 with [CLS] and [SEP]
+    assert "1 text cut to what the model reads at once" in capsys.readouterr().err
+
+
+def test_an_answer_is_the_span_with_the_highest_score_and_stands_where_it_says(tmp_path):
+    folder = saved(tmp_path / "model", "BertForQuestionAnswering")
+    model, tokenizer = transformers.AutoModelForQuestionAnswering.from_pretrained(folder), None
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    contexts = [text for text in TEXTS if len(text.split()) > 3]
+    answers = anyformer.predict(folder, [{"question": "who lives", "context": context} for context in contexts])
+    for context, answer in zip(contexts, answers):
+        inputs = tokenizer("who lives", context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, places = inputs.pop("offset_mapping")[0].tolist(), inputs.sequence_ids(0)
+        with torch.no_grad():
+            output = model(**inputs)
+        start, end, inside = output.start_logits[0], output.end_logits[0], [i for i, n in enumerate(places) if n == 1]
+        best = max(((i, j) for i in inside for j in inside if i <= j), key=lambda span: start[span[0]] + end[span[1]])
+        assert answer["prediction"] == context[offsets[best[0]][0] : offsets[best[1]][1]]
+        assert context[answer["start"] :].startswith(answer["prediction"]) and 0 < answer["score"] <= 1
+
+
+def test_a_choice_is_that_of_the_model_for_rows_with_any_number_of_choices(tmp_path):
+    folder = saved(tmp_path / "model", "BertForMultipleChoice")
+    model, tokenizer = transformers.BertForMultipleChoice.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    choices = [["good", "a very long scene"], ["bad", "good", "two"], ["anna", "in rome"]]
+    asked = [{"context": "the film", "question": "was", "choices": each} for each in choices]
+    for each, answer in zip(choices, anyformer.predict(folder, asked)):
+        inputs = tokenizer(["the film"] * len(each), [f"was {one}" for one in each], return_tensors="pt", padding=True)
+        with torch.no_grad():
+            right = model(**{name: x[None] for name, x in inputs.items()}).logits[0].softmax(-1)
+        assert answer["prediction"] == int(right.argmax())
+        assert answer["scores"] == pytest.approx(right.tolist(), abs=PADDED)
+
+
+def test_masked_words_are_those_of_the_pipeline(tmp_path):
+    folder = saved(tmp_path / "model", "BertForMaskedLM")
+    texts = ["the [MASK] was good", "[MASK] lives in [MASK] and a long story", "who [MASK]"]
+    fill = pipe("fill-mask", folder)
+    for text, answer in zip(texts, anyformer.predict(folder, rows_of(texts))):
+        right = fill(text) if text.count("[MASK]") > 1 else [fill(text)]
+        assert answer["prediction"] == [words[0]["token_str"] for words in right]
+        given = [each["score"] for words in answer["scores"] for each in words]
+        assert given == pytest.approx([each["score"] for words in right for each in words], abs=PADDED)
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_continuations_and_answers_in_chats_are_those_of_the_pipeline(template, tmp_path):
+    folder = saved(tmp_path / "model", "GPT2LMHeadModel", chat_template=template)
+    write = pipe("text-generation", folder)
+    chats = [[{"role": "user", "content": text}] for text in TEXTS]
+    how = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    right = [write(each, **how)[0]["generated_text"] for each in (TEXTS if template is None else chats)]
+    answers = anyformer.predict(folder, rows_of(TEXTS), max_new_tokens=12)
+    assert [each["prediction"] for each in answers] == right and len(set(right)) > 1
+    if template is not None:
+        given = [{"messages": [*chat, {"role": "assistant", "content": "left out"}]} for chat in chats]
+        assert [each["prediction"] for each in anyformer.predict(folder, given, max_new_tokens=12)] == right
+
+
+def test_a_long_prompt_takes_no_room_from_others(tmp_path):
+    folder = saved(tmp_path / "model", "GPT2LMHeadModel")
+    long = " ".join(["film"] * 30)  # of 32 positions
+    alone, beside = (
+        anyformer.predict(folder, rows_of(texts), max_new_tokens=12) for texts in (["anna"], ["anna", long])
+    )
+    assert beside[0] == alone[0] and len(beside[1]["prediction"].split()) <= 2
+
+
+def test_texts_of_an_encoder_decoder_are_those_it_generates_for_each_alone(tmp_path):
+    folder = saved(tmp_path / "model", "T5ForConditionalGeneration")
+    model, tokenizer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    answers = anyformer.predict(folder, rows_of(TEXTS), max_new_tokens=8)
+    for text, answer in zip(TEXTS, answers):
+        inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        (ids,) = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+        assert answer["prediction"] == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of image files."""
+    draw = np.random.default_rng(0)
+    for number in range(5):
+        pixels = draw.integers(0, 255, (8 + number, 9, 3), dtype=np.uint8)
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "pictures"
+
+
+def test_classes_of_images_in_a_folder_are_those_of_the_pipeline_under_their_files_names(tmp_path, pictures):
+    folder = saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog", "cow"]))
+    answers = anyformer.predict(folder, pictures)
+    files = sorted(str(path) for path in pictures.rglob("*.png"))
+    assert [each["file"] for each in answers] == files and all("image" not in each for each in answers)
+    for answer, right in zip(answers, pipe("image-classification", folder)(files)):
+        assert answer["prediction"] == right[0]["label"]
+        assert answer["scores"] == pytest.approx({each["label"]: each["score"] for each in right}, abs=PADDED)
+
+
+def test_images_of_a_table_are_found_beside_it(tmp_path, pictures):
+    folder = saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog"]))
+    (pictures / "list.csv").write_text("path,id\na/0.png,7\nb/1.png,8\n")
+    answers = anyformer.predict(folder, pictures / "list.csv", columns={"image": "path"})
+    assert [each["id"] for each in answers] == ["7", "8"]
+    of_files = anyformer.predict(folder, [pictures / "a" / "0.png", pictures / "b" / "1.png"])
+    assert [each["scores"] for each in answers] == [each["scores"] for each in of_files]
+
+
+@pytest.mark.parametrize(
+    "architecture, task", [("BertModel", "feature-extraction"), ("ViTModel", "image-feature-extraction")]
+)
+def test_a_backbone_gives_the_mean_of_the_pipelines_vectors(architecture, task, tmp_path, pictures):
+    folder = saved(tmp_path / "model", architecture)
+    given = rows_of(TEXTS) if architecture == "BertModel" else pictures
+    asked = TEXTS if architecture == "BertModel" else sorted(str(path) for path in pictures.rglob("*.png"))
+    for answer, right in zip(anyformer.predict(folder, given), pipe(task, folder)(asked)):
+        assert answer["prediction"] == pytest.approx(np.mean(right[0], axis=0), abs=PADDED)
+
+
+def test_two_texts_have_the_cosine_of_their_vectors(tmp_path):
+    folder = saved(tmp_path / "model", "BertModel")
+    first, second = (np.array(each["prediction"]) for each in anyformer.predict(folder, rows_of(TEXTS[:2])))
+    (answer,) = anyformer.predict(folder, [{"text": TEXTS[0], "text_pair": TEXTS[1]}])
+    right = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    assert answer["prediction"] == pytest.approx(right, abs=PADDED)
+
+
+def test_the_recipe_beside_a_model_says_what_is_read_and_answered(tmp_path):
+    kind = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    folder = saved(tmp_path / "model", "BertForSequenceClassification", **kind)
+    (folder / "recipe.yaml").write_text(
+        "model: {family: encoder}\ntokenizer: {type: wordpiece, vocab_size: 100}\ndata: {files: gone.jsonl}\n"
+        "task: {name: multi_label_classification, text_field: body, threshold: 0.9}\ntraining: {output_dir: gone}\n"
+    )
+    (answer,) = anyformer.predict(folder, [{"body": TEXTS[0]}])
+    assert answer["prediction"] == [name for name, score in answer["scores"].items() if score >= 0.9]
+    assert anyformer.predict(folder, [{"title": TEXTS[0]}], columns={"body": "title"})[0]["scores"] == answer["scores"]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def tables(folder) -> list:
+    """Three rows each as CSV, TSV, compressed JSON lines and Parquet, and two texts."""
+    lines = [{"id": number, "text": text, "day": "1"} for number, text in enumerate(TEXTS[:3])]
+    for name, sign in (("a.csv", ","), ("b.tsv", "\t")):
+        text = "\n".join(sign.join(map(str, row.values())) for row in lines)
+        (folder / name).write_text(f"{sign.join(lines[0])}\n{text}\n")
+    with gzip.open(folder / "c.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in lines)
+    rows = [row | {"photo": b"bytes"} for row in lines]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "d.parquet")
+    (folder / "e.txt").write_text(TEXTS[1] + "\n" + TEXTS[2])
+    return [folder / name for name in ("a.csv", "b.tsv", "c.jsonl.gz", "d.parquet", "e.txt")]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_all_formats_are_read_and_written_in_order_with_columns_and_file_names(suffix, classes, tmp_path, command):
+    files, out = tables(tmp_path), tmp_path / f"out.{suffix}"
+    assert command("predict", classes, *files, "--out", out, "--batch-size", 1, "--lines") == 0
+    if suffix == "jsonl":
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
+        found = reader(out).to_pylist()
+    assert [row["file"] for row in found] == [str(path) for path in files for _ in range(3)][:14]
+    assert [row["text"] for row in found] == TEXTS[:3] * 4 + TEXTS[1:3]
+    assert [str(row["id"]) for row in found[:12]] == list("012" * 4) and "photo" not in found[9]
+    assert [row["prediction"] for row in found[:3]] * 4 == [row["prediction"] for row in found[:12]]
+    assert not list(tmp_path.glob(".*"))
+
+
+def many_rows(folder) -> list[dict]:
+    return rows_of([f"{TEXTS[number % 4]} {WORDS[number % 20]}" for number in range(200)])
+
+
+@pytest.mark.slow
+def test_a_killed_prediction_goes_on_from_its_parts(classes, tmp_path, capsys):
+    rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    anyformer.predict(classes, rows, out=whole, batch_size=1)
+    process = Process(lambda: anyformer.predict(classes, rows, out=out, batch_size=1) and 0, output=tmp_path / "log")
+    process.wait_until(lambda: len(list(tmp_path.glob(".out.jsonl.*.parts/*.jsonl"))) > 2)
+    process.kill(signal.SIGKILL)
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.jsonl.*.parts/0*.jsonl")}
+    assert there and not out.exists()
+    capsys.readouterr()
+    assert anyformer.predict(classes, rows, out=out, batch_size=1) == out
+    assert f"going on: {len(there)} of 13 parts are there" in capsys.readouterr().err
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_parts_of_other_rows_are_not_taken(classes, tmp_path):
+    out = tmp_path / "out.jsonl"
+    for key in ("another", "a third"):
+        other = AnswerFile(out)
+        other.begin(key)
+        other.add(0, [{"prediction": "of other rows"}])
+    assert "of other rows" not in anyformer.predict(classes, rows_of(TEXTS), out=out).read_text()
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(classes, tmp_path):
+    rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+
+    def share() -> str:
+        PartialState._reset_state()  # that of the process that this one is forked from
+        return str(anyformer.predict(classes, rows, out=out, batch_size=1))
+
+    run_ranks(2, share, folder=tmp_path)
+    anyformer.predict(classes, rows, out=whole, batch_size=1)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    "rows, how, sentence",
+    [
+        ([], {}, "there is no row to answer"),
+        ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
+        ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the rows before it have"),
+        ([{"text": "a"}], {"columns": {"txt": "text"}}, "--columns txt=text: the model reads no column 'txt'"),
+        ([{"text": "a"}, {"text": None}], {}, "row 1 holds null, not text"),
+        ([{"text": "a"}, 7], {}, "row 1 is int; a row is a mapping of columns"),
+        ([{"text": "a", "score": 1}], {}, "row 0 has a column 'score', where an answer belongs"),
+        ("gone.csv", {}, "FILE='gone.csv': no such file"),
+        ([{"text": "a"}], {"out": "answers.xls"}, "--out answers.xls: the name ends in '.xls'; known: .jsonl"),
+    ],
+)
+def test_a_mistake_is_one_sentence(rows, how, sentence, classes):
+    with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        anyformer.predict(classes, rows, **how)
+
+
+def test_several_processes_need_a_file(classes, tmp_path, command, capsys):
+    assert command("predict", classes, tables(tmp_path)[0], "--processes", 2) == 2
+    assert "--out FILE" in capsys.readouterr().err
