@@ -195,6 +195,9 @@ NOT_RUN = [
     ),
     NotRun("anyformer train mixed_text_mlm ", "five data sets; test_recipes.py makes its first steps", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
+    NotRun("anyformer chat ", "it reads what a person types; test_serving.py types", arguments_parse),
+    NotRun("anyformer serve ", "it serves; test_serving.py's slow test talks to it", arguments_parse),
+    NotRun("anyformer export ", "the extra onnx is no part of the dev extra; test_serving.py exports", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
 ]
 

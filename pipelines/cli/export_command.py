@@ -1,5 +1,7 @@
 """`anyformer export`: a saved model as one file for other engines."""
 
+from pathlib import Path
+
 from .common_arguments import add_trust
 from .output import say_loading
 
@@ -26,10 +28,10 @@ def run(args) -> int:
     from ..storage.atomic import destination_folder
 
     check_format(args.to, args.model)
-    if args.out is not None:
-        destination_folder(args.out, "--out")
+    source = Path(args.model).expanduser()
+    out = destination_folder(args.out or f"{source if source.is_dir() else source.name}-{args.to}", "--out")
     say_loading()
     from ..serving.export_model import export
 
-    print(export(args.model, args.to, args.out, trust_remote_code=args.trust_remote_code))
+    print(export(args.model, args.to, out, trust_remote_code=args.trust_remote_code))
     return 0

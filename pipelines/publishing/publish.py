@@ -17,7 +17,6 @@ from ..json_text import json_text
 from ..lazy import hub
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
-from ..storage.atomic import new_folder
 from ..storage.local_facts import LOADING, names_only
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from ..words import counted
@@ -90,7 +89,7 @@ def publish(
     if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
         print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
         del contents["README.md"]
-    print(f"{listing(contents)}\nuploading {in_all(contents)}, to {url}")
+    print(f"{listing(contents)} going to {url}", flush=True)
     operations = [hub.CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
     with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
         api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
@@ -106,15 +105,12 @@ def publish(
 def with_card(
     files: dict[str, Path | bytes],
     model: ModelFolder,
-    repo_id: str | None,
+    repo_id: str,
     *,
     license: str | None = None,
     check: Callable[[Path], tuple[str, dict] | None] | None = None,
 ) -> dict[str, Path | bytes]:
-    """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`.
-
-    repo_id: repository that the card's examples name; None: the folder's name.
-    """
+    """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`."""
     contents, checked, card = dict(files), None, model.path / "README.md"
     if check is not None and (found := check(model.path)) is not None:
         checked, findings = found
@@ -131,30 +127,11 @@ def with_card(
     return contents
 
 
-def write_published(contents: dict[str, Path | bytes], destination: Path) -> None:
-    """Write what would go to the Hub into a folder, which appears complete or not at all."""
-    with new_folder(destination) as aside:
-        for name, content in contents.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            if isinstance(content, bytes):
-                (aside / name).write_bytes(content)
-            else:
-                shutil.copyfile(content, aside / name)
-
-
 def listing(contents: dict[str, Path | bytes]) -> str:
-    """A line for each file, the largest first."""
-    largest = sorted(_sizes(contents).items(), key=lambda item: -item[1])
-    return "\n".join(f"  {size / 1e6:10.3f} MB  {name}" for name, size in largest)
-
-
-def in_all(contents: dict[str, Path | bytes]) -> str:
-    """How many files, of how many megabytes."""
-    return f"{counted(len(contents), 'file')}, {sum(_sizes(contents).values()) / 1e6:.1f} MB"
-
-
-def _sizes(contents: dict[str, Path | bytes]) -> dict[str, int]:
-    return {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
+    """A line for each file, the largest first, and one of all."""
+    sizes = {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
+    lines = [f"  {size / 1e6:10.3f} MB  {name}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])]
+    return "\n".join([*lines, f"{counted(len(sizes), 'file')}, {sum(sizes.values()) / 1e6:.1f} MB,"])
 
 
 def prepare_folder(folder: Path | str) -> None:

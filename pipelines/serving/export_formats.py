@@ -1,4 +1,4 @@
-"""Formats of exported models, and what is said of one that is not made here; checked before torch is loaded."""
+"""Formats of exported models, asked before torch is loaded."""
 
 from ..errors import UserError, did_you_mean, need_package
 

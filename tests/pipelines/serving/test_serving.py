@@ -174,7 +174,7 @@ def test_an_exported_file_computes_what_the_model_does_for_rows_and_lengths_it_h
 def test_an_export_whose_outputs_differ_leaves_nothing(saved, tmp_path, monkeypatch):
     model, runner = saved(), export_model.runner
     monkeypatch.setattr(export_model, "runner", lambda file: lambda x: [each + 0.1 for each in runner(file)(x)])
-    with pytest.raises(UserError, match=r"differ by 0\.1 where the largest is .*; nothing was written"):
+    with pytest.raises(UserError, match=r"differ .* by 0\.1 where the largest is .*; nothing was written"):
         export_model.export(model, "torch_export", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -186,15 +186,15 @@ def test_only_equal_outputs_of_equal_shapes_pass(tiny_config):
     def outputs(inputs, by=0.0):
         return [model(**inputs, use_cache=False).logits + by]
 
-    assert "largest difference of outputs 0 " in export_model.compared(model, outputs, "onnx")
+    assert "largest difference of outputs 0 " in export_model.compared(model, outputs)
     for run, words in (
-        (lambda x: outputs(x, 1e-3), "differ by 0.001"),
-        (lambda x: outputs(x, float("nan")), "differ by "),
+        (lambda x: outputs(x, 1e-3), "differ from those of .* by 0.001"),
+        (lambda x: outputs(x, float("nan")), "differ from those of .* by nan"),
         (lambda x: [each[:1] for each in outputs(x)], "gives other outputs"),
-        (lambda x: [1 / 0], "does not take 1 rows of 7 tokens"),
+        (lambda x: [1 / 0], "does not take 1 x 7"),
     ):
         with pytest.raises(UserError, match=f"{words}.*nothing was written"):
-            export_model.compared(model, run, "onnx")
+            export_model.compared(model, run)
 
 
 def test_a_format_that_is_not_made_here_is_said_at_once(monkeypatch):
@@ -284,11 +284,11 @@ def test_openais_client_gets_the_models_own_answers_whole_and_in_pieces(saved, t
     server = subprocess.Popen(words, env=client_env(tmp_path), stdout=log, stderr=subprocess.STDOUT)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        for _ in range(240):
+        served = None
+        while served is None:  # pytest's own limit ends it
             assert server.poll() is None, (tmp_path / "server.log").read_text()
             try:
                 (served,) = client.models.list()
-                break
             except openai.APIConnectionError:
                 time.sleep(0.5)
         asked = [{"role": "user", "content": "hello"}]
