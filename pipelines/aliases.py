@@ -14,6 +14,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("lr_scheduler_type",): ("scheduler", "lr_scheduler", "schedule", "lr_schedule"),
         ("optim",): ("optimizer", "optimiser", "opt"),
         ("weight_decay",): ("wd",),
+        ("layer_decay",): ("llrd", "layerwise_lr_decay", "layer_wise_lr_decay", "layer_wise_learning_rate_decay"),
+        ("freeze",): ("freeze_layers", "frozen_layers", "freeze_parameters"),
         ("adam_beta2",): ("beta2",),
         ("max_grad_norm",): ("grad_clip", "clip", "clip_grad", "gradient_clip_val", "grad_norm"),
         ("torch_compile",): ("compile",),

@@ -2,10 +2,20 @@
 
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NewType
+
+Epochs = NewType("Epochs", str)  # a setting in passes over the data, such as `0.5 epochs`
+
+
+def epochs_of(text: str) -> float | None:
+    """2.0 of `2 epochs`, 1.0 of `epoch`; None for another text."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)\s+)?epochs?", text)
+    return (float(match[1] or 1) or None) if match else None
 
 
 def counted(number: int, noun: str, nouns: str | None = None) -> str:

@@ -18,6 +18,7 @@ LEAVES = {
     "console",
     "environment",
     "errors",
+    "layers",
     "generation",
     "json_text",
     "lazy",

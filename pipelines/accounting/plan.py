@@ -11,7 +11,6 @@ import anyformer
 
 from ..errors import UserError
 from ..interop.matching import our_config
-from ..layers import freeze
 from ..optimizer_rows import optimizer_of
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -127,7 +126,6 @@ def plan_run(
     anyformer.register()
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
-    freeze(model, section.freeze)
     memory = step_memory(recipe, objective, model, devices, notes)
     cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from ..adapters import load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading_reason
+from ..layers import freeze
 from ..objectives.base import Objective
 from ..optimizer_rows import optimizer_of, own_optimizer
 from ..recipes.checkpoint_overrides import with_fields
@@ -79,6 +80,7 @@ def largest_rows(peak: Callable[[int], int], memory: int) -> int:
 def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
     """What a step of the recipe takes. model: of which shapes alone are read. notes: get what is rough."""
     section = recipe.training
+    freeze(model, section.freeze)
     if section.lora is not None:
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
     if section.freeze:

@@ -1,20 +1,11 @@
 """Settings in passes over the data, such as `every_steps: 0.5 epochs`, and the steps that they are of known data."""
 
-import re
 from dataclasses import replace
 
 from ..errors import UserError
-from ..words import counted
+from ..words import counted, epochs_of
 from .schema import Recipe
 from .types import show
-
-WORDS = re.compile(r"(?:(\d+(?:\.\d+)?)\s+)?epochs?")
-
-
-def epochs_of(text: str) -> float | None:
-    """2.0 of `2 epochs`, 1.0 of `epoch`; None for another text."""
-    match = WORDS.fullmatch(text)
-    return (float(match[1] or 1) or None) if match else None
 
 
 def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:

@@ -9,9 +9,9 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from ..optimizer_rows import ROWS
+from ..words import Epochs
 from .introspection import family_names
 from .secrets import without_signatures
-from .types import Epochs
 
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}

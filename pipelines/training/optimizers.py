@@ -188,7 +188,7 @@ def decay_by_depth(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dec
         for group in part.param_groups:
             by_depth = defaultdict(list)
             for parameter in group["params"]:
-                by_depth[depths[id(parameter)]].append(parameter)
+                by_depth[depths.get(id(parameter), top)].append(parameter)
             split += [{**group, "params": by_depth[d], "lr": group["lr"] * decay ** (top - d)} for d in by_depth]
         part.param_groups = sorted(split, key=lambda group: -group["lr"])
     if several:

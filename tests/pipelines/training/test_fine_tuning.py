@@ -1,7 +1,6 @@
 """Laws of fine-tuning: rates and epochs by what is trained, steps in epochs, frozen parts, rates by layer."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -12,15 +11,15 @@ from anyformer.pipelines.accounting.plan import plan_run
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.layers import freeze, places_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
-from anyformer.pipelines.recipes.epochs import epochs_of
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, settled
 from anyformer.pipelines.training.optimizers import build_muon, decay_by_depth
+from anyformer.pipelines.words import epochs_of
 from native_models import native_model
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
-from task_data import CHARACTERS, random_decoder, reviews, task_recipe
+from task_data import random_decoder, reviews, task_recipe
 from test_distributed import needs_deepspeed, rank_main
 
 import anyformer
@@ -31,6 +30,7 @@ CHAT = {"name": "instruction_tuning", "max_length": 64}
 
 def recipe_of(name_or_path=None, task=CLASSES, training=None, **sections):
     model = {"family": "encoder"} if name_or_path is None else {"name_or_path": name_or_path}
+    sections |= {"tokenizer": {"vocab_size": 300}} if name_or_path is None else {}
     training = {"output_dir": "runs/x"} | (training or {})
     return recipe_from_dict({"model": model, "data": {"files": "x"}, "task": task, "training": training, **sections})
 
@@ -170,7 +170,7 @@ def test_each_weight_stands_where_it_is_used():
     for name, head, words, first, last in (
         ("bert", "AutoModelForSequenceClassification", "embeddings, 0-", "word_embeddings", "classifier"),
         ("gpt2", "AutoModelForCausalLM", "embeddings, 0-", "wte", "ln_f"),
-        ("llama", "AutoModelForSequenceClassification", "embeddings, 0-", "embed_tokens", "score"),
+        ("llama2", "AutoModelForSequenceClassification", "embeddings, 0-", "embed_tokens", "score"),
         ("bart", "AutoModelForSeq2SeqLM", "embeddings, encoder.0-", "shared", "decoder.layers"),
         ("t5", "AutoModelForSeq2SeqLM", "embeddings, encoder.0-", "shared", "decoder.final_layer_norm"),
     ):
@@ -223,9 +223,8 @@ def test_rates_fall_from_the_head_to_the_embeddings_as_in_beit(optim):
 
 def test_plan_counts_neither_gradients_nor_states_of_frozen_weights(tmp_path):
     encoder().save_pretrained(tmp_path)
-    sections = {"tokenizer": CHARACTERS}
     whole, frozen = (
-        plan_run(recipe_of(str(tmp_path), training={"freeze": parts}, **sections), devices_of("cpu"))
+        plan_run(recipe_of(str(tmp_path), training={"freeze": parts}), devices_of("cpu"))
         for parts in ([], ["embeddings", "0-1"])
     )
     model = encoder()
@@ -234,7 +233,7 @@ def test_plan_counts_neither_gradients_nor_states_of_frozen_weights(tmp_path):
     states = {row.states.stage: row.states for row in frozen.stages}
     assert frozen.trained_parameters == trained < frozen.parameters == whole.parameters == whole.trained_parameters
     assert (states["none"].gradients, states["none"].optimizer) == (4 * trained, 8 * trained)
-    assert states["none"].weights == 4 * frozen.parameters and asdict(states["zero1"])["weights"] > 0
+    assert states["none"].weights == 4 * frozen.parameters
 
 
 def tuned(tmp_path, *, optim="adamw"):
