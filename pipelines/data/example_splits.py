@@ -64,7 +64,7 @@ def open_examples(
         mine = rule if split != "test" else None
         most = data.max_documents if split == "train" or mine is not None else None
         splits[split] = Examples(split, source, rule=mine, validation=split == "validation", most=most)
-        if next(iter(splits[split]), None) is None:  # or the first ones lack a column
+        if next(splits[split].numbered(), None) is None:
             what = f" (data.validation_fraction={mine.fraction} leaves none)" if mine else ""
             raise UserError(f"data: {source.name} holds no example for {split}{what}")
     return splits

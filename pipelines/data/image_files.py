@@ -15,7 +15,7 @@ from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples
+from .examples import ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, Read
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -45,7 +45,7 @@ class ImageFiles(ExamplesInFiles):
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
         )
 
-    def items(self) -> Iterator[Example]:
+    def items(self) -> Iterator[Read]:
         for path in self.paths:
             row = {"image_field": str(path), "label_field": path.parent.name}
             yield str(path), {column: row[field] for field, column in self.columns.items()}
@@ -64,10 +64,10 @@ class ImageFiles(ExamplesInFiles):
 class ImageTable(ExampleFiles):
     """Tables with an image column; a path in it is relative to the file's own folder where the format has its own."""
 
-    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
+    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         column = self.columns.get("image_field")  # None where labels alone are read
         for place, row in super()._rows(path, file_format):
-            image = row.get(column)
+            image = row.get(column) if isinstance(row, dict) else None
             is_own = file_format.has_own_paths and isinstance(image, str)
             yield place, row | {column: str(path.parent / image)} if is_own else row
 

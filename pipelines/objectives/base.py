@@ -332,6 +332,12 @@ class Objective(ABC):
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each.
+
+        prepared: whether `prepare` is done.
+        """
+
     def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
         return rows

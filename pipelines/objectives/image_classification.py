@@ -62,6 +62,12 @@ class ImageClassification(ClassTask, ImageObjective):
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
 
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        super().try_examples(examples, prepared)
+        if prepared:
+            for place, row in examples:
+                self.class_of(row[self.label_column], place)
+
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""
         from ..images.processors import prepare_images, settle_normalisation

@@ -59,6 +59,18 @@ class ImageObjective(Objective):
         self.shape = image_shape(self.recipe)
         self.processor = recipe_image_processor(self.recipe, self.shape)
 
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        from ..data.image_store import decode
+
+        if prepared:
+            for place, row in examples:
+                decode(row[self.settings.image_field], self.shape[0], self._image_setting, place)
+        super().try_examples(examples, prepared)
+
+    @property
+    def _image_setting(self) -> str:
+        return f"{self.section}.image_field={self.settings.image_field!r}"
+
     def processor_fingerprint(self) -> str:
         from ..images.processors import processor_fingerprint
 
@@ -86,6 +98,7 @@ class StoredImages(Rows):
     def __init__(self, store):
         self.store = store
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
+        self.notes = store.notes
 
     def __len__(self) -> int:
         return len(self.store)

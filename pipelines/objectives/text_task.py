@@ -14,7 +14,7 @@ from .text import UNLIMITED, Tokenized
 if TYPE_CHECKING:
     from ..data.documents import Corpus
     from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
+    from ..data.examples import Example, Examples
 
 
 class TextTask(Tokenized, Objective):
@@ -70,6 +70,14 @@ class TextTask(Tokenized, Objective):
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
+
+    def try_examples(self, examples: "list[Example]", prepared: bool) -> None:
+        for _ in self.corpus(examples).documents():
+            pass
+        if prepared:
+            for _ in self._batches(examples):
+                pass
+        super().try_examples(examples, prepared)
 
     def lengths(self) -> dict[str, int | None]:
         return {"max_length": self.settings.max_length}

@@ -118,8 +118,13 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_derived(objective) -> None:
-    """Raise UserError for examples that are made where none are read."""
+    """Raise UserError for settings of examples where none are read."""
     for data in objective.data_sections():
+        if data.bad_rows != "refuse" and objective.section != "task" and objective.special_tokens is not None:
+            raise UserError(
+                f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
+                f"examples and images, and documents that cannot be used are skipped and counted anyway"
+            )
         if data.derive is not None and objective.section != "task":
             raise UserError(
                 f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "

@@ -52,6 +52,7 @@ FREE_ON_RESUME = [
     "data.cache_dir",
     "data.num_proc",
     "data.description",
+    "data.bad_rows",
     "data.test_*",
     "training.output_dir",
     "training.resume",

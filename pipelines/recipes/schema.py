@@ -140,6 +140,11 @@ class DataSection(SourceSection):
         at_least=0,
         below=1,
     )
+    bad_rows: Literal["refuse", "skip"] = doc(
+        "labelled examples and images that cannot be used: refuse: one message names them, and nothing is trained; "
+        "skip: they are left out, and counted by reason",
+        "refuse",
+    )
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
