@@ -215,7 +215,7 @@ class DerivedFromExamples(ExampleSource):
             except UserError as error:
                 yield place, error
 
-    def only(self, column: str) -> ExampleSource:
+    def only(self, *columns: str | None) -> ExampleSource:
         return self  # one column is made of all
 
     def identity(self) -> Any:

@@ -20,12 +20,14 @@ from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, forma
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
+from .planned_split import PartOfPlan
 from .validation_split import ValidationSplit
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
 # The same of a source, which goes on after a row that cannot be read.
 Read = tuple[str, dict[str, Any] | UserError]
+GROUPS = "group_field"  # the setting of the data section that names a column
 SOME = 100  # rows of which one at least has to have the columns that are read
 
 
@@ -46,10 +48,10 @@ class ExampleSource(ABC):
     def identity(self) -> Any:
         """JSON that changes whenever the examples do."""
 
-    def only(self, column: str) -> "ExampleSource":
-        """The same examples with this column, beside which no other one need be read."""
+    def only(self, *columns: str | None) -> "ExampleSource":
+        """The same examples with these columns, beside which no other one need be read."""
         source = copy.copy(self)
-        source.columns = {field: name for field, name in self.columns.items() if name == column}
+        source.columns = {field: name for field, name in self.columns.items() if name in columns}
         return source
 
     def class_names(self, column: str) -> list[str] | None:
@@ -72,7 +74,8 @@ class ExampleSource(ABC):
             if column not in there:
                 near = did_you_mean(column, there)
                 known = "" if "known:" in near else f" (there are {', '.join(there)})"
-                return UserError(f"task.{field}={column!r}: no such column in {place}{known}{near}")
+                section = "data" if field == GROUPS else "task"
+                return UserError(f"{section}.{field}={column!r}: no such column in {place}{known}{near}")
         return None
 
 
@@ -236,7 +239,7 @@ class Examples:
         split: str,
         source: ExampleSource,
         *,
-        rule: ValidationSplit | None = None,
+        rule: "ValidationSplit | PartOfPlan | None" = None,
         validation: bool = False,
         most: int | None = None,
     ):
@@ -279,7 +282,7 @@ class Examples:
         return [*self.source.notes(), *([self.left_out_words] if self.left_out_words else [])]
 
     def identity(self) -> Any:
-        rule = {"rule": self.rule and vars(self.rule), "held": self.validation, "most": self.most}
+        rule = {"rule": self.rule and self.rule.identity(), "held": self.validation, "most": self.most}
         return {"source": self.source.identity()} | rule | ({"without": sorted(self.left_out)} if self.left_out else {})
 
 

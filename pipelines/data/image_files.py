@@ -15,7 +15,7 @@ from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, Read
+from .examples import GROUPS, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, Read
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -39,6 +39,10 @@ class ImageFiles(ExamplesInFiles):
         if other is not None:
             raise UserError(
                 f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
+            )
+        if GROUPS in self.columns:
+            raise UserError(
+                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
             )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
@@ -81,12 +85,12 @@ class HubImages(HubExamples):
         return rows.cast_column(column, datasets.Image(decode=False)) if is_image else rows
 
 
-def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:
+def open_images(data: DataSection, columns: dict[str, str], classes: str | None = None) -> dict[str, Examples]:
     """The examples of each split, as open_examples: `files` may also name image files.
 
-    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}.
+    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}. classes: as open_examples has it.
     """
-    return open_examples(data, columns, files=image_files, hub=HubImages)
+    return open_examples(data, columns, files=image_files, hub=HubImages, classes=classes)
 
 
 def image_files(

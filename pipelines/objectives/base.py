@@ -186,6 +186,11 @@ class Objective(ABC):
         """The metrics that are reported beside the loss, by their names in the registry."""
         return self.recipe.evaluation.metrics
 
+    @property
+    def stratified_by(self) -> str | None:
+        """The column of each example's class, of which parts of the data may get their shares; None: there is none."""
+        return None
+
     def text_columns(self) -> dict[str, str]:
         """{setting: the column of the data that it names} of the texts of an example; {} where it reads none."""
         return {}

@@ -12,6 +12,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .class_names import class_notes
 from .losses import WeightedClasses
 
 
@@ -194,6 +195,15 @@ class ClassTask(ClassScores):
         """The training split as well where it gives the classes' weights."""
         found = super().splits_to_measure(split, metrics)
         return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
+
+    def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
+        """The rows with what stands out about their classes in the notes."""
+        data = self.recipe.data
+        has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
+        for split, own in super().completed(rows, cache, progress).items():
+            counts = own.facts.get("classes") or {}
+            own.notes = [*own.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
+        return rows
 
     def class_weights(self) -> list[float]:
         """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""

@@ -49,6 +49,7 @@ class ImageClassification(ClassTask, ImageObjective):
     row_noun = "example"
     loss_unit = "nats per example"
     Settings = ImageClassificationSettings
+    stratified_by = ClassTask.label_column
     legend_words = (
         "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"

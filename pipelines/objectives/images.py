@@ -51,7 +51,7 @@ class ImageObjective(Objective):
         from ..data.image_files import open_images
 
         need_package(self.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns())
+        return open_images(self.recipe.data, self.columns(), self.stratified_by)
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..images.processors import image_shape, recipe_image_processor

@@ -54,7 +54,7 @@ class TextTask(Tokenized, Objective):
     def open(self) -> "dict[str, Examples]":
         from ..data.example_splits import open_examples
 
-        return open_examples(self.recipe.data, self.columns())
+        return open_examples(self.recipe.data, self.columns(), classes=self.stratified_by)
 
     def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
