@@ -6,6 +6,7 @@ from itertools import islice
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from . import conll  # noqa: F401 - registers its format
 from .derived import open_derived
 from .documents import Limits
 from .examples import GROUPS, ExampleFiles, Examples, ExampleSource, HubExamples
@@ -47,7 +48,8 @@ def open_examples(
         )
     if data.group_field is not None:
         columns = columns | {GROUPS: data.group_field}
-    limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
+    names = None if data.columns is None else tuple(data.columns)
+    limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding, names)
 
     def opened(split: str, without: Collection[str] = ()) -> ExampleSource | None:
         files_field = "files" if split == "train" else f"{split}_files"

@@ -111,7 +111,7 @@ class ExampleFiles(ExamplesInFiles):
     def check(self) -> None:
         self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
-            file_format = format_of(path)
+            file_format = self._format(path)
             if file_format is None:
                 known = ", ".join(FILE_FORMATS)
                 raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
@@ -126,16 +126,21 @@ class ExampleFiles(ExamplesInFiles):
     def items(self) -> Iterator[Read]:
         for path in self.paths:
             with readable(self.field, path):
-                yield from self._rows(path, format_of(path))
+                yield from self._rows(path, self._format(path))
 
     def identity(self) -> Any:
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
-        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
+        named = {} if self.limits.columns is None else {"names": self.limits.columns}
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other | named
+
+    def _format(self, path: Path) -> FileFormat | None:
+        """The format by the file's name; with names for the columns, a file of no other format is one of CoNLL."""
+        return format_of(path) or (FILE_FORMATS[".conll"] if self.limits.columns else None)
 
     def class_names(self, column: str) -> list[str] | None:
         path = self.paths[0]
         with readable(self.field, path):
-            return format_of(path).class_names(self.field, path, column)
+            return self._format(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}

@@ -131,6 +131,10 @@ class DataSection(SourceSection):
         "paragraph of their docstrings (code, summary, function); entity_kinds: of tagged words, the text and the "
         "kinds of names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
     )
+    columns: list[str] | None = doc(
+        "names of the columns of CoNLL files (a word in each line), such as [tokens, pos, chunk, tags]; files of no "
+        "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
+    )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
