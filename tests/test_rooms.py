@@ -23,6 +23,7 @@ LEAVES = {
     "json_text",
     "lazy",
     "optimizer_rows",
+    "packed_files",
     "plots",
     "plugins",
     "transformers_logging",

@@ -18,7 +18,7 @@ from ..recipes.schema import DataSection
 from ..words import counted
 from .cells import texts_of
 from .documents import Corpus, Document
-from .examples import Example, Examples, ExampleSource
+from .examples import Example, Examples, ExampleSource, Read, check_some
 from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
 from .sentences import sentences_of
 from .validation_split import ValidationSplit
@@ -158,11 +158,15 @@ class DerivedFromExamples(ExampleSource):
         self.derive, self.source, self.columns = derive, source, source.columns
         self.name = f"{source.name} ({derive})"
 
-    def items(self) -> Iterator[Example]:
+    def items(self) -> Iterator[Read]:
         make = OF_EXAMPLES[self.derive][0]
-        return ((place, make(row, self.columns, place)) for place, row in self.source.items())
+        for place, row in self.source.items():
+            try:
+                yield place, row if isinstance(row, UserError) else make(row, self.columns, place)
+            except UserError as error:
+                yield place, error
 
-    def only(self, column: str) -> ExampleSource:
+    def only(self, *columns: str | None) -> ExampleSource:
         return self  # one column is made of all
 
     def identity(self) -> Any:
@@ -204,6 +208,7 @@ def open_derived(data: DataSection, columns: dict[str, str], open_source: Callab
             source = made.setdefault(id(examples.source), DerivedFromExamples(derive, examples.source))
             examples.source, examples.name = source, source.name
     for examples in splits.values():
-        if next(iter(examples), None) is None:
+        check_some(read for _, read in examples.numbered())
+        if next(examples.numbered(), None) is None:
             raise UserError(f"data.derive={derive}: no example for {examples.split} can be made of {examples.name}")
     return splits

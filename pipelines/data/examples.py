@@ -1,11 +1,12 @@
 """Labelled examples: rows of local files or of a data set on the Hub, one collection per split.
 
-Examples are never skipped, unlike documents: one that cannot be used is an error with its place.
+One that cannot be used is an error with its place; bad_rows.py finds them all, and leaves them out where asked to.
 """
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, forma
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
+from .planned_split import PartOfPlan
 from .validation_split import ValidationSplit
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
+# The same of a source, which goes on after a row that cannot be read.
+Read = tuple[str, dict[str, Any] | UserError]
+GROUPS = "group_field"  # the setting of the data section that names a column
+SOME = 100  # rows of which one at least has to have the columns that are read
 
 
 class ExampleSource(ABC):
@@ -35,17 +41,17 @@ class ExampleSource(ABC):
     columns: dict[str, str]
 
     @abstractmethod
-    def items(self) -> Iterator[Example]:
-        """Every example, from the first one. Raises UserError."""
+    def items(self) -> Iterator[Read]:
+        """Every example, from the first one, with an error in place of a row that cannot be read. Raises UserError."""
 
     @abstractmethod
     def identity(self) -> Any:
         """JSON that changes whenever the examples do."""
 
-    def only(self, column: str) -> "ExampleSource":
-        """The same examples with this column, beside which no other one need be read."""
+    def only(self, *columns: str | None) -> "ExampleSource":
+        """The same examples with these columns, beside which no other one need be read."""
         source = copy.copy(self)
-        source.columns = {field: name for field, name in self.columns.items() if name == column}
+        source.columns = {field: name for field, name in self.columns.items() if name in columns}
         return source
 
     def class_names(self, column: str) -> list[str] | None:
@@ -58,11 +64,19 @@ class ExampleSource(ABC):
 
     def check_columns(self, there: list[str], place: str) -> None:
         """Raise UserError for the first column that is not among those `there`."""
+        error = self.missing_column(there, place)
+        if error is not None:
+            raise error
+
+    def missing_column(self, there: list[str], place: str) -> UserError | None:
+        """The error for the first column that is not among those `there`; None: all are."""
         for field, column in self.columns.items():
             if column not in there:
                 near = did_you_mean(column, there)
                 known = "" if "known:" in near else f" (there are {', '.join(there)})"
-                raise UserError(f"task.{field}={column!r}: no such column in {place}{known}{near}")
+                section = "data" if field == GROUPS else "task"
+                return UserError(f"{section}.{field}={column!r}: no such column in {place}{known}{near}")
+        return None
 
 
 class ExamplesInFiles(ExampleSource):
@@ -97,7 +111,7 @@ class ExampleFiles(ExamplesInFiles):
     def check(self) -> None:
         self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
-            file_format = format_of(path)
+            file_format = self._format(path)
             if file_format is None:
                 known = ", ".join(FILE_FORMATS)
                 raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
@@ -105,39 +119,59 @@ class ExampleFiles(ExamplesInFiles):
             with readable(field, path):
                 there = file_format.columns(field, path)
                 if there is None:
-                    next(self._rows(path, file_format), None)  # a missing column is found before anything is encoded
+                    check_some(self._rows(path, file_format))  # a missing column is found before anything is encoded
             if there is not None:
                 self.check_columns(there, str(path))
 
-    def items(self) -> Iterator[Example]:
+    def items(self) -> Iterator[Read]:
         for path in self.paths:
             with readable(self.field, path):
-                yield from self._rows(path, format_of(path))
+                yield from self._rows(path, self._format(path))
 
     def identity(self) -> Any:
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
-        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
+        named = {} if self.limits.columns is None else {"names": self.limits.columns}
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other | named
+
+    def _format(self, path: Path) -> FileFormat | None:
+        """The format by the file's name; with names for the columns, a file of no other format is one of CoNLL."""
+        return format_of(path) or (FILE_FORMATS[".conll"] if self.limits.columns else None)
 
     def class_names(self, column: str) -> list[str] | None:
         path = self.paths[0]
         with readable(self.field, path):
-            return format_of(path).class_names(self.field, path, column)
+            return self._format(path).class_names(self.field, path, column)
 
-    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
+    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
         columns = list(dict.fromkeys(self.columns.values()))
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"
-            if isinstance(row, str):
-                raise UserError(f"{self.field}: {place}: {faults[row]}")
-            try:
-                cells = {column: cell(row, column) for column in columns}
-            except KeyError:
-                self.check_columns(cell_names(row), place)
-                raise
-            if not all(map(_is_unicode, cells.values())):  # JSON can write half of a character by an escape
-                raise UserError(f"{self.field}: {place}: {faults['non_utf8']}")
-            yield place, row | cells
+            if isinstance(row, dict):
+                yield place, self._with_cells(row, columns, place)
+            else:
+                yield place, row if isinstance(row, UserError) else UserError(f"{self.field}: {place}: {faults[row]}")
+
+    def _with_cells(self, row: dict[str, Any], columns: list[str], place: str) -> dict[str, Any] | UserError:
+        """The row with each column under its name, also those within others."""
+        try:
+            cells = {column: cell(row, column) for column in columns}
+        except KeyError:
+            return self.missing_column(cell_names(row), place)
+        if not all(map(_is_unicode, cells.values())):  # JSON can write half of a character by an escape
+            return UserError(f"{self.field}: {place}: {NOT_UTF8}")
+        return row | cells
+
+
+def check_some(rows: Iterable[Read]) -> None:
+    """Raise the first row's error where none of the first SOME rows can be read."""
+    first = None
+    for _, row in islice(rows, SOME):
+        if not isinstance(row, UserError):
+            return
+        first = first or row
+    if first is not None:
+        raise first
 
 
 def _is_unicode(value: Any) -> bool:
@@ -170,7 +204,7 @@ class HubExamples(ExampleSource):
         features = self._source.rows.features
         self.check_columns(cell_names(features), self.name)
 
-    def items(self) -> Iterator[Example]:
+    def items(self) -> Iterator[Read]:
         number = 0
         for batch in self._rows().iter(batch_size=512):
             for values in zip(*batch.values()):
@@ -178,8 +212,7 @@ class HubExamples(ExampleSource):
                 try:
                     yield place, row | {column: cell(row, column) for column in self.columns.values()}
                 except KeyError:  # a struct that is null in this row
-                    self.check_columns(cell_names(row), place)
-                    raise
+                    yield place, self.missing_column(cell_names(row), place)
                 number += 1
 
     def _rows(self):
@@ -198,10 +231,12 @@ class HubExamples(ExampleSource):
 class Examples:
     """The examples of one split: of a source's first `most`, those for validation alone, or the others.
 
-    files: those that the latest examples_fingerprint() has hashed, as they were before.
+    files: those that the latest examples_fingerprint() has hashed, as they were before. left_out: {number in the
+    source: what is known of it} of rows that are left out; left_out_words: how many for which reasons.
     """
 
     files: States = {}
+    left_out_words: str | None = None
     _watch: Callable[[dict], None] | None = None
 
     def __init__(
@@ -209,21 +244,31 @@ class Examples:
         split: str,
         source: ExampleSource,
         *,
-        rule: ValidationSplit | None = None,
+        rule: "ValidationSplit | PartOfPlan | None" = None,
         validation: bool = False,
         most: int | None = None,
     ):
         self.split, self.source, self.rule, self.validation, self.most = split, source, rule, validation, most
-        self.name = source.name
+        self.name, self.left_out = source.name, {}
 
     def __iter__(self) -> Iterator[Example]:
-        for index, example in enumerate(self.source.items()):
+        for _, (place, row) in self.numbered():
+            if isinstance(row, UserError):
+                raise row
+            if self._watch is not None:
+                self._watch(row)
+            yield place, row
+
+    def numbered(self) -> Iterator[tuple[int, Read]]:
+        """(number in the source, what was read) of each example."""
+        for index, read in enumerate(self.source.items()):
             if index == self.most:
                 return
-            if self.rule is None or self.rule.is_validation(index, "") == self.validation:
-                if self._watch is not None:
-                    self._watch(example[1])
-                yield example
+            if index not in self.left_out and self._is_mine(index):
+                yield index, read
+
+    def _is_mine(self, index: int) -> bool:
+        return self.rule is None or self.rule.is_validation(index, "") == self.validation
 
     def watched(self, watch: Callable[[dict], None]) -> "Examples":
         """The same examples; `watch` gets each row before it is given."""
@@ -239,12 +284,11 @@ class Examples:
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the examples have been iterated."""
-        return self.source.notes()
+        return [*self.source.notes(), *([self.left_out_words] if self.left_out_words else [])]
 
     def identity(self) -> Any:
-        return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.validation} | {
-            "most": self.most
-        }
+        rule = {"rule": self.rule and self.rule.identity(), "held": self.validation, "most": self.most}
+        return {"source": self.source.identity()} | rule | ({"without": sorted(self.left_out)} if self.left_out else {})
 
 
 class ExampleTexts(Corpus):

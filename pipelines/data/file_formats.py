@@ -50,11 +50,12 @@ class FileFormat(ABC):
     @abstractmethod
     def rows(
         self, field: str, path: Path, columns: list[str], limits: Limits
-    ) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    ) -> Iterator[tuple[int, dict[str, Any] | str | UserError]]:
         """(number, row) of every row, in order; a row has at least `columns`, where the file has them.
 
-        A row that cannot be used comes as a reason, a field of SkipCounts: "too_long" or "non_utf8". At most a few rows
-        are held in memory. Raises UserError, beginning with `field`, for a broken file.
+        A row that cannot be used comes as a reason, a field of SkipCounts: "too_long" or "non_utf8"; a broken one,
+        behind which others can be read, as a UserError that begins with `field`. At most a few rows are held in memory.
+        Raises UserError, beginning with `field`, for a broken file.
         """
 
     def columns(self, field: str, path: Path) -> list[str] | None:
@@ -134,7 +135,7 @@ class JsonLines(FileFormat):
                     yield number, self._row(line, field, path, number)
 
     @staticmethod
-    def _row(line: bytes, field: str, path: Path, number: int) -> dict[str, Any] | str:
+    def _row(line: bytes, field: str, path: Path, number: int) -> dict[str, Any] | str | UserError:
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -142,7 +143,7 @@ class JsonLines(FileFormat):
         try:
             return _checked_row(json.loads(text), f"{field}: {path}, line {number}")
         except (ValueError, RecursionError) as error:
-            raise _broken_json(error, f"{field}: {path}, line {number}") from None
+            return _broken_json(error, f"{field}: {path}, line {number}")
 
 
 def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
@@ -154,9 +155,9 @@ def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
     return UserError(f"{place}: a number has more than {sys.get_int_max_str_digits():,} digits.")
 
 
-def _checked_row(value: Any, place: str) -> dict[str, Any]:
+def _checked_row(value: Any, place: str) -> dict[str, Any] | UserError:
     if not isinstance(value, dict):
-        raise UserError(f"{place}: not a JSON object but {type(value).__name__}.")
+        return UserError(f"{place}: not a JSON object but {type(value).__name__}.")
     return value
 
 
@@ -231,10 +232,9 @@ class Separated(FileFormat):
                         names = values
                         self._check_names(names, columns, f"{field}: {path}")
                     elif values and len(values) != len(names):
-                        raise UserError(
-                            f"{field}: {path}, line {line} holds {len(values)} instead of {len(names)} values; a value "
-                            f"with a separator in it needs quotes."
-                        )
+                        holds = f"holds {len(values)} instead of {len(names)} values"
+                        way_out = "a value with a separator in it needs quotes."
+                        yield line, UserError(f"{field}: {path}, line {line} {holds}; {way_out}")
                     elif values:
                         yield line, dict(zip(names, values)) if _is_unicode("".join(values)) else "non_utf8"
                     line = table.line_num + 1

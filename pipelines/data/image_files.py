@@ -15,7 +15,7 @@ from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples
+from .examples import GROUPS, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, Read
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -40,12 +40,16 @@ class ImageFiles(ExamplesInFiles):
             raise UserError(
                 f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
             )
+        if GROUPS in self.columns:
+            raise UserError(
+                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
+            )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
         )
 
-    def items(self) -> Iterator[Example]:
+    def items(self) -> Iterator[Read]:
         for path in self.paths:
             row = {"image_field": str(path), "label_field": path.parent.name}
             yield str(path), {column: row[field] for field, column in self.columns.items()}
@@ -64,10 +68,10 @@ class ImageFiles(ExamplesInFiles):
 class ImageTable(ExampleFiles):
     """Tables with an image column; a path in it is relative to the file's own folder where the format has its own."""
 
-    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
+    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         column = self.columns.get("image_field")  # None where labels alone are read
         for place, row in super()._rows(path, file_format):
-            image = row.get(column)
+            image = row.get(column) if isinstance(row, dict) else None
             is_own = file_format.has_own_paths and isinstance(image, str)
             yield place, row | {column: str(path.parent / image)} if is_own else row
 
@@ -81,12 +85,12 @@ class HubImages(HubExamples):
         return rows.cast_column(column, datasets.Image(decode=False)) if is_image else rows
 
 
-def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:
+def open_images(data: DataSection, columns: dict[str, str], classes: str | None = None) -> dict[str, Examples]:
     """The examples of each split, as open_examples: `files` may also name image files.
 
-    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}.
+    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}. classes: as open_examples has it.
     """
-    return open_examples(data, columns, files=image_files, hub=HubImages)
+    return open_examples(data, columns, files=image_files, hub=HubImages, classes=classes)
 
 
 def image_files(

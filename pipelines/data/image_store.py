@@ -26,7 +26,7 @@ class ImageStore(MappedStore, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W).
+    none were read. pixels: memory map (N, C, H, W). notes: sentences for users.
     """
 
     is_packed = False
@@ -34,7 +34,7 @@ class ImageStore(MappedStore, Dataset):
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts = meta["facts"]
+        self.facts, self.notes = meta["facts"], meta.get("notes", [])
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
@@ -65,10 +65,12 @@ def store_images(
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     label_facts: Callable[[np.ndarray], dict] | None = None,
     files: States | None = None,
+    notes: Callable[[], list[str]] = list,
 ) -> ImageStore:
     """The images that `batches` gives as (uint8 (B, C, H, W), classes or None), stored under cache/images/key.
 
-    label_facts: more facts, from all classes. files: as cached_folder has them. Raises what `batches` raises; nothing
+    label_facts: more facts, from all classes. files: as cached_folder has them. notes: what users should
+    read once the images have been read. Raises what `batches` raises; nothing
     is left behind then.
     """
 
@@ -90,7 +92,7 @@ def store_images(
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
             facts |= label_facts(np.array(labels)) if label_facts else {}
         meta = {"fingerprint": key, "name": name, "shape": [count, *shape], "labels": bool(labels), "facts": facts}
-        (folder / META).write_text(json.dumps(meta))
+        (folder / META).write_text(json.dumps(meta | {"notes": notes()}))
 
     return ImageStore.cached(cache, key, build, files)
 

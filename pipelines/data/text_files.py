@@ -150,6 +150,8 @@ class FileSource(Source):
             if isinstance(row, str):
                 yield Skipped(row, source)
                 continue
+            if isinstance(row, UserError):
+                raise row
             try:
                 text = cell(row, self.text_field)
             except KeyError:

@@ -36,6 +36,9 @@ class ValidationSplit:
         digest = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)
+
     def holding_at_least(self, number: int, there: int) -> "ValidationSplit":
         """This rule, or with a larger fraction the one that holds `number` of the first `there` documents, by index."""
         ranks = sorted(self.rank(index, "") for index in range(there))

@@ -119,7 +119,7 @@ def prepare_images(
             labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
             yield resized(processor, images, shape), labels
 
-    return store_images(cache, key, examples.name, batches, label_facts, examples.files)
+    return store_images(cache, key, examples.name, batches, label_facts, examples.files, examples.notes)
 
 
 def processor_fingerprint(processor) -> str:

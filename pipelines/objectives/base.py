@@ -162,6 +162,11 @@ class Objective(ABC):
         """The metrics that are reported beside the loss, by their names in the registry."""
         return self.recipe.evaluation.metrics
 
+    @property
+    def stratified_by(self) -> str | None:
+        """The column of each example's class, of which parts of the data may get their shares; None: there is none."""
+        return None
+
     def text_columns(self) -> dict[str, str]:
         """{setting: the column of the data that it names} of the texts of an example; {} where it reads none."""
         return {}
@@ -307,6 +312,12 @@ class Objective(ABC):
     def check_shares(self) -> None:
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
+
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each.
+
+        prepared: whether `prepare` is done.
+        """
 
     def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""

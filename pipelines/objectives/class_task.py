@@ -12,6 +12,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .class_names import class_notes
 from .losses import WeightedClasses
 
 
@@ -135,6 +136,12 @@ class ClassTask(ClassScores):
                 f"task.label_names='[{', '.join(model)}]'"
             )
 
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        super().try_examples(examples, prepared)
+        for place, row in examples:
+            for where, value in self.classes_in(row[self.label_column], place):
+                check_class(value, self._label_field, where)
+
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.data_names = self.settings.label_names or names_in_data(
@@ -188,6 +195,15 @@ class ClassTask(ClassScores):
         """The training split as well where it gives the classes' weights."""
         found = super().splits_to_measure(split, metrics)
         return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
+
+    def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
+        """The rows with what stands out about their classes in the notes."""
+        data = self.recipe.data
+        has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
+        for split, own in super().completed(rows, cache, progress).items():
+            counts = own.facts.get("classes") or {}
+            own.notes = [*own.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
+        return rows
 
     def class_weights(self) -> list[float]:
         """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
@@ -293,19 +309,22 @@ def names_in_data(
     return json.loads((folder / "names.json").read_text())
 
 
+def check_class(value: Any, field: str, where: str) -> None:
+    """Raise UserError for a label that is the name or number of no class."""
+    if not isinstance(value, (str, int)):
+        raise UserError(f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)")
+    if isinstance(value, str) and not value.strip():
+        raise UserError(f"{field}: {where} holds an empty class; remove the example")
+    if isinstance(value, int) and value < 0:
+        raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
+
+
 def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
-                if not isinstance(value, (str, int)):
-                    raise UserError(
-                        f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)"
-                    )
-                if isinstance(value, str) and not value.strip():
-                    raise UserError(f"{field}: {where} holds an empty class; remove the example")
-                if isinstance(value, int) and value < 0:
-                    raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
+                check_class(value, field, where)
                 if kind not in (None, isinstance(value, str)):
                     raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
                 kind = isinstance(value, str)

@@ -52,6 +52,7 @@ class ImageClassification(ClassTask, ImageObjective):
     row_noun = "example"
     loss_unit = "nats per example"
     Settings = ImageClassificationSettings
+    stratified_by = ClassTask.label_column
     legend_words = (
         "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
@@ -64,6 +65,12 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
+
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        super().try_examples(examples, prepared)
+        if prepared:
+            for place, row in examples:
+                self.class_of(row[self.label_column], place)
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""

@@ -57,7 +57,7 @@ class ImageObjective(Objective):
         from ..data.image_files import open_images
 
         need_package(self.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns())
+        return open_images(self.recipe.data, self.columns(), self.stratified_by)
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..images.processors import image_shape, recipe_image_processor
@@ -90,6 +90,18 @@ class ImageObjective(Objective):
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         return [{"prediction": vector} for vector in vectors_of_images(finished, self.processor, asked)]
 
+    def try_examples(self, examples: list, prepared: bool) -> None:
+        from ..data.image_store import decode
+
+        if prepared:
+            for place, row in examples:
+                decode(row[self.settings.image_field], self.shape[0], self._image_setting, place)
+        super().try_examples(examples, prepared)
+
+    @property
+    def _image_setting(self) -> str:
+        return f"{self.section}.image_field={self.settings.image_field!r}"
+
     def processor_fingerprint(self) -> str:
         from ..images.processors import processor_fingerprint
 
@@ -117,6 +129,7 @@ class StoredImages(Rows):
     def __init__(self, store):
         self.store = store
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
+        self.notes = store.notes
 
     def __len__(self) -> int:
         return len(self.store)

@@ -83,6 +83,9 @@ class LabelledTexts(TextTask):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        return filled_text_of(row, column, field, place)
+
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as what `encoded` gives, and labels."""
         columns = self.encoded_columns() | {"labels": self.label_type}
@@ -102,7 +105,7 @@ class LabelledTexts(TextTask):
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             texts = [
-                [filled_text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()
+                [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
             ]
             encoded = self.encoded(tokenizer, texts)
             for (place, _), lengths in zip(batch, self.lengths_of(encoded)):

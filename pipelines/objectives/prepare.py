@@ -72,17 +72,46 @@ def prepare_data(
         )
     if model_config is not None:
         objective.adopt(model_config, sources[splits[0]])
-    objective.prepare(sources, cache, progress)
     data = PreparedData(objective)
-    for split, source in sources.items():
-        if splits is None or split in splits:
-            data.rows[split] = objective.rows(source, split, cache, progress)
+    while not data.rows:
+        prepared = False
+        try:
+            objective.prepare(sources, cache, progress)
+            prepared = True
+            wanted = [split for split in sources if splits is None or split in splits]
+            data.rows = {split: objective.rows(sources[split], split, cache, progress) for split in wanted}
+        except UserError as error:
+            if not leaves_out(objective, sources, error, prepared):
+                raise
     data.rows = objective.completed(data.rows, cache, progress)
     data.facts = {split: rows.report() for split, rows in data.rows.items()}
     if "train" in data.rows:
         identity = [data.rows["train"].identity, objective.processor_fingerprint()]
         data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
     return data
+
+
+def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: bool) -> bool:
+    """Whether rows that cannot be used, of which `error` may be, are now left out of the sources of the splits.
+
+    Raises UserError with all of them where the recipe refuses them. prepared: as Objective.try_examples has it.
+    """
+    from ..data.bad_rows import bad_rows_of, leave_out, refusal
+    from ..data.examples import Examples
+    from .parts import of_label
+
+    if objective.parts:
+        own = ((part, of_label(sources, label)) for label, part in objective.parts.items())
+        return any([leaves_out(part, of_part, error, prepared) for part, of_part in own])
+    examples = [source for source in sources.values() if isinstance(source, Examples)]
+    found = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
+    if objective.recipe.data.bad_rows == "skip":
+        for one, rows in zip(examples, found):
+            if rows:
+                leave_out(one, rows)
+    elif any(found):
+        raise refusal([row for rows in found for row in rows], error)
+    return any(found)
 
 
 def cache_of(recipe: Recipe) -> Path:

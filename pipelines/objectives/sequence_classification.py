@@ -24,6 +24,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     label_type = "int32"
     asks_for_classes = True
     Settings = SequenceClassificationSettings
+    stratified_by = ClassTask.label_column
     legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
 
     def rows(self, source, split: str, cache: Path, progress: bool = False):

@@ -15,7 +15,7 @@ from .text import UNLIMITED, Tokenized
 if TYPE_CHECKING:
     from ..data.documents import Corpus
     from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
+    from ..data.examples import Example, Examples
 
 
 class TextTask(Tokenized, Objective):
@@ -55,7 +55,7 @@ class TextTask(Tokenized, Objective):
     def open(self) -> "dict[str, Examples]":
         from ..data.example_splits import open_examples
 
-        return open_examples(self.recipe.data, self.columns())
+        return open_examples(self.recipe.data, self.columns(), classes=self.stratified_by)
 
     def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
@@ -71,6 +71,14 @@ class TextTask(Tokenized, Objective):
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
+
+    def try_examples(self, examples: "list[Example]", prepared: bool) -> None:
+        for _ in self.corpus(examples).documents():
+            pass
+        if prepared:
+            for _ in self._batches(examples):
+                pass
+        super().try_examples(examples, prepared)
 
     def lengths(self) -> dict[str, int | None]:
         return {"max_length": self.settings.max_length}

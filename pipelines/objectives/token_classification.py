@@ -133,7 +133,7 @@ class TokenClassification(ClassTask, TextTask):
         self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
-    def _batches(self, examples, labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
+    def _batches(self, examples, labelled: str = "first", learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
         tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length

@@ -14,6 +14,7 @@ from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
 from .schema import (
+    DERIVED_FROM_TEXT,
     READ_WITH,
     SCHEDULE_BOUNDS,
     DataSection,
@@ -122,8 +123,14 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_derived(objective) -> None:
-    """Raise UserError for examples that are made where none are read."""
+    """Raise UserError for settings of examples where none are read."""
     for data in objective.data_sections():
+        if data.bad_rows != "refuse" and objective.section != "task" and objective.special_tokens is not None:
+            raise UserError(
+                f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
+                f"examples and images, and documents that cannot be used are skipped and counted anyway"
+            )
+        _check_parts(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
                 f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "
@@ -131,6 +138,38 @@ def _check_derived(objective) -> None:
             )
         if data.derive is not None and data.streaming:
             raise UserError(f"data.derive={data.derive} reads stored data; set data.streaming=false")
+
+
+def _check_parts(objective, data: DataSection) -> None:
+    """Raise UserError for settings of the parts of labelled examples that have no effect."""
+    if data.columns is not None and (len(set(data.columns)) < max(2, len(data.columns)) or not data.files):
+        raise UserError(
+            f"data.columns={show(data.columns)} must be two or more different names, of data.files in CoNLL"
+        )
+    given = [
+        name
+        for name in ("columns", "test_fraction", "stratify", "group_field")
+        if getattr(data, name) not in (None, False)
+    ]
+    reads_text = objective.section != "task" and objective.special_tokens is not None
+    if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
+        raise UserError(
+            f"data.{given[0]}={show(getattr(data, given[0]))} divides labelled examples or images, and "
+            f"{objective.setting} reads plain text here; remove it"
+        )
+    if data.test_fraction is not None and (data.test_files or data.test_split):
+        raise UserError("data.test_fraction has no effect with test data of its own; keep one of them")
+    has_own = bool(data.validation_files or data.validation_split)
+    held = 0 if has_own else data.share_held_back
+    if held + (data.test_fraction or 0) >= 1:
+        raise UserError(
+            f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
+        )
+    given = [name for name in given if name != "columns"]
+    if given and not held and data.test_fraction is None:
+        raise UserError(f"data.{given[0]} has no effect where no fraction is held back; set data.validation_fraction")
+    if data.stratify and objective.stratified_by is None:
+        raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
 
 
 def _check_training(recipe: Recipe) -> None:

@@ -138,6 +138,10 @@ class DataSection(SourceSection):
         "messages), validated in other words than trained; entity_kinds: of tagged words, the text and the kinds of "
         "names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
     )
+    columns: list[str] | None = doc(
+        "names of the columns of CoNLL files (a word in each line), such as [tokens, pos, chunk, tags]; files of no "
+        "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
+    )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
@@ -147,8 +151,24 @@ class DataSection(SourceSection):
         at_least=0,
         below=1,
     )
+    bad_rows: Literal["refuse", "skip"] = doc(
+        "labelled examples and images that cannot be used: refuse: one message names them, and nothing is trained; "
+        "skip: they are left out, and counted by reason",
+        "refuse",
+    )
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
+    test_fraction: float | None = doc(
+        "share of the labelled examples held back for the final test; null: none", above=0, below=1
+    )
+    stratify: bool | None = doc(
+        "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
+        "has one class for an example"
+    )
+    group_field: str | None = doc(
+        "column, such as an author or a patient: labelled examples that are equal in it stay in one of the parts that "
+        "fractions divide"
+    )
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
     num_proc: int | None = doc(
@@ -162,6 +182,11 @@ class DataSection(SourceSection):
     def share_held_back(self) -> float:
         """validation_fraction, or its default."""
         return 0.05 if self.validation_fraction is None else self.validation_fraction
+
+    @property
+    def by_class(self) -> bool:
+        """stratify, or its default."""
+        return self.test_fraction is not None if self.stratify is None else self.stratify
 
 
 @dataclass

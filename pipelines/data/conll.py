@@ -1,0 +1,49 @@
+"""CoNLL files: a word and what is said of it in each line, an empty line after each sentence."""
+
+import io
+
+from ..errors import UserError
+from .file_formats import FileFormat, register_file_format
+from .files import open_file
+
+NEW_DOCUMENT = "-DOCSTART-"  # the first column of a line between documents
+FIRST_AND_LAST = ("tokens", "tags")  # what the columns are called where data.columns does not say
+
+
+@register_file_format(".conll")
+class Conll(FileFormat):
+    """Sentences as rows, a list for each column. Columns are separated by tabs, or else by spaces.
+
+    limits.columns names them all; without names the first holds the tokens and the last the tags.
+    """
+
+    counts = "line"
+
+    def rows(self, field, path, columns, limits):
+        with open_file(path, limits.encoding) as stream:
+            lines = io.TextIOWrapper(stream, "utf-8")
+            start, words, size = 1, [], None
+            for number, line in enumerate(lines, start=1):
+                values = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+                if any(values) and values[0] != NEW_DOCUMENT:
+                    start = start if words else number
+                    words.append((number, values))
+                    size = size or len(limits.columns or values)
+                elif words:
+                    yield start, self._sentence(words, limits.columns, size, f"{field}: {path}")
+                    words = []
+            if words:
+                yield start, self._sentence(words, limits.columns, size, f"{field}: {path}")
+
+    @staticmethod
+    def _sentence(words, names, size, where) -> dict[str, list[str]] | UserError:
+        """The columns of a sentence's lines; an error for a line with more or fewer."""
+        for number, values in words:
+            if len(values) != size or size < 2:
+                wanted = f"{size} columns" if size > 1 else "two columns or more"
+                hint = "" if names is None else "; data.columns names each column"
+                return UserError(f"{where}, line {number} holds {len(values)} instead of {wanted}{hint}")
+        found = list(zip(*(values for _, values in words)))
+        if names is None:
+            names, found = FIRST_AND_LAST, (found[0], found[-1])
+        return dict(zip(names, map(list, found)))
