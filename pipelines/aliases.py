@@ -20,7 +20,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("output_dir",): ("out_dir", "output", "save_dir", "output_path"),
         ("bf16",): ("precision", "dtype", "mixed_precision", "amp"),
         ("report_to",): ("tracker", "trackers", "logger"),
-        ("every_steps",): ("eval_every", "eval_interval", "eval_steps", "validation_steps"),
+        ("every_steps",): ("every", "eval_every", "eval_interval", "eval_steps", "validation_steps"),
         ("sequence_length", "max_length"): (
             *("seq_len", "seq_length", "context_length", "block_size", "max_seq_len", "max_seq_length", "ctx_len"),
             *("n_ctx", "context_size", "max_length", "max_tokens"),

@@ -1,7 +1,7 @@
 """Text generation with any saved model: ours or transformers' own, from a folder or the Hub."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,15 @@ def generate_text(
     """
     sampling = {name: how.get(name) for name in ("temperature", "top_k", "top_p")}
     check_sampling(how.get("do_sample") is not False, **sampling)
-    check_attention(attn_implementation, "--attn-implementation")
-    check_experts(experts_implementation, "--experts-implementation")
-    source = locate_model(name_or_path)
-    model, tokenizer = _load(source, trust_remote_code, attn_implementation, experts_implementation)
+    model, tokenizer = load_writer(name_or_path, trust_remote_code, attn_implementation, experts_implementation)
     return continue_text(model, tokenizer, prompt, **how)
+
+
+def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: str = AUTO, experts: str = AUTO):
+    """(model, tokenizer) of a model that writes text, on an accelerator where there is one; errors as generate_text."""
+    check_attention(attention, "--attn-implementation")
+    check_experts(experts, "--experts-implementation")
+    return _load(locate_model(name_or_path), trust_remote_code, attention, experts)
 
 
 def continue_text(
@@ -110,6 +114,7 @@ def continue_text(
     seed: int = 42,
     on_text: Callable[[str], None] | None = None,
     chat: bool = False,
+    history: Sequence[dict[str, str]] = (),
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
@@ -123,13 +128,14 @@ def continue_text(
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
+        history: messages {role, content} before the question.
 
     Raises:
         UserError: a prompt that is empty or too long for the model.
     """
     import torch
 
-    inputs = _inputs_of(model, tokenizer, prompt, chat)
+    inputs = _inputs_of(model, tokenizer, prompt, chat, history)
     length = inputs["input_ids"].shape[1]
     answers = bool(model.config.is_encoder_decoder)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -137,9 +143,9 @@ def continue_text(
     options["max_new_tokens"] = min(max_new_tokens, free_positions(model.config, length))
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
     # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
-    told = not chat and (answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt)
+    told = chat or answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt
     if on_text is not None and beams == 1 and told:
-        options["streamer"] = _streamer(tokenizer, on_text)
+        options["streamer"] = _streamer(tokenizer, on_text, skip_prompt=chat and not answers)
     torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(**inputs, **options)[0].tolist()
@@ -166,7 +172,7 @@ def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, d
     return options if padding is None else options | {"pad_token_id": padding}
 
 
-def _inputs_of(model, tokenizer, prompt: str, chat: bool) -> dict:
+def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict[str, str]]) -> dict:
     """What the model reads of a prompt, (1, T) each. Raises UserError where that is nothing."""
     import torch
 
@@ -174,7 +180,7 @@ def _inputs_of(model, tokenizer, prompt: str, chat: bool) -> dict:
     if chat and not tokenizer.chat_template:
         raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
     if chat:
-        question = [{"role": "user", "content": prompt}]
+        question = [*history, {"role": "user", "content": prompt}]
         try:
             ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
         except Exception as error:  # a template is a program, and can fail in any way
@@ -220,7 +226,7 @@ USES = {
 }
 
 
-def _check_writes_text(source: str, config) -> None:
+def check_writes_text(source: str, config) -> None:
     """Raise UserError for a model whose head answers otherwise: an encoder, a classifier, a model of images."""
     if (Path(source) / "preprocessor_config.json").is_file() and not (Path(source) / "tokenizer_config.json").is_file():
         raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
@@ -247,7 +253,7 @@ def _load(source: str, trust_remote_code: bool, attention: str, experts: str):
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:
         config = load_config(source, trust_remote_code=trust_remote_code)
-        _check_writes_text(source, config)
+        check_writes_text(source, config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
@@ -266,7 +272,7 @@ def _load(source: str, trust_remote_code: bool, attention: str, experts: str):
     return model.to(device).eval(), tokenizer
 
 
-def _streamer(tokenizer, on_text: Callable[[str], None]):
+def _streamer(tokenizer, on_text: Callable[[str], None], skip_prompt: bool):
     """What `generate` gives its tokens to: it passes on whole words."""
     from transformers import TextStreamer
 
@@ -275,7 +281,7 @@ def _streamer(tokenizer, on_text: Callable[[str], None]):
             if text:
                 on_text(text)
 
-    return Pieces(tokenizer, skip_special_tokens=True)
+    return Pieces(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
 
 
 def free_positions(config, length: int) -> float:

@@ -91,8 +91,8 @@ class OwnOptimizer(ABC):
         """The optimizer of the model's trainable parameters, of which those named in `decayed` have weight decay."""
 
     def state_bytes(self, model) -> int:
-        """Bytes of its states of all parameters."""
-        return (self.row.bytes_per_parameter or 0) * model.num_parameters()
+        """Bytes of its states of all trained parameters."""
+        return (self.row.bytes_per_parameter or 0) * model.num_parameters(only_trainable=True)
 
     def words(self) -> str:
         """What a run's start says of it: its name, and settings."""

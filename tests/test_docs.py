@@ -13,6 +13,7 @@ from anyformer.modeling.traits import POSITION_SCHEMES, unregister
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.cli.parser import VERBS
+from anyformer.pipelines.experiments.story_file import is_story, read_story
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.introspection import family_names
@@ -181,14 +182,18 @@ def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
         if words[0] == "sbatch":
             assert any((ROOT / word).is_file() for word in words), line
             continue
+        if words[:2] == ["uv", "run"]:
+            assert f"\n{words[3]} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8"), line
+            continue
         assert words[0] == "anyformer", line
         args = cli.parse(words[1:])
         if words[1] in ("train", "preview") and not args.recipe.endswith(".yaml"):
-            load_recipe(args.recipe, args.overrides)
+            (read_story if is_story(args.recipe) else load_recipe)(args.recipe, args.overrides)
 
 
-# The first needs datatrove (test_tokenising_large_corpora); the second shows faults of one transformers.
-PYTHON = [page for page in OTHER if page not in ("data.md", "upstream_issues.md")]
+# The first needs datatrove (test_tokenising_large_corpora); the second shows faults of one transformers; the third a
+# trained story (test_story).
+PYTHON = [page for page in OTHER if page not in ("data.md", "upstream_issues.md", "story.md")]
 
 
 @pytest.mark.parametrize("page", [page for page in PYTHON if "```python" in (ROOT / "docs" / page).read_text()])

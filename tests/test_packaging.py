@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,7 @@ SLOW_TO_IMPORT = {"hqq"}  # extras for those who ask for them by name
 
 def test_extras_are_complete_and_refer_to_extras_that_exist():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) >= {"deepspeed", "wandb", "trackio", "vision", "metrics", "dev", "all"}
+    assert set(extras) >= {"deepspeed", "wandb", "trackio", "vision", "metrics", "notebooks", "dev", "all"}
     own = [text for requirements in extras.values() for text in requirements if text.startswith("anyformer[")]
     named = {name for text in own for name in text.removeprefix("anyformer[").removesuffix("]").split(",")}
     assert named <= set(extras)
@@ -67,6 +68,15 @@ def test_extras_are_complete_and_refer_to_extras_that_exist():
     }
     for name in SLOW_TO_IMPORT:  # transformers imports it wherever it is installed
         assert not any(name in text for extra, needs in extras.items() if extra != name for text in needs)
+
+
+def test_the_first_command_does_not_build_deepspeed_and_the_gate_tests_with_it():
+    dev = PROJECT["project"]["optional-dependencies"]["dev"]
+    assert PROJECT["dependency-groups"]["dev"] == ["anyformer[dev]"] and "deepspeed" not in " ".join(dev)
+    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    runs = re.findall(r"uv run .*", gate)
+    assert "uv sync --quiet --extra docs --extra deepspeed" in gate
+    assert len(runs) > 4 and all(run.startswith("uv run --extra deepspeed ") for run in runs)
 
 
 # ------------------------------------------------------------------------------------------------- the wheel

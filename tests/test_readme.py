@@ -24,6 +24,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.experiments.story_file import read_story
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
@@ -92,6 +93,11 @@ def arguments_parse(words: list[str]) -> None:
         load_recipe(args.recipe, args.overrides)
 
 
+def story_composes(words: list[str]) -> None:
+    """Every step of the story composes with the overrides."""
+    assert words[:2] == ["anyformer", "train"] and read_story(words[2], words[3:]).steps
+
+
 def launch_parses(words: list[str]) -> None:
     """The launcher takes its options, its files exist, and the recipe composes with the overrides."""
     from accelerate.commands.config.config_args import load_config_from_file
@@ -154,7 +160,9 @@ class NotRun:
 NOT_RUN = [
     NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
     NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
+    NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
+    NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
     NotRun("anyformer train gpt2_small --launch ", "eight GPUs; test_launch.py runs two processes", arguments_parse),
@@ -181,6 +189,10 @@ NOT_RUN = [
     NotRun("anyformer evaluate models/minilm ", "the extra examples", arguments_parse),
     NotRun("anyformer train trec_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
     NotRun("anyformer train imdb_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
+    *(
+        NotRun(f"anyformer {name}", "the extra examples; test_recipes.py makes a step", arguments_parse)
+        for name in ("train trec_tuned", "train stsb_tuned", "train conll2003_tuned", "plan trec_tuned")
+    ),
     NotRun("anyformer train mixed_text_mlm ", "five data sets; test_recipes.py makes its first steps", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),

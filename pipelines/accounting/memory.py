@@ -58,19 +58,28 @@ def check_stage(stage: str | None, optimizer: str) -> None:
 
 
 def training_states(
-    stage: str, parameters: int, moments: int, devices: int, half: bool, largest_block: int, average: bool = False
+    stage: str,
+    parameters: int,
+    moments: int,
+    devices: int,
+    half: bool,
+    largest_block: int,
+    average: bool = False,
+    frozen: int = 0,
 ) -> TrainingStates:
     """What each of `devices` devices holds in a stage of STAGES.
 
     Args:
-        parameters: number of parameters, all of them trained. moments: bytes of the optimizer's states of all.
+        parameters: number of parameters. moments: bytes of the optimizer's states of those that are trained.
         half: whether the run computes in bf16 or fp16. largest_block: parameters of the largest layer.
-        average: whether an exponential moving average of the weights is kept.
+        average: whether an exponential moving average of the weights is kept. frozen: of the parameters those that are
+            not trained, and have neither gradients nor fp32 copies in an optimizer.
     """
     _, (splits_optimizer, splits_gradients, splits_weights) = STAGES[stage]
     by_deepspeed = stage.startswith("zero")
-    weights = gradients = parameters * (HALF if by_deepspeed and half else FP32)
-    optimizer = moments + (FP32 * parameters if by_deepspeed else 0) + (FP32 * parameters if average else 0)
+    trained, each = parameters - frozen, HALF if by_deepspeed and half else FP32
+    weights, gradients = parameters * each, trained * each
+    optimizer = moments + (FP32 * trained if by_deepspeed else 0) + (FP32 * parameters if average else 0)
     if splits_weights:
         beside = 2 * largest_block * (HALF if half else FP32) if devices > 1 else 0
     else:

@@ -11,6 +11,7 @@ import anyformer
 
 from ..errors import UserError
 from ..interop.matching import our_config
+from ..layers import freeze
 from ..optimizer_rows import optimizer_of
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -54,6 +55,7 @@ class Plan:
     name: str
     model: str
     parameters: int
+    trained_parameters: int
     active_parameters: int
     devices: str
     device_memory: int
@@ -124,6 +126,7 @@ def plan_run(
     anyformer.register()
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
+    freeze(model, section.freeze)
     memory = step_memory(recipe, objective, model, devices, notes)
     cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
@@ -136,6 +139,7 @@ def plan_run(
         name=recipe.name,
         model=type(model).__name__,
         parameters=memory.parameters,
+        trained_parameters=memory.parameters - memory.frozen,
         active_parameters=active_parameters(model),
         devices=str(devices),
         device_memory=devices.memory,

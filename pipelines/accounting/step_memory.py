@@ -37,7 +37,7 @@ class StepMemory:
     """Bytes of a training step on one device, by its rows and by how states are shared.
 
     batch: the recipe's. activations: None where they cannot be counted. moments: bytes of the optimizer's states.
-    block: parameters of the largest. sequences: that the model reads for a row.
+    block: parameters of the largest. sequences: that the model reads for a row. frozen: parameters not trained.
     """
 
     batch: Batch
@@ -48,6 +48,7 @@ class StepMemory:
     block: int
     average: bool
     sequences: int = 1
+    frozen: int = 0
 
     def held(self, rows: int, checkpointing: bool) -> Activations:
         """Beside the states; nothing where it cannot be counted."""
@@ -56,7 +57,8 @@ class StepMemory:
         return self.activations.of_rows(rows * self.sequences, checkpointing)
 
     def states(self, stage: str, devices: int) -> TrainingStates:
-        return training_states(stage, self.parameters, self.moments, devices, self.half, self.block, self.average)
+        sizes = self.parameters, self.moments, devices, self.half, self.block
+        return training_states(stage, *sizes, average=self.average, frozen=self.frozen)
 
     def largest_rows(self, left: int, checkpointing: bool) -> int:
         """The most rows whose activations fit into so many bytes; the recipe's where they cannot be counted."""
@@ -79,6 +81,8 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     section = recipe.training
     if section.lora is not None:
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if section.freeze:
+        notes.append("training.freeze: activations and FLOPs are counted as if gradients passed through frozen layers")
     if sharing_rows(section.parallelism) > 1:
         notes.append(
             f"training.parallelism={words_of(section.parallelism)}: activations are counted whole on each device, and "
@@ -96,6 +100,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         block=largest_block(model),
         average=section.ema_decay is not None,
         sequences=objective.sequences_per_row,
+        frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
 
 
@@ -195,13 +200,13 @@ def largest_block(model) -> int:
 
 
 def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
-    """Bytes of the optimizer's states of all parameters, beside the weights."""
+    """Bytes of the optimizer's states of all trained parameters, beside the weights."""
     own, each = own_optimizer(section), optimizer_of(section.optim).bytes_per_parameter
     if own is not None:
         return own.state_bytes(model)
     if each is None:
         notes.append(f"training.optim={section.optim}: its states are counted as AdamW's, 8 bytes for each parameter")
-    return model.num_parameters() * (8 if each is None else each)
+    return model.num_parameters(only_trainable=True) * (8 if each is None else each)
 
 
 def computes_in_half(section: TrainingSection, devices: Devices) -> bool:

@@ -40,7 +40,7 @@ def known_words() -> dict[str, list[str]]:
     settings = {row.name for row in describe_fields() if not row.name.endswith("*")}
     settings |= {f"model.{field}" for family, *_ in family_rows() for field in family_fields(family)}
     settings |= {f"training.{field}" for field in training_argument_fields() if not field.startswith("_")}
-    names = [name for folder in ("recipes", "models", "suites", "experiments") for name in shipped(folder)]
+    names = [name for folder in ("recipes", "models", "suites", "experiments", "stories") for name in shipped(folder)]
     return {
         RECIPES: sorted(set(names)),
         SETTINGS: sorted(f"{name}=" for name in settings if re.fullmatch(r"[\w.]+", name)),

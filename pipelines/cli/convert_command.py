@@ -25,7 +25,8 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..interop.convert_checkpoint import convert, destination_folder
+    from ..interop.convert_checkpoint import convert
+    from ..storage.atomic import destination_folder
 
     destination_folder(args.destination)
     say_loading()

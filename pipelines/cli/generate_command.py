@@ -14,20 +14,26 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
-    parser.add_argument("--max-new-tokens", type=at_least(1), default=64, help="tokens to add (default 64)")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--greedy", action="store_true", help="always the likeliest token (with --num-beams: beam search)")
+    how = add_sampling(parser, 64)
     how.add_argument(
         "--do-sample", action="store_true", help="draw tokens at random; the default, except with --num-beams"
     )
+    parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
+    add_backends(parser, "what computes it")
+    add_trust(parser)
+
+
+def add_sampling(parser, tokens: int):
+    """Add how tokens are chosen, and how many at most; return the group of --greedy."""
+    parser.add_argument("--max-new-tokens", type=at_least(1), default=tokens, help=f"tokens to add (default {tokens})")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument("--temperature", type=float, help="below 1: likelier tokens more often (default 0.8)")
     parser.add_argument("--top-k", type=at_least(1), help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
-    parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     parser.add_argument("--seed", type=at_least(0), default=42, help="the same seed gives the same text (default 42)")
-    add_backends(parser, "what computes it")
-    add_trust(parser)
+    return how
 
 
 def run(args) -> int:

@@ -29,7 +29,9 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
     parser.add_argument("--neighbours", metavar="WORD", help="print the words nearest to this one, and write no page")
-    parser.add_argument("--sentences", metavar="FILE", help="--neighbours: text with a sentence per line, also .gz")
+    parser.add_argument(
+        "--sentences", metavar="FILE", help="--neighbours: text with a sentence per line, also compressed"
+    )
     parser.add_argument("--out", help=f"the page to write (default {PAGE})")
     add_json(parser)
     add_trust(parser)

@@ -101,6 +101,7 @@ TABLES = {
     "tasks": (partial(learned_rows, "task"), ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
     "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
+    "stories": (partial(described_rows, "stories"), ("story", "what it trains, step by step")),
     "experiments": (partial(described_rows, "experiments"), ("experiment", "what it compares, by anyformer sweep")),
     "sources": (source_rows, ("source", "what it reads")),
 }

@@ -8,12 +8,13 @@ from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..console import wide_console
 from ..errors import UserError
-from ..words import aligned, counted
+from ..words import aligned, counted, short_number
 from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
+    from ..experiments.story_file import Step
 
 NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 
@@ -26,6 +27,7 @@ def add_arguments(add_parser) -> None:
         epilog="examples:\n"
         "  anyformer plan quickstart\n"
         "  anyformer plan llama2_70b --devices 64xH100-80GB --zero 3\n"
+        "  anyformer plan story_8gpu --devices 8xH100-80GB\n"
         "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
         "  anyformer plan llama3_8b --context 131072 --output plan.json",
     )
@@ -60,6 +62,10 @@ def run(args) -> int:
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
+    from ..experiments.story_file import is_story, read_story
+
+    if is_story(args.recipe):
+        return _plan_story(args, read_story(args.recipe, args.overrides, args.trust_remote_code), devices, stage)
     notes: list[str] = []
     recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
@@ -84,7 +90,50 @@ def run(args) -> int:
     return 0
 
 
+def _plan_story(args, story, devices, stage) -> int:
+    """The plans of a story's steps in one table, and their sum."""
+    from ..evaluation.request import check_writable
+
+    if args.output is not None:
+        check_writable(Path(args.output))
+    say_loading()
+    from ..experiments.story import plan_story
+
+    with json_alone(args.json) as answer:
+        how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node}
+        plans = plan_story(story, devices, **how)
+        found = {"steps": {step.name: plan.to_dict() for step, plan in plans}}
+        found["seconds"] = sum(plan.seconds for _, plan in plans)
+        answer.append(found)
+        print_story(plans)
+        if args.output is not None:
+            Path(args.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            print(f"written to {args.output}")
+    say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
+    return 0
+
+
 # ------------------------------------------------------------------------------------------------- printing
+
+
+def print_story(plans: "list[tuple[Step, Plan]]") -> None:
+    """A line for each step of a story that trains a model, and their sum."""
+    console, first = wide_console(), plans[0][1]
+    print_facts(console, facts(first)[:2])
+    table = plain_table(
+        ("step", "tokens a step", "steps", "tokens", "on each device", "", "a step", "time"), ("step", "")
+    )
+    for step, plan in plans:
+        tokens, fits = plan.tokens_per_step, "fits" if plan.chosen.fits else "too much"
+        sizes = (f"{tokens:,}", f"{plan.steps:,}", short_number(tokens * plan.steps), size_words(plan.chosen.total))
+        table.add_row(step.name, *sizes, fits, time_words(plan.step_seconds), time_words(plan.seconds))
+    tokens = short_number(sum(plan.tokens_per_step * plan.steps for _, plan in plans))
+    table.add_row("all", "", "", tokens, "", "", "", time_words(sum(plan.seconds for _, plan in plans)))
+    console.print(table)
+    notes = dict.fromkeys(note for _, plan in plans for note in plan.notes)
+    rate = f"{first.mfu:.0%} of {four_digits(first.peak_flops / 1e12)} TFLOP/s ({first.peak_source})"
+    lines = [("rate", rate), *(("note", note) for note in notes)]
+    console.print(aligned(lines), markup=False, soft_wrap=True)
 
 
 def size_words(count: float) -> str:
@@ -146,6 +195,7 @@ def host_facts(plan: "Plan") -> list[tuple[str, str]]:
 def facts(plan: "Plan") -> list[tuple[str, str]]:
     """(label, text) of everything but the table."""
     active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
+    active += "" if plan.trained_parameters == plan.parameters else f", {plan.trained_parameters:,} of them trained"
     tokens = counted(plan.tokens, "token") + (f", {plan.targets:,} to write," if plan.targets else "")
     batch = f"{counted(plan.rows, 'row')} of {tokens} on each device"
     if plan.accumulation > 1:

@@ -37,6 +37,7 @@ def epilog() -> str:
         "  anyformer train quickstart\n"
         "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
         "  anyformer train my_recipe.yaml --dry-run\n"
+        "  anyformer train story pretraining.training.max_steps=1000\n"
         "  anyformer train my_recipe.yaml --seeds 3\n"
         "  anyformer train gpt2_small --launch zero2 --nproc 8\n"
         "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
@@ -47,7 +48,8 @@ def epilog() -> str:
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
-        description="Train the model a recipe describes. The same command again continues an interrupted run.",
+        description="Train the model a recipe describes, or the steps of a story. The same command again continues\n"
+        "an interrupted run.",
         epilog=epilog,
         add_help=False,
     )
@@ -81,6 +83,10 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
+    from ..experiments.story_file import is_story
+
+    if is_story(args.recipe):
+        return _train_story(args)
     recipe = recipe_of(args)
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
@@ -108,6 +114,30 @@ def run(args) -> int:
     from ..training.run import train
 
     return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights, began=BEGAN)
+
+
+def _train_story(args) -> int:
+    """A story's steps one after the other, in this process or in those of --launch."""
+    from ..experiments.story_file import read_story
+
+    for option in ("seeds", "extend", "from_weights"):
+        if getattr(args, option):
+            raise UserError(
+                f"--{option.replace('_', '-')} is of one run, and {args.recipe} is a story; train its last step again "
+                f"by the recipe.yaml in that step's folder"
+            )
+    story = read_story(args.recipe, args.overrides, args.trust_remote_code)
+    if args.launch is not None and not args.print_recipe:
+        from ..training.engines.launch import launch
+
+        return launch(args.argv, story.steps[-1].recipe, args.launch, args.nproc)
+    if args.print_recipe:
+        print("\n".join(f"--- # {step.name}\n{step.recipe.to_yaml()}" for step in story.steps), end="")
+        return 0
+    say_loading()
+    from ..experiments.story import train_story
+
+    return train_story(story, dry_run=args.dry_run)
 
 
 def _from_weights(args, recipe):

@@ -45,11 +45,11 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
         for number, section in enumerate(data.mixture):
             where = f"data.mixture.{number}"
             parts.append(_split_source(section, limits, where, data, seed, splits, without))
-        weights = [section.weight for section in data.mixture]
+        weights, names = zip(*((section.weight, section.name) for section in data.mixture))
         corpora: dict[str, Corpus] = {}
         for split in parts[0]:
             members = [(part[split], weight) for part, weight in zip(parts, weights)]
-            corpora[split] = MixtureCorpus(split, members, keep_shares=split == "train")
+            corpora[split] = MixtureCorpus(split, members, keep_shares=split == "train", names=names)
     else:
         corpora = _split_source(data, limits, "data", data, seed, splits, without)
     for split, source in own.items():

@@ -5,13 +5,10 @@ examples (`OF_EXAMPLES`): row by row, under the names of the task's own columns.
 on no seed: it is the same data set in every run.
 """
 
-import ast
-import re
-import textwrap
-import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,34 +19,19 @@ from ..words import counted
 from .cells import texts_of
 from .documents import Corpus, Document
 from .examples import Example, Examples, ExampleSource
+from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
+from .sentences import sentences_of
+from .validation_split import ValidationSplit
 
 CHOICES = 4
 BLOCK = 1000  # documents, from which the wrong choices of each of them are taken
 EVERY = 8  # sentences of a document, for one example
 SENTENCE = (20, 300)  # characters of a sentence that is read or chosen
 NEAR = 30  # sentences of other documents, the nearest in length, of which the wrong ones are drawn
-WORDS = (3, 40)  # of a function's summary
 _FORMAT = 2  # raise it when other examples are made
 
 
 # ---------------------------------------------------------------------------------------------- next_sentence
-
-_BREAK = re.compile(r"\s*(?:<br\s*/?>|\n)\s*")  # of a line, as text and as in reviews from the web
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+(?=[\"'“‘«(\[]*[A-ZÀ-Þ0-9])")
-_ABBREVIATION = re.compile(r"(?:^|[\s(\"'])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|No|vs|etc|e\.g|i\.e)\.\s+$")
-
-
-def sentences_of(text: str) -> list[str]:
-    """The sentences of a text: to a full stop, ! or ? before a capital or a digit, but for initials and the like."""
-    found = []
-    for line in _BREAK.split(text):
-        begin = 0
-        for end in _END.finditer(line):
-            if not _ABBREVIATION.search(line[begin : end.end()]):
-                found.append(line[begin : end.end()].strip())
-                begin = end.end()
-        found.append(line[begin:].strip())
-    return [sentence for sentence in found if sentence]
 
 
 def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
@@ -111,44 +93,6 @@ def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str)
     return list(found)
 
 
-# ------------------------------------------------------------------------------------------- function_summary
-
-
-def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
-    """Functions of Python sources without their docstring, and its first paragraph, which PEP 257 calls a summary.
-
-    {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
-    less than 3 or more than 40 words are left out, and of equal functions in a split all but the first one.
-    unfit: counts the documents that are no Python.
-    """
-    seen = set()
-    for document in documents:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of strings that Python means to refuse one day
-                tree = ast.parse(document.text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            unfit["no Python"] += 1
-            continue
-        lines = re.split(r"\r\n|\r|\n", document.text)  # as ast counts them; a form feed ends none
-        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        for node in sorted(functions, key=lambda node: node.lineno):
-            text, told = ast.get_docstring(node), node.body[0]
-            if (
-                text is None
-                or len(node.body) < 2
-                or told.lineno == node.lineno
-                or node.body[1].lineno <= told.end_lineno
-            ):
-                continue
-            summary = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
-            code = [*lines[node.lineno - 1 : told.lineno - 1], *lines[told.end_lineno : node.end_lineno]]
-            row = {"code": textwrap.dedent("\n".join(code)).strip(), "summary": summary, "function": node.name}
-            if WORDS[0] <= len(summary.split()) <= WORDS[1] and row["code"] not in seen:
-                seen.add(row["code"])
-                yield f"{document.source}, line {node.lineno}", row
-
-
 # ----------------------------------------------------------------------------------------------- entity_kinds
 
 
@@ -172,7 +116,12 @@ def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> di
 OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Iterator[Example]], tuple[str, ...]]] = {
     "next_sentence": (next_sentences, ("context", "choices", "label")),
     "function_summary": (function_summaries, ("code", "summary", "function")),
+    "docstring_questions": (docstring_questions, ("instruction", "output")),
+    "docstring_conversations": (docstring_conversations, ("messages",)),
 }
+# Of these the validation asks about the same documents in words that training never has: what is learned is what these
+# documents say, and nothing else could answer.
+ASKS_OTHERWISE = ("docstring_questions", "docstring_conversations")
 # Name -> (what makes an example of another one, the settings of the task that name its columns).
 OF_EXAMPLES: dict[str, tuple[Callable[[dict, dict, str], dict], tuple[str, ...]]] = {
     "entity_kinds": (entity_kinds, ("text_field", "label_field")),
@@ -180,16 +129,17 @@ OF_EXAMPLES: dict[str, tuple[Callable[[dict, dict, str], dict], tuple[str, ...]]
 
 
 class DerivedFromDocuments(ExampleSource):
-    """The examples that `derive` makes of the documents of a split."""
+    """The examples that `derive` makes of the documents of a split. otherwise: asked in the words of validation."""
 
-    def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str]):
+    def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str], otherwise: bool = False):
         self.derive, self.corpus, self.columns, self.unfit = derive, corpus, columns, Counter()
+        self.words = (ASKED_OTHERWISE,) if otherwise else ()
         self.name = f"{corpus.name} ({derive})"
         self.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
 
     def items(self) -> Iterator[Example]:
         self.unfit = Counter()
-        return OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit)
+        return OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words)
 
     def notes(self) -> list[str]:
         """Documents that were skipped, and those of which no example was made, by the latest items()."""
@@ -197,7 +147,8 @@ class DerivedFromDocuments(ExampleSource):
         return [*self.corpus.notes(), *unfit]
 
     def identity(self) -> Any:
-        return {"derived": [self.derive, _FORMAT], "documents": self.corpus.identity(), "columns": self.columns}
+        derived = [self.derive, _FORMAT, *self.words]
+        return {"derived": derived, "documents": self.corpus.identity(), "columns": self.columns}
 
 
 class DerivedFromExamples(ExampleSource):
@@ -230,10 +181,15 @@ def open_derived(data: DataSection, columns: dict[str, str], open_source: Callab
     if derive in OF_DOCUMENTS:
         from .corpora import open_corpora
 
-        corpora = open_corpora(data)
+        held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
+        same = derive in ASKS_OTHERWISE and held > 0
+        corpora = open_corpora(replace(data, validation_fraction=0.0) if same else data)
         splits = {
             split: Examples(split, DerivedFromDocuments(derive, corpus, columns)) for split, corpus in corpora.items()
         }
+        if same:
+            source = DerivedFromDocuments(derive, corpora["train"], columns, otherwise=True)
+            splits["validation"] = Examples("validation", source, rule=ValidationSplit(held), validation=True)
     else:
         needed = OF_EXAMPLES[derive][1]
         if set(columns) != set(needed):

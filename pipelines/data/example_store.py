@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from ..lazy import transformers
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
+from ..words import working
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -105,7 +106,11 @@ def encode_examples(
             cells = [row[column] for column in source.source.columns.values()]
             met.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
 
-        with (folder / ARROW).open("wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
+        with (
+            working(f"encoding {source.split}"),
+            (folder / ARROW).open("wb") as file,
+            pyarrow.ipc.new_stream(file, schema) as writer,
+        ):
             for batch in batches(source.watched(count)):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))

@@ -89,7 +89,7 @@ class ExamplesInFiles(ExampleSource):
 
 
 class ExampleFiles(ExamplesInFiles):
-    """Files of a format with rows, also compressed with gzip.
+    """Files of a format with rows, also compressed.
 
     Raises UserError where a file cannot be read, is of another kind or lacks a column.
     """

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from ..errors import UserError, first_line
 from ..lazy import datasets, pyarrow
+from ..packed_files import packing_of, unpacked_name
 from .cells import cell
 from .documents import Limits
 from .files import bounded_lines, open_file, readable
@@ -37,7 +38,7 @@ class FileFormat(ABC):
     """One way to keep rows in a file.
 
     suffixes: ends of the names of such files, in lower case, as registered. counts: the word for a place in the file.
-    is_compressed: whether the format compresses by itself; then files have no .gz, and their size says little.
+    is_compressed: whether the format compresses by itself; then files are not packed, and their size says little.
     has_own_paths: whether a path in a row is relative to the file's folder.
     """
 
@@ -99,8 +100,8 @@ def register_file_format(*suffixes: str) -> Callable[[type[FileFormat]], type[Fi
 
 
 def format_of(path: Path) -> FileFormat | None:
-    """The format with rows of a file by its name, with or without .gz; None: it has no rows."""
-    name = path.name.lower().removesuffix(".gz")
+    """The format with rows of a file by its name, packed or not; None: it has no rows."""
+    name = unpacked_name(path.name)
     return next((row for suffix, row in FILE_FORMATS.items() if name.endswith(suffix)), None)
 
 
@@ -108,9 +109,9 @@ def check_opens(field: str, path: Path) -> None:
     """Raise UserError, beginning with the recipe's `field`, where `path` cannot be opened."""
     with readable(field, path):
         file_format = format_of(path)
-        if file_format is not None and file_format.is_compressed and path.suffix.lower() == ".gz":
+        if file_format is not None and file_format.is_compressed and packing_of(path) is not None:
             name = type(file_format).__name__
-            raise UserError(f"{field}: {path}: {name} is compressed inside; gunzip the file first.")
+            raise UserError(f"{field}: {path}: {name} is compressed inside; unpack the file first.")
         with open_file(path):
             pass
 

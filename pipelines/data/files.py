@@ -1,15 +1,14 @@
-"""Files: opened with or without gzip, identified by content; errors as sentences."""
+"""Files: opened with or without compression, identified by content; errors as sentences."""
 
 import codecs
-import gzip
 import io
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
+from ..packed_files import is_damage, open_packed, packing_of
 from ..storage.checksums import content_hash
 
 _BOM = b"\xef\xbb\xbf"
@@ -35,24 +34,23 @@ def readable(field: str, path: Path) -> Iterator[None]:
     """Turn what goes wrong while `path` is read into a UserError that begins with the recipe's `field`."""
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        reason = first_line(error).rstrip(".")
-        raise UserError(f"{field}: {path} is not a complete gzip file ({reason}).") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{field}: {path} is not {error.encoding} ({error.reason}).") from None
-    except OSError as error:
-        raise UserError(
-            f"{field}: {path} cannot be read ({error.strerror or first_line(error).rstrip('.')})."
-        ) from None
+    except Exception as error:
+        reason = first_line(error).rstrip(".")
+        if is_damage(error, path):
+            raise UserError(f"{field}: {path} is not a complete {packing_of(path)} file ({reason}).") from None
+        if isinstance(error, OSError):
+            raise UserError(f"{field}: {path} cannot be read ({error.strerror or reason}).") from None
+        raise
 
 
 def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
-    """The file's bytes as UTF-8, unpacked where its name ends in .gz, without a byte order mark.
+    """The file's bytes as UTF-8, unpacked where its suffix says that they are packed, without a byte order mark.
 
     encoding: of the file. Bytes that are none of it stay as they are, and are no UTF-8 either.
     """
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    stream = opener(path, "rb")
+    stream = open_packed(path)
     try:
         codec = codecs.lookup(encoding).name
         head = stream.peek(4)[:4]

@@ -12,17 +12,19 @@ class MixtureCorpus(Corpus):
     The next document comes from the corpus furthest behind its share, so the shares hold at every point to within one
     document, and the order is the same every time.
 
+    names: what people read of each corpus; None: the corpus's own name.
     keep_shares: True (training): the mixture ends with the first corpus that runs out. Otherwise every document would
     be read once whatever the weights, and since rows are shuffled the weights would have no effect. False (validation):
     it ends when all have run out.
     """
 
-    def __init__(self, split: str, parts: Sequence[tuple[Corpus, float]], *, keep_shares: bool):
+    def __init__(self, split: str, parts: Sequence[tuple[Corpus, float]], *, keep_shares: bool, names=None):
         self.split = split
         self.corpora = [corpus for corpus, _ in parts]
         self.weights = [weight for _, weight in parts]
         self.keep_shares = keep_shares
-        names = [corpus.name for corpus in self.corpora]
+        self.given_names = list(names or [None] * len(parts))
+        names = [given or corpus.name for given, corpus in zip(self.given_names, self.corpora)]
         # Files of different folders may have one name; the number is that of `data.mixture.3.weight`.
         self.names = [
             name if names.count(name) == 1 else f"{name} (mixture.{number})" for number, name in enumerate(names)
@@ -92,7 +94,8 @@ class MixtureCorpus(Corpus):
 
     def identity(self) -> Any:
         parts = [[corpus.identity(), weight] for corpus, weight in zip(self.corpora, self.weights)]
-        return {"mixture": parts, "keep_shares": self.keep_shares, "split": self.split}
+        named = {"names": self.given_names} if any(self.given_names) else {}  # they stand in notes that are kept
+        return {"mixture": parts, "keep_shares": self.keep_shares, "split": self.split} | named
 
     def size_hint(self) -> int | None:
         sizes = [corpus.size_hint() for corpus in self.corpora]

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from ..errors import UserError
+from ..packed_files import unpacked_name
 
 TEXT = (".txt", ".text")
 _CODE_AND_MARKUP = """
@@ -42,4 +43,4 @@ def check_is_text(field: str, path: Path, pattern: str, formats: list[str]) -> N
 
 
 def _suffix(name: str) -> str:
-    return Path(name.lower().removesuffix(".gz")).suffix
+    return Path(unpacked_name(name)).suffix

@@ -23,8 +23,8 @@ class Rows:
     notes: tuple[str, ...] | list[str] = ()
 
     def report(self) -> dict[str, Any]:
-        """What run.json holds of the split: its identity and facts."""
-        return {"fingerprint": self.fingerprint} | self.facts
+        """What run.json holds of the split: its identity, facts and notes."""
+        return {"fingerprint": self.fingerprint} | self.facts | ({"notes": list(self.notes)} if self.notes else {})
 
     @property
     def identity(self) -> str:

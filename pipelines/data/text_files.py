@@ -1,4 +1,4 @@
-"""Local files as documents: plain text, and a column of any format with rows, also compressed with gzip."""
+"""Local files as documents: plain text, and a column of any format with rows, also compressed."""
 
 import copy
 from collections.abc import Collection, Iterable, Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..packed_files import packing_of
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
@@ -86,7 +87,7 @@ class FileSource(Source):
     def size_hint(self) -> int | None:
         for path in self.paths:
             file_format = format_of(path)
-            if path.suffix.lower() == ".gz" or (file_format is not None and file_format.is_compressed):
+            if packing_of(path) is not None or (file_format is not None and file_format.is_compressed):
                 return None  # the unpacked size is not known
         return sum(path.stat().st_size for path in self.paths)
 

@@ -4,7 +4,6 @@ The input embedding of a word is one vector wherever the word stands; a layer's 
 Near is by cosine similarity.
 """
 
-import gzip
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from ..errors import UserError
+from ..packed_files import is_damage, open_packed
 from ..words import watched
 from .inspect_model import open_model
 
@@ -70,7 +70,7 @@ def neighbours_of(
     Args:
         name: a model's folder, or its name on the Hub.
         word: as it stands in the sentences; upper and lower case are alike.
-        file: text with a sentence per line, also .gz; of more than 1,000 those with the word come first.
+        file: text with a sentence per line, also compressed; of more than 1,000 those with the word come first.
         layer: number of the layer after which states are compared; None: the last.
 
     Raises:
@@ -119,9 +119,11 @@ def most_different(states: torch.Tensor) -> list[int]:
 def sentences_of(file: Path, word: str) -> list[str]:
     """The sentences that are read: those with the word, at most half of MOST_SENTENCES, and others over the file."""
     try:
-        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as opened:
-            lines = list(dict.fromkeys(line.strip() for line in opened if line.strip()))
-    except (OSError, UnicodeDecodeError) as error:
+        with open_packed(file) as opened:
+            lines = list(dict.fromkeys(line.decode().strip() for line in opened if line.strip()))
+    except Exception as error:
+        if not (isinstance(error, OSError | UnicodeDecodeError) or is_damage(error, file)):
+            raise
         raise UserError(
             f"--sentences {file} cannot be read as text ({error}); give a file with a sentence per line"
         ) from error

@@ -15,7 +15,7 @@ from ..lazy import transformers
 from ..publishing.model_card import write_model_card
 from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
 from ..publishing.run_facts import RunFacts
-from ..storage.atomic import make_sibling_folder, share_files
+from ..storage.atomic import destination_folder, new_folder, share_files
 from ..storage.local_facts import forget_loading
 from ..words import working
 
@@ -151,25 +151,12 @@ def set_backends(model, chosen: dict[str, str]) -> None:
         raise
 
 
-def destination_folder(destination: str | os.PathLike) -> Path:
-    """Return the folder to write; raise UserError where something is there already."""
-    path = Path(destination).expanduser()
-    if path.is_dir():
-        if any(path.iterdir()):
-            raise UserError(f"DST={destination} is not empty; name a folder that does not exist yet")
-    elif path.exists() or path.is_symlink():
-        raise UserError(f"DST={destination} is a file; name a folder that does not exist yet")
-    return path
-
-
 def save(parts: list, destination: Path, source: str, facts: dict) -> None:
     """Save each part (a model, a tokenizer, a processor) and a card into a folder aside, then rename it.
 
     What is known of the run that made the source travels along, in run.json, with `facts` over it.
     """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    aside = make_sibling_folder(destination)
-    try:
+    with new_folder(destination) as aside:
         for part in parts:
             part.save_pretrained(aside)
         copy_modules(Path(source).expanduser(), aside)
@@ -178,10 +165,6 @@ def save(parts: list, destination: Path, source: str, facts: dict) -> None:
         (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
         write_model_card(aside, name=destination.name)
         share_files(aside.glob("*.safetensors"))
-        os.replace(aside, destination)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def copy_modules(source: Path, destination: Path) -> None:

@@ -1,8 +1,10 @@
 """Which families are ours, and the class of each head in transformers."""
 
+import transformers
 from anyformer.modeling.families import FAMILIES
 from transformers.models.auto import modeling_auto
 
+from ..errors import UserError
 from ..recipes.introspection import OURS
 
 # Heads by Auto class: transformers' tables of class names by model_type. A class in several of them counts for the
@@ -29,6 +31,17 @@ WITHOUT_AUTO_CLASS = {("imagegpt", "AutoModelForCausalLM"): "ImageGPTForCausalIm
 def is_ours(config) -> bool:
     """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
     return config.model_type in FAMILIES
+
+
+def saved_class(config, what: str) -> type:
+    """The class that a checkpoint's config names; raises UserError, which begins with `what`, where there is none."""
+    import anyformer
+
+    name = (config.architectures or ["a model without a name"])[0]
+    found = getattr(anyformer, name, None) or getattr(transformers, name, None)
+    if found is None:
+        raise UserError(f"{what} is {name}, which neither anyformer nor transformers has")
+    return found
 
 
 def family_name(config) -> str:

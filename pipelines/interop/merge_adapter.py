@@ -8,7 +8,9 @@ from ..errors import UserError, loading_reason
 from ..lazy import transformers
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
-from .convert_checkpoint import destination_folder, save, saved_image_processor, saved_tokenizer
+from ..storage.atomic import destination_folder
+from .convert_checkpoint import save, saved_image_processor, saved_tokenizer
+from .families import saved_class
 
 
 def check_adapter(source: str, destination: str | os.PathLike) -> Path:
@@ -33,11 +35,7 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config = load_config(source, **trust)
-        name = (config.architectures or ["a model without a name"])[0]
-        model_class = getattr(anyformer, name, None) or getattr(transformers, name, None)
-        if model_class is None:
-            raise UserError(f"ADAPTER={source} adapts {name}, which neither anyformer nor transformers has")
-        model, lacking = load_merged(model_class, source, config=config, dtype="auto")
+        model, lacking = load_merged(saved_class(config, f"ADAPTER={source}"), source, config=config, dtype="auto")
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
     learned = objective_facts(RunFacts.read(Path(source).expanduser()).recipe)
@@ -47,4 +45,5 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]
     save([model, *(part for part in parts if part is not None)], destination, source, {})
     count = sum(parameter.numel() for parameter in model.parameters())
+    name = type(model).__name__
     return f"{name} of {count:,} parameters, the adapter added to {base_of(source)}; written to {destination}"

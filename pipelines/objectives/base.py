@@ -68,6 +68,7 @@ class Objective(ABC):
     command that puts the finished model to work, {folder} in it. sequences_per_row: how many the model reads for it,
     such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the objective
     makes no use of. hub_tags: tags of a published model, beside our own.
+    share_of_usual_rate: of the learning rate that is usual for the model (recipes/usual_rates.py).
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
@@ -106,6 +107,7 @@ class Objective(ABC):
     sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
+    share_of_usual_rate: ClassVar[float] = 1.0
     shares_batches: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
     finishes_on: str = "none"

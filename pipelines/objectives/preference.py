@@ -56,6 +56,7 @@ class Preference(ChatTask):
     loss_unit = "nats per pair"
     row_noun = noun = "pair"
     sequences_per_row = 2
+    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
     legend_words = (
         "the chosen and the rejected conversation; [unpredicted]underlined[/]: read alone; the rest is the answer, "
         "whose log-probability counts, beside that of the reference model"

@@ -17,6 +17,7 @@ from ..json_text import json_text
 from ..lazy import hub
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
+from ..storage.atomic import new_folder
 from ..storage.local_facts import LOADING, names_only
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from ..words import counted
@@ -57,6 +58,7 @@ def publish(
     revision: str | None = None,
     license: str | None = None,
     check: Callable[[Path], tuple[str, dict] | None] | None = None,
+    collection: str | None = None,
 ) -> str:
     """Push a saved model to the Hub and return its URL; a second call updates the repository.
 
@@ -67,6 +69,8 @@ def publish(
         revision: branch, created where it does not exist; None: main.
         license: licence named in the card; None: the recipe's `publish.license`.
         check: gives a line for the card and the contents of check.json; None: neither is published.
+        collection: title of the owner's collection that the repository is put into; created where it does not exist,
+            private if `private`.
 
     Raises:
         UserError: `folder` is no model folder or holds a secret, `repo_id` is malformed, nobody is logged in, or the
@@ -82,27 +86,75 @@ def publish(
             raise UserError(f"{repo_id} exists and is public; make it private in its settings or choose another name")
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-    contents = dict(files)
-    checked = None
+    contents = with_card(files, model, repo_id, license=license, check=check)
+    if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
+        print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
+        del contents["README.md"]
+    print(f"{listing(contents)}\nuploading {in_all(contents)}, to {url}")
+    operations = [hub.CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
+    with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
+        api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
+    if collection is not None:
+        with hub_errors(f"{repo_id} is published, but could not be put into the collection {collection!r}"):
+            owner = repo_id.split("/")[0]
+            found = api.create_collection(collection, namespace=owner, private=private, exists_ok=True)
+            api.add_collection_item(found.slug, repo_id, "model", exists_ok=True)
+        print(f"in the collection {found.url}")
+    return url if revision is None else f"{url}/tree/{revision}"
+
+
+def with_card(
+    files: dict[str, Path | bytes],
+    model: ModelFolder,
+    repo_id: str | None,
+    *,
+    license: str | None = None,
+    check: Callable[[Path], tuple[str, dict] | None] | None = None,
+) -> dict[str, Path | bytes]:
+    """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`.
+
+    repo_id: repository that the card's examples name; None: the folder's name.
+    """
+    contents, checked, card = dict(files), None, model.path / "README.md"
     if check is not None and (found := check(model.path)) is not None:
         checked, findings = found
         contents["check.json"] = json_text(findings).encode()
-    if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
-        print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
-    elif is_own_card(model.path / "README.md"):
+    if is_own_card(card):
         contents["README.md"] = render_model_card(model, repo_id=repo_id, license=license, checked=checked).encode()
     else:
-        print(f"{model.path / 'README.md'} was not written by anyformer; it is published as it is")
-        contents["README.md"] = model.path / "README.md"
+        print(f"{card} was not written by anyformer; it is published as it is")
+        contents["README.md"] = card
     if not license and not RunFacts.read(model.path).section("publish").get("license"):
         print("the card names no licence; --license or publish.license says it")
     if not any((model.path / name).is_file() for name in TOKENIZER):
         print(f"{model.path} holds no tokenizer; the model is published without one")
-    _print_upload(contents, url)
-    operations = [hub.CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
-    with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
-        api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
-    return url if revision is None else f"{url}/tree/{revision}"
+    return contents
+
+
+def write_published(contents: dict[str, Path | bytes], destination: Path) -> None:
+    """Write what would go to the Hub into a folder, which appears complete or not at all."""
+    with new_folder(destination) as aside:
+        for name, content in contents.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            if isinstance(content, bytes):
+                (aside / name).write_bytes(content)
+            else:
+                shutil.copyfile(content, aside / name)
+
+
+def listing(contents: dict[str, Path | bytes]) -> str:
+    """A line for each file, the largest first."""
+    largest = sorted(_sizes(contents).items(), key=lambda item: -item[1])
+    return "\n".join(f"  {size / 1e6:10.3f} MB  {name}" for name, size in largest)
+
+
+def in_all(contents: dict[str, Path | bytes]) -> str:
+    """How many files, of how many megabytes."""
+    return f"{counted(len(contents), 'file')}, {sum(_sizes(contents).values()) / 1e6:.1f} MB"
+
+
+def _sizes(contents: dict[str, Path | bytes]) -> dict[str, int]:
+    return {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
 
 
 def prepare_folder(folder: Path | str) -> None:
@@ -229,13 +281,6 @@ def _has_foreign_card(api, repo_id: str, revision: str | None) -> bool:
         except hub.errors.RemoteEntryNotFoundError:
             return False
     return MARKER not in Path(card).read_text(encoding="utf-8", errors="replace")
-
-
-def _print_upload(contents: dict[str, Path | bytes], url: str) -> None:
-    sizes = {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
-    for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
-        print(f"  {size / 1e6:10.3f} MB  {name}")
-    print(f"uploading {counted(len(sizes), 'file')}, {sum(sizes.values()) / 1e6:.1f} MB, to {url}")
 
 
 def _one_line(text: str) -> str:

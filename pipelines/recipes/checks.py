@@ -107,8 +107,12 @@ def check_recipe(recipe: Recipe) -> None:
         check_parallelism(recipe, config_namespace(recipe))
     objective.check_data()
     _check_derived(objective)
-    if any(data.streaming for data in objective.data_sections()) and recipe.training.max_steps < 1:
-        raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    if any(data.streaming for data in objective.data_sections()):
+        if recipe.training.max_steps < 1:
+            raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+        from .epochs import in_steps
+
+        in_steps(recipe, None)
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)
@@ -166,11 +170,16 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(f"training.{name} has no effect without training.{other}; set both")
     if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
         raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
-    if training.lora is not None and recipe.model.name_or_path is None:
-        raise UserError(
-            "training.lora adapts weights that were trained, and this model's are fresh; set model.name_or_path, or "
-            "remove training.lora"
-        )
+    for name, does in (("lora", "adapts"), ("freeze", "keeps"), ("layer_decay", "spares")):
+        if getattr(training, name) in (None, []):
+            continue
+        if recipe.model.name_or_path is None:
+            raise UserError(
+                f"training.{name} {does} weights that were trained, and this model's are fresh; set "
+                f"model.name_or_path, or remove training.{name}"
+            )
+        if name != "lora" and training.lora is not None:
+            raise UserError(f"training.{name} has no effect with training.lora, which freezes the checkpoint; keep one")
     if training.ema_decay is None and not training.ema_warmup:
         raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
     if training.bf16 is True and training.extra.get("fp16"):
@@ -239,6 +248,8 @@ def check_data(data: DataSection) -> None:
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
+        if source.name is not None and source.name in ("", *(other.name for other in data.mixture[:i])):
+            raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
     if data.mixture and data.max_documents is not None:
         raise UserError(
             "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."

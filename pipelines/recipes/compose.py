@@ -16,10 +16,11 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .recipe_files import read_yaml_file
+from .recipe_files import is_file_of, read_yaml_file
 from .schema import (
     ARGUMENT_BOUNDS,
     DEFAULT_NAMES,
+    DataSection,
     ModelSection,
     ObjectiveSettings,
     Recipe,
@@ -38,6 +39,9 @@ WHAT = {
 
 # Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
 LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
+
+# Settings of the training section that usual_rates.py chooses where a recipe leaves them open.
+LEFT_OPEN = ("learning_rate", "num_train_epochs")
 
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
 FREE_ON_RESUME = [
@@ -165,6 +169,11 @@ def load_recipe(
     Raises:
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
+    if is_file_of(str(name_or_path), "stories", "steps"):
+        raise UserError(
+            f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take; name a recipe, "
+            f"such as the recipe.yaml in the folder of one of its steps"
+        )
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
@@ -242,11 +251,16 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
     recipe.objective, recipe.task = _learned_sections(learned)
+    left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
         recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
     if recipe.model.name_or_path is not None and not final.get("tokenizer"):
         recipe.tokenizer.name_or_path = recipe.model.name_or_path
+    if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
+        from .usual_rates import choose
+
+        choose(recipe, left_open)
     check_model(recipe)
     check_recipe(recipe)
     return recipe
@@ -374,6 +388,8 @@ def _training_section(data: Any) -> TrainingSection:
     for key in data:
         if key in OWNED_ARGUMENTS:
             raise UserError(f"training.{key} cannot be set; {OWNED_ARGUMENTS[key]}")
+    if data.get("learning_rate") == "auto":  # which _compose chooses
+        data = {name: value for name, value in data.items() if name != "learning_rate"}
     own = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in own | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
@@ -407,14 +423,26 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = (flat_settings(without_signatures(side)) for side in (old, new))
+    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
+    of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
+    for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name
+        section, name = path.split(".")[-3:-1], path.split(".")[-1]
+        if "data" in section or "mixture" in section:
+            defaults.setdefault(path, of_data.get(f"data.{name}"))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
             continue
         there, here = (side.get(path, defaults.get(path)) for side in (before, after))
         if there != here:
             yield path, there, here
+
+
+def _numbered(value: Any) -> Any:
+    """Lists of sections as sections that are named by their numbers."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = {str(number): item for number, item in enumerate(value)}
+    return {key: _numbered(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:

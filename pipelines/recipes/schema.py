@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ..optimizer_rows import ROWS
 from .introspection import family_names
 from .secrets import without_signatures
+from .types import Epochs
 
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
@@ -94,8 +95,8 @@ class SourceSection:
         "same without its tables of encodings, Unicode and locales), or a plug-in's"
     )
     files: str | list[str] | None = doc(
-        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz), .parquet; local, or "
-        "URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
+        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz, .bz2, .xz, .zst), "
+        ".parquet; local, or URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
     )
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -109,6 +110,7 @@ class SourceSection:
 
 @dataclass
 class MixtureSource(SourceSection):
+    name: str | None = doc("what the log and the report call it; null: the names of its files or of its data set")
     weight: float = doc(
         "share of the training tokens that comes from this source, relative to the other weights",
         1.0,
@@ -117,18 +119,24 @@ class MixtureSource(SourceSection):
     )
 
 
-DERIVED_FROM_TEXT = ("next_sentence", "function_summary")  # those of data.derive that read any source of plain text
+# Those of data.derive that read any source of plain text.
+DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
 
 
 @dataclass
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
-    derive: Literal["next_sentence", "function_summary", "entity_kinds"] | None = doc(
+    derive: (
+        Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
+        | None
+    ) = doc(
         "a task's examples are made of other data: next_sentence: of any text, two sentences and four that may be the "
         "next (columns context, choices, label); function_summary: of Python sources, functions and the first "
-        "paragraph of their docstrings (code, summary, function); entity_kinds: of tagged words, the text and the "
-        "kinds of names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
+        "paragraph of their docstrings (code, summary, function); docstring_questions, docstring_conversations: of "
+        "Python sources, what each function does and the first sentence of its docstring (instruction, output; "
+        "messages), validated in other words than trained; entity_kinds: of tagged words, the text and the kinds of "
+        "names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
@@ -218,7 +226,12 @@ class TrainingSection:
     output_dir: str = doc("folder of the run: checkpoints, metrics, final model")
     seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0, at_most=2**32 - 1)
     max_steps: int = doc("optimizer steps; -1: as num_train_epochs says", -1, at_most=10**12)
-    num_train_epochs: float = doc("passes over the data, where max_steps does not say", 1.0, above=0, at_most=1_000_000)
+    num_train_epochs: float | Literal["auto"] = doc(
+        "passes over the data, where max_steps does not say; of a checkpoint, unless set, or auto: 3, of few rows more",
+        1.0,
+        above=0,
+        at_most=1_000_000,
+    )
     per_device_train_batch_size: int = doc("rows per device and forward pass", 8, at_least=1, at_most=2**20)
     gradient_accumulation_steps: int = doc("forward passes per optimizer step", 1, at_least=1, at_most=2**20)
     global_batch_size: int | None = doc(
@@ -231,7 +244,12 @@ class TrainingSection:
         "take the most rows per forward pass that fit, found before the run begins; the rows of an optimizer step stay",
         False,
     )
-    learning_rate: float = doc("peak learning rate", 1e-3, at_least=1e-12)
+    learning_rate: float = doc(
+        "peak learning rate; unless set, or auto: 1e-3 for fresh weights, 2e-4 for an adapter, 5e-5 for a pretrained "
+        "encoder or image model, 2e-5 for a pretrained decoder",
+        1e-3,
+        at_least=1e-12,
+    )
     optim: str = doc(
         ", ".join(f"{row.name} ({row.meaning})" for row in ROWS.values() if row.meaning)
         + ", or a transformers optimizer name",
@@ -262,6 +280,17 @@ class TrainingSection:
     lora: LoraSettings | None = doc(
         "train an adapter of low rank on the checkpoint model.name_or_path, and save it alone (needs anyformer[peft]); "
         "such as {r: 16}, or {} for the defaults"
+    )
+    freeze: list[str | int] = doc(
+        "parts of the checkpoint model.name_or_path that stay as they are: embeddings, and layers such as 0-3 (of an "
+        "encoder-decoder encoder.0-3)",
+        [],
+    )
+    layer_decay: float | None = doc(
+        "each layer of the checkpoint learns at so many times the rate of the one above it, such as 0.9; null: all at "
+        "the same",
+        above=0,
+        at_most=1,
     )
     ema_decay: float | None = doc(
         "measure and save the exponential moving average of the weights, of which this share stays in a step, such as "
@@ -297,7 +326,9 @@ class TrainingSection:
         above=0,
     )
     logging_steps: int = doc("steps between two lines of metrics", 10, at_least=1)
-    save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
+    save_steps: int | Epochs = doc(
+        "steps between two checkpoints; or passes over the data: epoch, 0.5 epochs, 2 epochs", 500, at_least=1
+    )
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)
     log_gradient_norms_per_layer: bool = doc(
         "write the norm of each layer's gradients, before clipping, into gradients.jsonl at each line of the log", False
@@ -310,7 +341,9 @@ class TrainingSection:
 
 @dataclass
 class EvaluationSection:
-    every_steps: int | None = doc("steps between two validations; null: only at the end", at_least=1)
+    every_steps: int | Epochs | None = doc(
+        "steps between two validations, or passes over the data: epoch, 0.5 epochs; null: only at the end", at_least=1
+    )
     max_rows: int | None = doc("validation rows used during training; the end always uses all", at_least=1)
     metrics: list[str] | None = doc(
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"
@@ -319,8 +352,9 @@ class EvaluationSection:
         "loss, or one of `metrics`: the final model is the one that was best by it in validations; null: the last one. "
         "One of written answers, such as bleu, makes each validation write them"
     )
-    patience: int | None = doc(
-        "training ends after so many validations in which best_metric was no better; null: it goes on to the last step",
+    patience: int | Epochs | None = doc(
+        "training ends after so many validations, or 2 epochs of them, in which best_metric was no better; null: it "
+        "goes on to the last step",
         at_least=1,
     )
     average_checkpoints: int | None = doc(
@@ -374,6 +408,8 @@ class Recipe:
     # Whether code that comes with a checkpoint may run. No setting: the option --trust-remote-code sets it, and no
     # recipe file can, since a file may be a stranger's as well.
     trust_remote_code: bool = field(default=False, repr=False, compare=False)
+    # Values that are not the recipe's own words, and why they are what they are; its own words are not in it.
+    chosen: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def learned(self) -> ObjectiveSettings:
@@ -391,7 +427,7 @@ class Recipe:
         Addresses are without their signatures and tokens: this is what is saved, compared and published.
         """
         data = asdict(self)
-        del data["trust_remote_code"]
+        del data["trust_remote_code"], data["chosen"]
         data["model"] |= data["model"].pop("fields")
         data["training"] |= data["training"].pop("extra")
         return without_signatures(data)
@@ -405,7 +441,7 @@ class Recipe:
 
 def parts_of_recipe() -> list[Field]:
     """The sections and settings that a recipe file may name at its top."""
-    return [part for part in fields(Recipe) if part.name != "trust_remote_code"]
+    return [part for part in fields(Recipe) if part.name not in ("trust_remote_code", "chosen")]
 
 
 def default_objective() -> ObjectiveSettings:

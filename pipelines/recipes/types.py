@@ -5,12 +5,14 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NewType, Union, get_args, get_origin
 
 from ..errors import UserError, did_you_mean
 from .secrets import without_signatures
 
+Epochs = NewType("Epochs", str)  # passes over the data in words, as epochs.py reads them
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
+WORDS[Epochs] = "passes over the data such as '0.5 epochs'"
 
 
 def show(value: Any) -> str:
@@ -52,6 +54,11 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
     origin = get_origin(annotation)
     if annotation is Any:
         return value
+    if annotation is Epochs and isinstance(value, str):
+        from .epochs import epochs_of
+
+        if epochs_of(value) is not None:
+            return value
     if is_dataclass(annotation):
         return build(annotation, value, path)
     if origin in (Union, types.UnionType):
@@ -175,7 +182,7 @@ OUTSIDE = {
 def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
     """Return `value`; raise UserError where it is outside its bounds, as `schema.bounds_of` gives them."""
     for words, limit in bounds.items():
-        if value is not None and OUTSIDE[words](value, limit):
+        if isinstance(value, int | float) and OUTSIDE[words](value, limit):
             raise UserError(f"{path}={show(value)} must be {words} {limit}")
     return value
 

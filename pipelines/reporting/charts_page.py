@@ -39,6 +39,7 @@ def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict
             version=__version__,
             made=time.strftime("%Y-%m-%d at %H:%M"),
             several=len(runs) > 1,
+            runs=runs,
             **values,
         )
     )

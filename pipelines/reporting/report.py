@@ -236,6 +236,7 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
         "splits": splits,
         "columns": columns,
         "shares": shares,
+        "notes_of_data": [f"{split}: {note}" for split, of in known.items() for note in of.get("notes", [])],
         "rows": shown,
         "legend": training_rows.as_html(found.get("legend") or ""),
         "is_picture": bool(found.get("image")),

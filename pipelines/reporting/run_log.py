@@ -14,6 +14,7 @@ from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 from ..storage.model_folder import read_json
 
+RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
@@ -183,7 +184,7 @@ def read_run(folder: Path | str) -> RunLog:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"RUN={folder} is no folder; name the folder of a run, such as runs/quickstart")
-    file = folder / "run.json"
+    file = folder / RUN_FILE
     if not file.is_file():
         inside = sorted(path.parent.name for path in folder.glob("*/run.json"))
         hint = f"name the runs in it, such as {folder / inside[0]}" if inside else "name the output_dir of a run"

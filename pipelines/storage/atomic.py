@@ -1,10 +1,13 @@
 """Atomic writes: a file or folder is written under another name and then renamed, so it is complete or absent."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ..errors import UserError
 
 
 def sync_file(path: Path) -> None:
@@ -42,6 +45,30 @@ def make_sibling_folder(target: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
     folder.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
     return folder
+
+
+def destination_folder(destination: str | os.PathLike, what: str = "DST") -> Path:
+    """The folder to write; raises UserError where something is there already. what: the argument that names it."""
+    path = Path(destination).expanduser()
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise UserError(f"{what}={destination} is not empty; name a folder that does not exist yet")
+    elif path.exists() or path.is_symlink():
+        raise UserError(f"{what}={destination} is a file; name a folder that does not exist yet")
+    return path
+
+
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `destination`, which becomes it at the block's end; where that fails, it is gone."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    aside = make_sibling_folder(destination)
+    try:
+        yield aside
+        os.replace(aside, destination)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def share_files(files: Iterable[Path]) -> None:

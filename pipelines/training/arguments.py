@@ -16,6 +16,7 @@ from ..recipes.checks import check_schedule
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.usual_rates import settled
 from .compiled_layers import COMPILING
 from .engines.asked import check_world_size, engine_for
 from .engines.deepspeed_engine import deepspeed_config
@@ -63,8 +64,12 @@ def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> in
         return section.max_steps
     if rows is None:
         return None
-    per_epoch = max(1, -(-rows // per_step))
-    return int(-(-section.num_train_epochs * per_epoch // 1))
+    return int(-(-section.num_train_epochs * steps_of_epoch(rows, per_step) // 1))
+
+
+def steps_of_epoch(rows: int, per_step: int) -> int:
+    """Optimizer steps of a pass over so many rows."""
+    return max(1, -(-rows // per_step))
 
 
 def rows_of(arguments: TrainingArguments) -> int:
@@ -81,6 +86,7 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
+    recipe = settled(recipe, 1)  # where nothing has said how many rows there are, no step has begun either
     section, device = recipe.training, device_type()
     if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

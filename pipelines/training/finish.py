@@ -19,6 +19,7 @@ from ..reporting.run_log import COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
 from ..storage.plugin_code import save_plugin_code
+from ..words import working
 from .arguments import rows_of
 from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
@@ -40,7 +41,8 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     check_finite(session, metrics)
     save_final(session, trainer)
     finished = finished_model(session)
-    measured, samples = look_at_finished(session, finished)
+    with working("answers and samples of the finished model"):
+        measured, samples = look_at_finished(session, finished)
     metrics |= measured
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
@@ -57,9 +59,10 @@ def write_finished(session: Session, finished: FinishedModel, facts: dict) -> No
     """Complete the run's folder; run.json says that it is finished when all else is there. Main process alone."""
     folder = session.folder
     folder.write(COMPLETING, **facts)
-    draw_card_picture(folder.path)
-    prepare_folder(folder.path)
-    report_finished(folder.path, session.arguments, finished, session.recipe.trust_remote_code)
+    with working("writing card and report"):
+        draw_card_picture(folder.path)
+        prepare_folder(folder.path)
+        report_finished(folder.path, session.arguments, finished, session.recipe.trust_remote_code)
     folder.write("finished", **facts)
     if not session.quiet:
         print_result(folder.path, folder.identity() | facts, session.data.objective)

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
+from ..layers import freeze
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -81,6 +82,7 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
             print(f"model.name_or_path={recipe.model.name_or_path!r}: {sentence}")
     model = engine.share(model, arguments.device)
     objective.prepare_model(model)
+    freeze(model, recipe.training.freeze)
     lora = recipe.training.lora
     if lora is None:
         return model

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError
+from ..layers import places_of
 from ..optimizer_rows import OwnOptimizer
 from ..words import short_number
 
@@ -170,6 +171,30 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     )
 
 
+def decay_by_depth(optimizer: torch.optim.Optimizer, model: torch.nn.Module, decay: float) -> None:
+    """Split the optimizer's groups by depth; each layer has `decay` times the rate of the one above it.
+
+    From the head, at the whole rate, down to the embeddings: Clark et al. 2020 (ELECTRA), Bao et al. 2022 (BEiT). The
+    group of the highest rate, which the log shows, comes first. Raises UserError for a model without layers.
+    """
+    places = places_of(model)
+    if not places.layers:
+        raise UserError(f"training.layer_decay={decay}: {type(model).__name__} has no list of layers; set it to null")
+    depths = {id(p): places.depths[name] for name, p in model.named_parameters() if p.requires_grad}
+    top = max(depths.values())
+    several = isinstance(optimizer, MuonWithAdamW)
+    for part in optimizer.parts.values() if several else [optimizer]:
+        split = []
+        for group in part.param_groups:
+            by_depth = defaultdict(list)
+            for parameter in group["params"]:
+                by_depth[depths[id(parameter)]].append(parameter)
+            split += [{**group, "params": by_depth[d], "lr": group["lr"] * decay ** (top - d)} for d in by_depth]
+        part.param_groups = sorted(split, key=lambda group: -group["lr"])
+    if several:
+        optimizer._share_groups()
+
+
 class Muon(OwnOptimizer):
     """`optim: muon`: the hidden matrices by Muon at muon_learning_rate, the rest by AdamW at learning_rate."""
 
@@ -187,7 +212,7 @@ class Muon(OwnOptimizer):
     def state_bytes(self, model) -> int:
         """One momentum of a hidden matrix; two moments of the rest."""
         matrices = muon_parameter_names(model)
-        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters())
+        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters() if p.requires_grad)
 
     def words(self) -> str:
         muon, adamw = self.section.muon_learning_rate, self.section.learning_rate
@@ -207,7 +232,7 @@ class Muon(OwnOptimizer):
         """{"learning_rate": AdamW's, "muon_learning_rate": Muon's} of those that are there."""
         return {
             "muon_learning_rate" if "ns_steps" in group else "learning_rate": group["lr"]
-            for group in optimizer.param_groups
+            for group in reversed(optimizer.param_groups)  # the first of each has the highest rate
         }
 
 

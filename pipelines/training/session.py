@@ -7,16 +7,20 @@ from functools import partial
 
 from transformers import TrainingArguments
 
+from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..generation import locate_model
+from ..layers import freeze
 from ..objectives.prepare import PreparedData, prepare_data
 from ..optimizer_rows import own_optimizer
-from ..plugins import OPTIMIZERS, SCHEDULES
+from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
+from ..recipes.usual_rates import settled
 from ..storage.cache import sha
-from .arguments import rows_of, total_steps, training_arguments
+from .arguments import rows_of, steps_of_epoch, total_steps, training_arguments
+from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
 from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
@@ -52,6 +56,7 @@ class Session:
         section, engine = recipe.training, engine_for(recipe.training)
         found = found_before(recipe) if section.auto_batch and goes_on else None
         recipe = recipe if found is None else with_rows(recipe, found["rows"])
+        recipe = with_values_of_run(recipe) if goes_on else recipe
         arguments = training_arguments(recipe, engine)
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
@@ -79,6 +84,10 @@ class Session:
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
             locate_model(recipe.model.name_or_path, "model.name_or_path")
+        if recipe.training.freeze:  # names of layers are looked at before the data are read
+            freeze(
+                built_without_weights(recipe, objective_of(recipe), checkpoint_config(recipe)), recipe.training.freeze
+            )
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
@@ -87,6 +96,7 @@ class Session:
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]
         folder.data, folder.rows_per_step = self.data.facts, rows_of(self.arguments)
+        recipe = self.settle(None if rows.is_stream else steps_of_epoch(len(rows), folder.rows_per_step))
         folder.total_steps = partial(
             total_steps, rows=None if rows.is_stream else len(rows), per_step=folder.rows_per_step
         )
@@ -95,6 +105,14 @@ class Session:
             check_schedule(recipe.training, total)
         check_rows_can_be_shared(recipe, rows)
         start_deepspeed(self.arguments)
+
+    def settle(self, per_epoch: int | None) -> Recipe:
+        """The recipe in numbers of these data, with which the session goes on. per_epoch: steps of a pass over them."""
+        recipe = settled(self.recipe, per_epoch)
+        if recipe != self.recipe:
+            self.recipe = self.folder.recipe = recipe
+            self.arguments = training_arguments(recipe, self.engine, rows_of(self.arguments))
+        return recipe
 
     def find_batch(self, model) -> None:
         """Take the most rows at a time that fit, where the recipe asks for it and no run has found them before."""
@@ -145,6 +163,7 @@ class Session:
             engine=self.engine,
             run_identity=self.identity_text(),
             own_optimizer=own_optimizer(section),
+            layer_decay=section.layer_decay,
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, section) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),

@@ -46,10 +46,10 @@ from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
-from .losses.evaluation_sums import EvaluationSums, float64_device
+from .losses.evaluation_sums import EvaluationSums, sums_of_parts
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
-from .optimizers import matrices_only, remember_absent
+from .optimizers import decay_by_depth, matrices_only, remember_absent
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -73,6 +73,7 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
+        layer_decay: rate of a layer beside that of the one above it (optimizers.py); None: all have the same.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -97,6 +98,7 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         own_optimizer: OwnOptimizer | None = None,
+        layer_decay: float | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -112,7 +114,7 @@ class AnyformerTrainer(Trainer):
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, watch = shares, watch or Watch()
+        self.shares, self.layer_decay, watch = shares, layer_decay, watch or Watch()
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
@@ -324,11 +326,14 @@ class AnyformerTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model=None):
-        if self.optimizer is None and self.own_optimizer is not None:
-            model = self.model if model is None else model
-            self.optimizer = self.own_optimizer.build(model, set(self.get_decay_parameter_names(model)), self.args)
+        fresh, built = self.optimizer is None, self.model if model is None else model
+        if fresh and self.own_optimizer is not None:
+            self.optimizer = self.own_optimizer.build(built, set(self.get_decay_parameter_names(built)), self.args)
         with refusals():
-            return super().create_optimizer(model)
+            optimizer = super().create_optimizer(model)
+        if fresh and self.layer_decay is not None:
+            decay_by_depth(optimizer, built, self.layer_decay)
+        return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         fresh = self.lr_scheduler is None
@@ -383,7 +388,8 @@ class AnyformerTrainer(Trainer):
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         with self.throughput.paused(), self._averaged(), without_cache(self.model):
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
-            parts = self.parts.told_apart_by, self._parts_of_evaluation(rows)
+            of_rows = sums_of_parts(self.parts_of, rows, self.shifts_labels, self.args.device)
+            parts = self.parts.told_apart_by, of_rows
             self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
@@ -391,15 +397,6 @@ class AnyformerTrainer(Trainer):
                 found |= self.validation_metrics.measure(found, self, in_training=metric_key_prefix == "eval")
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
-
-    def _parts_of_evaluation(self, rows) -> PartLosses | None:
-        """The sums of the losses of each part of some rows."""
-        parts = parts_of_rows(self.parts_of, rows)
-        if parts is None:
-            return None
-        names, part_of = parts
-        sums = torch.zeros(len(names), 2, dtype=torch.float64, device=float64_device(self.args.device))
-        return PartLosses(names, part_of, self.shifts_labels, sums)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         rows = inputs.pop(ROW_IDS, None)

@@ -67,6 +67,7 @@ def test_a_launcher_inside_a_launcher_missing_deepspeed_and_missing_gpus_are_ref
     assert "this one is the rank 1 of a launcher (RANK is set); leave --launch out" in refused("--launch=ddp")
 
 
+@needs_deepspeed
 def test_each_rank_gets_the_command_without_the_launch_and_with_what_its_engine_needs(
     command, without_launcher, monkeypatch
 ):
@@ -92,6 +93,7 @@ def test_the_variables_of_fsdp2_are_those_of_accelerate_launch(repo_root, monkey
     assert {name: theirs.get(name) for name in launch.fsdp_variables()} == launch.fsdp_variables()
 
 
+@needs_deepspeed
 def test_an_own_configuration_goes_with_its_stage(tmp_path, without_launcher):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))

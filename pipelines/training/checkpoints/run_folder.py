@@ -55,6 +55,15 @@ def read_identity(path: Path) -> dict[str, Any] | None:
     return stored if readable else None
 
 
+def stored_run(folder: Path) -> dict[str, Any] | None:
+    """The identity of the run in a folder, by its newest checkpoint or, where it is finished, its run.json."""
+    for file in [*(checkpoint / RUN_FILE for checkpoint in list_checkpoints(folder)), folder / "run.json"]:
+        stored = read_identity(file)
+        if stored is not None and (file.name != "run.json" or stored.get("status") == "finished"):
+            return stored
+    return None
+
+
 def rows_of_stored(stored: dict) -> int | None:
     """The rows of a step of a stored run; None where it does not say how many processes trained it."""
     processes = stored.get("world_size")
@@ -93,6 +102,7 @@ class RunFolder:
             "data": self.data,
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
+            **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
             **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
         }
 

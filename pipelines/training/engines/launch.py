@@ -89,18 +89,16 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
                 f"--launch {engine}, but training.deepspeed={show(given)}; write --launch zero2, or set it to null"
             )
         return [], fsdp_variables() if engine == "fsdp2" else {}
-    if importlib.util.find_spec("deepspeed") is None:
-        raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
     check_whole_matrices(recipe.training)
-    if given is None:
-        return [f"training.deepspeed={engine}"], {}
-    stage = (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
-    if stage != int(engine[4]):
+    stage = engine[4] if given is None else (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
+    if int(stage) != int(engine[4]):
         raise UserError(
             f"--launch {engine}, but training.deepspeed={show(given)} is of stage {stage}; write --launch "
             f"zero{stage or 1}, or set it to null"
         )
-    return [], {}
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
+    return [f"training.deepspeed={engine}"] if given is None else [], {}
 
 
 def _check_engine_of_parallelism(engine: str, recipe: Recipe) -> None:

@@ -25,9 +25,8 @@ from ...accounting.step_memory import step_memory
 from ...errors import UserError
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
-from ...storage.checkpoints import RUN_FILE, list_checkpoints
 from ..checkpoints.extend_run import section_of
-from ..checkpoints.run_folder import read_identity
+from ..checkpoints.run_folder import stored_run
 from ..engines.engine import Engine
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 
@@ -55,14 +54,11 @@ def check_auto_batch(engine: Engine) -> None:
 
 def found_before(recipe: Recipe) -> dict | None:
     """What the run in output_dir has found, by its newest checkpoint or, where it is finished, its run.json."""
-    folder = Path(recipe.training.output_dir)
-    for file in [*(checkpoint / RUN_FILE for checkpoint in list_checkpoints(folder)), folder / "run.json"]:
-        stored = read_identity(file)
-        if stored is None or (file.name == "run.json" and stored.get("status") != "finished"):
-            continue
-        same = rows_per_step(section_of(stored["recipe"]), 1) == rows_per_step(recipe.training, 1)
-        return stored.get("auto_batch") if same else None
-    return None
+    stored = stored_run(Path(recipe.training.output_dir))
+    if stored is None:
+        return None
+    same = rows_per_step(section_of(stored["recipe"]), 1) == rows_per_step(recipe.training, 1)
+    return stored.get("auto_batch") if same else None
 
 
 def find_batch(

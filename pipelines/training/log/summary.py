@@ -9,10 +9,12 @@ from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
 from ...objectives.prepare import PreparedData, describe_data
+from ...recipes.compose import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.schema import Recipe
 from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT
+from ...reporting.settings import in_words
 from ...words import aligned, counted, human_time, short_number
 from ..arguments import rows_of
 from ..engines.elastic import processes_of
@@ -57,6 +59,13 @@ def describe_batch(found: dict | None) -> list[tuple[str, str]]:
     return [("batch", f"{found['rows']} rows at a time, accumulated {found['accumulated']} times ({found['how']})")]
 
 
+def describe_chosen(recipe: Recipe) -> list[tuple[str, str]]:
+    """Values that are not the recipe's own words, and why they are what they are; nothing where there are none."""
+    values = flat_settings(recipe.to_dict())
+    lines = [f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items()]
+    return [("chosen", "\n".join(lines))] if lines else []
+
+
 def backend_words(trainer) -> str:
     """`attention by sdpa`, and what computes the experts where there are some."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
@@ -79,6 +88,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         *describe_data(data),
         ("step", plan),
         *([] if does is None else [("optimizers", does)]),
+        *describe_chosen(recipe),
         *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]

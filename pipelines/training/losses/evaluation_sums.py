@@ -3,12 +3,21 @@
 import torch
 
 from ...data.batch_keys import IGNORE_INDEX
-from .loss_parts import PartLosses, means, stacked
+from .loss_parts import PartLosses, means, parts_of_rows, stacked
 
 
 def float64_device(device: torch.device) -> torch.device:
     """The device, or the CPU for MPS, which has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def sums_of_parts(parts_of, rows, shifts_labels: bool, device: torch.device) -> PartLosses | None:
+    """The sums of the losses of each part of some rows; None: they have no parts. parts_of: as Objective.parts_of."""
+    parts = parts_of_rows(parts_of, rows)
+    if parts is None:
+        return None
+    sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=float64_device(device))
+    return PartLosses(*parts, shifts_labels, sums)
 
 
 class EvaluationSums:

@@ -192,7 +192,8 @@ def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
     assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
     pushed = fake_module("publishing.publish", "https://hub/a/b")
     assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1", "--no-check"]) == 0
-    assert pushed == [(("runs/x", "a/b"), {"private": True, "revision": "v1", "license": None, "check": None})]
+    how = {"private": True, "revision": "v1", "license": None, "collection": None, "check": None}
+    assert pushed == [(("runs/x", "a/b"), how)]
     assert capsys.readouterr().out == "https://hub/a/b\n"
 
 
@@ -225,9 +226,8 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
     rows = [row for row in describe_fields() if "*" not in row.name]
     overview, training, everything = shown(), shown("training"), shown("all")
     assert all(row.name.partition(".")[2] in overview for row in rows)
-    assert (
-        "training.learning_rate: peak learning rate (a number, at least 1e-12, default 0.001)" in training.splitlines()
-    )
+    weight_decay = "training.weight_decay: decoupled weight decay on matrices (a number, at least 0, at most 100"
+    assert f"{weight_decay}, default 0.1)" in training.splitlines()
     assert "evaluation." not in training and all(f"{row.name}: {row.help}" in everything for row in rows)
     assert shown("quickstart") == overview  # no section
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

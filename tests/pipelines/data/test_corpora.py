@@ -360,6 +360,20 @@ def test_files_of_one_name_are_told_apart_in_a_mixture(tmp_path):
     assert "where train.txt (mixture.0) runs out" in corpus.notes()[0]
 
 
+def test_a_source_of_a_mixture_is_called_what_the_recipe_names_it(tmp_path):
+    sections = mixture(tmp_path, [300, 300], [1, 1])
+    before = open_corpora(DataSection(mixture=sections))["train"]
+    sections[0].name = "news"
+    corpus = open_corpora(DataSection(mixture=sections))["train"]
+    assert (
+        len(texts(corpus)) and corpus.notes()[0].startswith("mixture: news 5") and ", part1.txt " in corpus.notes()[0]
+    )
+    assert corpus.fingerprint() != before.fingerprint()  # the notes are kept with the tokens
+    sections[1].name = "news"
+    with pytest.raises(UserError, match=r"data\.mixture\.1\.name='news' must be a name that no other source has"):
+        open_corpora(DataSection(mixture=sections))
+
+
 def test_validation_of_a_mixture_reads_all_that_was_held_back(tmp_path):
     corpora = open_corpora(DataSection(mixture=mixture(tmp_path, [300, 2000], [1, 1]), validation_fraction=0.1))
     assert isinstance(corpora["validation"], MixtureCorpus)

@@ -6,9 +6,16 @@ from itertools import islice
 
 import pytest
 from anyformer.pipelines.data import derived
-from anyformer.pipelines.data.derived import function_summaries, next_sentences, sentences_of
+from anyformer.pipelines.data.derived import next_sentences
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.python_examples import (
+    ASKED,
+    ASKED_OTHERWISE,
+    docstring_conversations,
+    function_summaries,
+)
+from anyformer.pipelines.data.sentences import sentences_of
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.run_facts import RunFacts
@@ -194,3 +201,57 @@ def test_what_cannot_be_derived_is_one_sentence(tiny_recipe, tmp_path, text_file
     assert "data.document has no effect with a task" in refused(choice, "data.document=line")
     streamed = refused(choice, "data.derive=next_sentence", "data.files=null", "data.dataset=d", "data.streaming=true")
     assert streamed == "data.derive=next_sentence reads stored data; set data.streaming=false"
+
+
+MODULE = '''
+"""What the module is."""
+
+def join(a, *p):
+    """Join two paths. And more.
+
+    Further words.
+    """
+
+class Store:
+    """Keeps values by their keys."""
+
+    def get(self): "Not asked about."
+
+def _own(): "A private function of it."
+
+def short(): "Too short."
+'''
+
+
+def test_questions_about_docstrings_are_validated_in_words_that_training_never_has(tmp_path):
+    (tmp_path / "posixpath.py").write_text(MODULE)
+    section = DataSection(files=str(tmp_path / "*.py"), validation_fraction=0.9, derive="docstring_questions")
+    columns = {"prompt_field": "instruction", "answer_field": "output"}
+    splits = {split: [row for _, row in examples] for split, examples in open_examples(section, columns).items()}
+    answers = {"os.path.join": "Join two paths.", "os.path.Store": "Keeps values by their keys."}
+    assert len(splits["train"]) == 2 * len(ASKED)
+    for rows, wordings in ((splits["train"], ASKED), (splits["validation"], ASKED_OTHERWISE)):
+        asked = {wording.format(name=name): answer for wording in wordings for name, answer in answers.items()}
+        assert rows and all(asked[row["instruction"]] == row["output"] for row in rows)
+    assert not set(ASKED) & set(ASKED_OTHERWISE)
+    section.validation_fraction = 0.0
+    assert list(open_examples(section, columns)) == ["train"]
+
+
+def test_conversations_about_docstrings_alternate_and_end_with_an_answer():
+    documents = [
+        Document(MODULE, "json/__init__.py"),
+        Document("no python here!", "a.txt"),
+        Document(MODULE, "_own.py"),
+    ]
+    unfit = Counter()
+    found = [row["messages"] for _, row in docstring_conversations(documents, unfit)]
+    assert unfit == {"no Python": 1} and len(found) == 2
+    for messages in found:
+        assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+    said = [message["content"] for message in found[0]]
+    assert said[2:8] == [
+        *("What does json.join do?", "Join two paths."),
+        *("What are its arguments?", "It takes a, *p.", "Which module is it in?", "It is in json."),
+    ]
+    assert [message["content"] for message in found[1]][4:6] == ["And json.join?", "Join two paths."]

@@ -1,12 +1,17 @@
 """Laws of the file formats: the same rows from each, nothing read as what it is not, one sentence for a broken file."""
 
+import bz2
+import contextlib
 import gzip
 import json
+import lzma
+import sys
 import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from anyformer.pipelines import packed_files
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
@@ -46,12 +51,16 @@ CONTENTS = {
 }
 
 
+PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+with contextlib.suppress(ImportError):
+    PACKERS[".zst"] = packed_files._zstd().compress
+
+
 @pytest.mark.parametrize("name", CONTENTS)
-@pytest.mark.parametrize("packed", [False, True])
-def test_every_format_gives_the_same_texts_and_examples(tmp_path, name, packed):
-    path = tmp_path / (name + ".gz" * packed)
-    content = CONTENTS[name].encode()
-    path.write_bytes(gzip.compress(content) if packed else content)
+@pytest.mark.parametrize("packed", PACKERS)
+def test_every_format_gives_the_same_texts_and_examples_however_it_is_packed(tmp_path, name, packed):
+    path, content = tmp_path / (name + packed), CONTENTS[name].encode()
+    path.write_bytes(PACKERS[packed](content[:9]) + PACKERS[packed](content[9:]))  # parts, as `cat` puts them together
     assert texts(open_corpora(section(path))["train"]) == [row["text"] for row in ROWS]
     read = open_examples(section(path), {"text_field": "text", "label_field": "label"})["train"]
     assert [row for _, row in read] == ROWS
@@ -93,7 +102,7 @@ def test_code_and_markup_are_text_where_a_pattern_asks_for_them(tmp_path):
 
 
 def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
-    for name in ("a.xlsx", "a.pdf", "a.txt.bz2", "a.unknown"):
+    for name in ("a.xlsx", "a.pdf", "a.unknown"):
         (tmp_path / name).write_text("text\n")
         for pattern in (name, "*" + name[1:]):
             with pytest.raises(UserError) as caught:
@@ -105,6 +114,30 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
             )
     with pytest.raises(UserError, match=r"a\.pdf is of no format that labelled examples are read from; known: .*\.csv"):
         open_examples(section(tmp_path / "a.pdf"), {"label_field": "label"})
+
+
+@pytest.mark.parametrize("packed", [packed for packed in PACKERS if packed])
+def test_a_packed_file_that_is_cut_or_of_another_kind_is_one_sentence(tmp_path, packed):
+    name, whole = packed_files.PACKED[packed][0], PACKERS[packed](b"text\n" * 1000)
+    for content in (whole[:-9], b"none at all"):
+        (tmp_path / f"a.txt{packed}").write_bytes(content)
+        with pytest.raises(
+            UserError, match=rf"^data\.files: \S+a\.txt{packed} is not a complete {name} file \(.+\)\.$"
+        ):
+            texts(open_corpora(section(tmp_path / f"a.txt{packed}"))["train"])
+    (tmp_path / f"a.parquet{packed}").write_bytes(whole)
+    with pytest.raises(UserError, match="is compressed inside; unpack the file first"):
+        open_corpora(section(tmp_path / f"a.parquet{packed}"))
+
+
+def test_zstd_without_its_package_is_one_sentence(tmp_path, monkeypatch):
+    for module in ("compression", "backports"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "a.txt.zst").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"a\.txt\.zst cannot be read \(zstd needs a package: pip install backports\.zstd"
+    ):
+        open_corpora(section(tmp_path / "a.txt.zst"))
 
 
 BROKEN = {

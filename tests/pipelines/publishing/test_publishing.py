@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+from anyformer.pipelines.cli.parser import parse
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.model_card import MARKER
@@ -99,6 +102,68 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     assert hub.files("tester/tiny")["README.md"].decode() == card
     commits = [r for r in hub.server.requests if "/commit/" in r[1]]
     assert len(commits) == 3
+
+
+@pytest.mark.slow
+def test_a_dry_run_and_a_folder_are_what_the_hub_gets_and_the_hub_is_not_asked(hub, run_folder, tmp_path):
+    before = snapshot(run_folder)
+    listed = publish(hub, run_folder, "tester/tiny", "--dry-run")
+    written = publish(hub, run_folder, "tester/tiny", "--to", tmp_path / "written")
+    assert (listed.returncode, written.returncode, hub.server.requests) == (0, 0, []), listed.stderr + written.stderr
+    assert listed.stdout.endswith("nothing was uploaded\n")
+    assert publish(hub, run_folder, "tester/tiny").returncode == 0
+    files = hub.files("tester/tiny")
+    del files[".gitattributes"]
+    assert {str(p.relative_to(tmp_path / "written")): p.read_bytes() for p in (tmp_path / "written").iterdir()} == files
+    sizes = {name: size for size, name in re.findall(r"^ +(\S+) MB  (\S+)$", listed.stdout, re.M)}
+    assert sizes == {name: f"{len(content) / 1e6:.3f}" for name, content in files.items()}
+    assert files["README.md"].decode() in listed.stdout
+    assert snapshot(run_folder) == before
+
+
+def words_of(command: str):
+    """What `anyformer COMMAND` does, in this process."""
+    args = parse(command.split())
+    return args.run(args)
+
+
+def test_what_would_be_published_is_written_whole_or_refused_before_anything_is(run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree("run", "again/run")
+    shutil.copytree("run", "seed=2")
+    assert words_of("publish run seed=2 owner/x --to both --no-check") == 0
+    assert [path.name for path in sorted(Path("both").iterdir())] == ["run", "seed=2"]
+    assert 'from_pretrained("owner/x-seed-2"' in Path("both/seed=2/README.md").read_text()
+    for command, sentence in {
+        "publish run": "REPO_ID is missing",
+        "publish run seed=2 --to out": "REPO_ID=seed=2 is a model's folder",
+        "publish run again/run owner/x --dry-run": "have one name",
+        "publish run --to both": "--to=both is not empty",
+        "publish run --to out --private": "leave out --private",
+        "publish run nowhere owner/x --to out": "nowhere is no folder",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            words_of(command)
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        words_of("publish run --to out --no-check")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "again", "seed=2", "both"}
+
+
+@pytest.mark.slow
+def test_runs_are_published_into_one_collection_which_a_second_time_gets_no_second_entry(hub, run_folder, tmp_path):
+    other = shutil.copytree(run_folder, tmp_path / "seed-2")
+    for _ in range(2):
+        done = publish(hub, run_folder, other, "tester/tiny", "--collection", "Tiny, two seeds", "--private")
+        assert done.returncode == 0, done.stderr
+    slug = f"tester/tiny-two-seeds-{'0' * 24}"
+    assert f"in the collection {hub.server.url}/collections/{slug}" in done.stdout
+    found = hub.server.store.load("collection", slug)
+    assert [item["id"] for item in found["items"]] == ["tester/tiny-run", "tester/tiny-seed-2"]
+    assert found["private"] and found["title"] == "Tiny, two seeds"
+    hub.server.failures = {"/collections": 403}
+    sentence = sentence_of(publish(hub, run_folder, "tester/tiny-run", "--collection", "Tiny, two seeds"))
+    assert "is published, but could not be put into the collection" in sentence
 
 
 @pytest.mark.slow

@@ -556,6 +556,20 @@ def test_settings_an_older_version_did_not_know_count_as_their_defaults():
     assert resume_difference(old, new) == "objective.tail is 'drop' there and 'pad' here"
 
 
+def test_settings_of_sources_that_an_older_version_did_not_know_count_as_their_defaults():
+    parts = [{"name": "causal", "data": {"source": "stdlib"}}, {"name": "prefix_lm"}]
+    mixture = {"source": None, "mixture": [{"source": "stdlib"}]}
+    recipe = load_recipe(
+        "quickstart", data=mixture, objective={"name": "mixture", "parts": parts}, evaluation={"metrics": []}
+    )
+    old, new = recipe.to_dict(), recipe.to_dict()
+    del old["data"]["mixture"][0]["name"]
+    del old["objective"]["parts"][0]["data"]["encoding"]
+    assert resume_difference(old, new) is None
+    new["data"]["mixture"][0]["weight"] = 2.0
+    assert resume_difference(old, new) == "data.mixture.0.weight is 1.0 there and 2.0 here"
+
+
 # --------------------------------------------------------------------------------- agreement with the sources
 
 

@@ -1,0 +1,52 @@
+"""`anyformer chat`: a conversation with a saved model in the terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
+from .common_arguments import add_backends, add_trust
+from .generate_command import add_sampling
+from .output import say_loading
+
+
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
+        description="Talk with a model in the terminal: each line is put by the model's chat template, after all that\n"
+        "was said before, and the answer appears as it is written. /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops\n"
+        "an answer. A model without a chat template continues each line.",
+        epilog="examples:\n"
+        "  anyformer chat runs/instructions_1k\n"
+        '  echo "What is a tokenizer?" | anyformer chat runs/instructions_1k --greedy',
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    add_sampling(parser, 256)
+    add_backends(parser, "what computes it")
+    add_trust(parser)
+
+
+def run(args) -> int:
+    from ..generation import check_sampling, load_writer, locate_model
+    from ..serving.chat import converse
+
+    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    check_sampling(not args.greedy, **sampling)
+    locate_model(args.model)
+    say_loading()
+    backends = args.attn_implementation, args.experts_implementation
+    how = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
+    show = partial(print, end="", flush=True)
+    converse(*load_writer(args.model, args.trust_remote_code, *backends), typed(), show, seed=args.seed, **how)
+    return 0
+
+
+def typed() -> Iterator[str]:
+    """The lines of a person or a pipe, until Ctrl-D, Ctrl-C or the pipe's end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - imported, it gives `input` its arrow keys
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return

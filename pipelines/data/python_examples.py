@@ -1,0 +1,150 @@
+"""Examples made of Python sources: functions and what they do, questions that docstrings answer, conversations."""
+
+import ast
+import re
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from .documents import Document
+from .examples import Example
+from .sentences import sentences_of
+
+WORDS = (3, 40)  # of a summary
+LONGEST_ARGUMENTS = 60  # characters
+PLACES = {"posixpath": "os.path"}  # module of the standard library -> the name that programs import it by
+
+# How a function or class {name} is asked about in training, and in validation: words that training never has.
+ASKED = (
+    "What does {name} do?",
+    "What is {name}?",
+    "Explain {name}.",
+    "What is {name} for?",
+    "Describe {name}.",
+    "Can you explain {name}?",
+    "I would like to know about {name}.",
+    "How would you describe {name}?",
+)
+ASKED_OTHERWISE = ("Tell me what {name} does.", "Please explain to me what {name} is.", "When do I need {name}?")
+
+
+def trees(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[tuple[Document, ast.Module]]:
+    """The documents that are Python, parsed. unfit: counts those that are none."""
+    for document in documents:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of strings that Python means to refuse one day
+                yield document, ast.parse(document.text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            unfit["no Python"] += 1
+
+
+def summary_of(docstring: str) -> str:
+    """The first paragraph, which PEP 257 calls a summary, in one line."""
+    return " ".join(re.split(r"\n\s*\n", docstring.strip())[0].split())
+
+
+def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
+    """Functions of Python sources without their docstring, and its summary.
+
+    {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
+    less than 3 or more than 40 words are left out, and of equal functions in a split all but the first one.
+    unfit: counts the documents that are no Python.
+    """
+    seen = set()
+    for document, tree in trees(documents, unfit):
+        lines = re.split(r"\r\n|\r|\n", document.text)  # as ast counts them; a form feed ends none
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        for node in sorted(functions, key=lambda node: node.lineno):
+            text, told = ast.get_docstring(node), node.body[0]
+            if (
+                text is None
+                or len(node.body) < 2
+                or told.lineno == node.lineno
+                or node.body[1].lineno <= told.end_lineno
+            ):
+                continue
+            summary = summary_of(text)
+            code = [*lines[node.lineno - 1 : told.lineno - 1], *lines[told.end_lineno : node.end_lineno]]
+            row = {"code": textwrap.dedent("\n".join(code)).strip(), "summary": summary, "function": node.name}
+            if WORDS[0] <= len(summary.split()) <= WORDS[1] and row["code"] not in seen:
+                seen.add(row["code"])
+                yield f"{document.source}, line {node.lineno}", row
+
+
+# ---------------------------------------------------------------------------------- what docstrings answer
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A public function or class of a module. arguments: as its source has them; None: of a class, or long ones."""
+
+    name: str
+    module: str
+    summary: str
+    arguments: str | None
+
+
+def definitions(document: Document, tree: ast.Module) -> Iterator[tuple[str, Definition]]:
+    """(place, definition) of the public functions and classes of a module whose docstring begins with a sentence."""
+    path = PurePath(document.source).with_suffix("")
+    parts = path.parts[:-1] if path.name == "__init__" else path.parts
+    if not parts or any(part.startswith("_") for part in parts):
+        return
+    module = PLACES.get(".".join(parts), ".".join(parts))
+    for node in tree.body:
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not (is_function or isinstance(node, ast.ClassDef)) or node.name.startswith("_"):
+            continue
+        sentences = sentences_of(summary_of(ast.get_docstring(node) or ""))
+        if not sentences or not WORDS[0] <= len(sentences[0].split()) <= WORDS[1] or sentences[0].startswith(">>>"):
+            continue
+        arguments = ast.unparse(node.args) if is_function else None
+        arguments = arguments if arguments is None or len(arguments) <= LONGEST_ARGUMENTS else None
+        found = Definition(f"{module}.{node.name}", module, sentences[0], arguments)
+        yield f"{document.source}, line {node.lineno}", found
+
+
+def docstring_questions(
+    documents: Iterable[Document], unfit: Counter[str], wordings: tuple[str, ...] = ASKED
+) -> Iterator[Example]:
+    """What each public function and class of a module does, asked in all wordings; the first sentence of its docstring.
+
+    {"instruction", "output"}. unfit: counts the documents that are no Python.
+    """
+    for document, tree in trees(documents, unfit):
+        known = list(definitions(document, tree))
+        for wording in wordings:
+            for place, one in known:
+                yield place, {"instruction": wording.format(name=one.name), "output": one.summary}
+
+
+def docstring_conversations(
+    documents: Iterable[Document], unfit: Counter[str], wordings: tuple[str, ...] = ASKED
+) -> Iterator[Example]:
+    """Conversations about the public functions and classes of modules, each of several questions about one of them.
+
+    {"messages"}: what it does, which module it is in, its arguments, and what the one before it does; some begin with
+    a greeting or end with thanks. unfit: counts the documents that are no Python.
+    """
+    number = 0
+    for document, tree in trees(documents, unfit):
+        before = None
+        for place, one in definitions(document, tree):
+            turns = [("Which module is it in?", f"It is in {one.module}.")]
+            if one.arguments is not None:
+                takes = f"It takes {one.arguments}." if one.arguments else "It takes no arguments."
+                turns.insert(number % 2, ("What are its arguments?", takes))
+            turns.insert(0, (wordings[number % len(wordings)].format(name=one.name), one.summary))
+            if before is not None:
+                turns.append((f"And {before.name}?", before.summary))
+            if number % 4 == 0:
+                turns.insert(0, ("Hello!", "Hello! Which function do you want to know about?"))
+            elif number % 4 == 1:
+                turns.append(("Thank you.", "You are welcome."))
+            said = [({"role": "user", "content": q}, {"role": "assistant", "content": a}) for q, a in turns]
+            yield place, {"messages": [message for turn in said for message in turn]}
+            before, number = one, number + 1

@@ -1,0 +1,72 @@
+"""Learning rate and epochs of a recipe that leaves them open, by what is trained.
+
+As papers and examples have them: BERT and run_glue.py of transformers 2e-5 to 5e-5 over three epochs, LoRA 1e-4 to 2e-4
+(Hu et al. 2021, Dettmers et al. 2023), decoders that learn instructions 2e-5 (Taori et al. 2023). A few hundred
+examples need more passes (Mosbach et al. 2021, who make 20).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ..plugins import OBJECTIVES
+from .epochs import in_steps
+from .schema import Recipe
+
+ENOUGH_STEPS, MOST_EPOCHS = 250, 20  # of fine-tuning on few examples
+PRETRAINED_EPOCHS = 3.0
+RATES = {
+    "fresh weights": 1e-3,
+    "an adapter (LoRA)": 2e-4,
+    "a pretrained image model": 5e-5,
+    "a pretrained decoder": 2e-5,
+    "a pretrained encoder": 5e-5,
+}
+
+
+def what_is_trained(recipe: Recipe) -> str:
+    """The key of RATES."""
+    objective, name = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
+    if name is None:
+        return "fresh weights"
+    if recipe.training.lora is not None:
+        return "an adapter (LoRA)"
+    if objective.special_tokens is None:
+        return "a pretrained image model"
+    try:  # the classes that the config of a folder names; whoever loads it says what is wrong
+        heads = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))["architectures"] or []
+    except (OSError, ValueError, KeyError, TypeError):
+        heads = []
+    heads = [objective.auto_class, *heads]  # the first may depend on the model, and is no text then
+    is_decoder = any(str(head).endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
+    return "a pretrained decoder" if is_decoder else "a pretrained encoder"
+
+
+def choose(recipe: Recipe, left_open: set[str]) -> None:
+    """Set the learning rate where it is left open; epochs of a checkpoint stay open until rows are known (`settled`).
+
+    left_open: those of learning_rate and num_train_epochs that the recipe does not set, or sets to auto.
+    """
+    what, training = what_is_trained(recipe), recipe.training
+    if "learning_rate" in left_open:
+        training.learning_rate = RATES[what] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
+        recipe.chosen["training.learning_rate"] = f"usual for {what}"
+    if "num_train_epochs" in left_open and training.max_steps < 1:
+        training.num_train_epochs = 1.0 if recipe.model.name_or_path is None else "auto"
+        recipe.chosen["training.num_train_epochs"] = f"usual for {what}"
+
+
+def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
+    """The recipe with numbers in place of `auto` and of epochs (epochs.py); its rows are passed over often enough.
+
+    per_epoch: optimizer steps of a pass over the data; None: not known.
+    """
+    if recipe.training.num_train_epochs == "auto":
+        labelled = recipe.task is not None and recipe.model.name_or_path is not None
+        epochs, chosen = PRETRAINED_EPOCHS if labelled else 1.0, dict(recipe.chosen)
+        more = 0.0 if per_epoch is None else float(min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch)))
+        if more > epochs and recipe.training.max_steps < 1:
+            few = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
+            epochs, chosen["training.num_train_epochs"] = more, few
+        recipe = replace(recipe, training=replace(recipe.training, num_train_epochs=epochs), chosen=chosen)
+    return in_steps(recipe, per_epoch)

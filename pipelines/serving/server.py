@@ -1,0 +1,78 @@
+"""`anyformer serve`: the server of another project, started on a saved model, converted for it where that is needed."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from anyformer.modeling.rules.serving import VLLM, refusal
+
+from ..adapters import is_adapter, load_config
+from ..errors import UserError, loading, need_package
+from ..generation import check_writes_text, locate_model
+from ..interop.convert_checkpoint import convert, saved_tokenizer
+from ..interop.families import is_ours
+from ..transformers_logging import silent
+
+CANNOT = (
+    "MODEL={source} cannot be served: vLLM {vllm}, transformers serve knows transformers' own classes alone, and the "
+    "model has no native twin: {reason}"
+)
+
+
+def server_command(source: str, host: str, port: int, *, trust_remote_code: bool = False) -> list[str]:
+    """The words of the command that serves a saved model by OpenAI's protocol: vLLM's where it is installed, else
+    transformers'.
+
+    vLLM runs a model of ours from its folder where its code may run and the table of serving allows it. All other
+    models of ours are converted first, into the folder MODEL-native, which is used again.
+
+    Raises:
+        UserError: no such model, one that writes no text or is an adapter, packages that are missing, or a model of
+            ours that neither can serve.
+    """
+    import anyformer
+
+    anyformer.register()
+    source = locate_model(source)
+    if is_adapter(source):
+        raise UserError(
+            f"MODEL={source} is an adapter; make a whole model of it first, with anyformer merge {source} OUT"
+        )
+    with silent(), loading(f"MODEL={source}"):
+        config = load_config(source, trust_remote_code=trust_remote_code)
+    check_writes_text(source, config)
+    if config.is_encoder_decoder:
+        raise UserError(f"MODEL={source} is an encoder-decoder, and the servers answer chats with decoders alone")
+    tokenizer = saved_tokenizer(source, trust_remote_code)
+    if tokenizer is None:
+        raise UserError(f"MODEL={source} holds no tokenizer, and a server reads texts; save its tokenizer there")
+    if not tokenizer.chat_template:
+        print("the model has no chat template: /v1/completions continues texts, /v1/chat/completions does not answer")
+    vllm, where = shutil.which("vllm"), ["--host", host, "--port", str(port)]
+    if vllm is None:
+        for package in ("fastapi", "uvicorn", "openai"):
+            need_package("vLLM is not installed, and transformers serve", package, "serve")
+    trust = ["--trust-remote-code"] if trust_remote_code else []
+    if is_ours(config):
+        refused = refusal(config, VLLM)
+        if vllm and trust and refused is None:
+            return [vllm, "serve", source, "--model-impl", "transformers", *trust, *where]
+        reason = f"refuses it ({refused})" if refused else "needs --trust-remote-code" if vllm else "is not installed"
+        source, trust = native_twin(source, reason), []
+    start = [vllm] if vllm else [sys.executable, "-m", "transformers.cli.transformers"]
+    return [*start, "serve", source, *where, *trust]
+
+
+def native_twin(source: str, vllm: str) -> str:
+    """The folder of a model's native twin, made where there is none. vllm: why vLLM does not serve the model itself."""
+    folder = Path(source)
+    twin = Path(f"{source if folder.is_dir() else folder.name}-native")
+    if (twin / "config.json").is_file():
+        if folder.is_dir() and (folder / "config.json").stat().st_mtime > (twin / "config.json").stat().st_mtime:
+            raise UserError(f"{twin} is older than MODEL={source}; remove it, and the same command makes it anew")
+        return str(twin)
+    try:
+        print(convert(source, twin, to="native"), flush=True)
+    except UserError as error:
+        raise UserError(CANNOT.format(source=source, vllm=vllm, reason=error)) from error
+    return str(twin)

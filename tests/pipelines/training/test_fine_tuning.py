@@ -1,0 +1,279 @@
+"""Laws of fine-tuning: rates and epochs by what is trained, steps in epochs, frozen parts, rates by layer."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+import transformers
+import yaml
+from anyformer.pipelines.accounting.devices import devices_of
+from anyformer.pipelines.accounting.plan import plan_run
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.layers import freeze, places_of
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.epochs import epochs_of
+from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, settled
+from anyformer.pipelines.training.optimizers import build_muon, decay_by_depth
+from native_models import native_model
+from processes import end_in_micro_batch, run_ranks
+from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
+from task_data import CHARACTERS, random_decoder, reviews, task_recipe
+from test_distributed import needs_deepspeed, rank_main
+
+import anyformer
+
+CLASSES = {"name": "sequence_classification", "max_length": 24}
+CHAT = {"name": "instruction_tuning", "max_length": 64}
+
+
+def recipe_of(name_or_path=None, task=CLASSES, training=None, **sections):
+    model = {"family": "encoder"} if name_or_path is None else {"name_or_path": name_or_path}
+    training = {"output_dir": "runs/x"} | (training or {})
+    return recipe_from_dict({"model": model, "data": {"files": "x"}, "task": task, "training": training, **sections})
+
+
+# ------------------------------------------------------------------------------------- what nothing sets
+
+
+@pytest.mark.parametrize(
+    "name, task, training, rate, epochs",
+    [
+        (None, CLASSES, {}, 1e-3, 1),
+        ("bert", CLASSES, {}, 5e-5, "auto"),
+        ("bert", CLASSES, {"learning_rate": "auto", "num_train_epochs": "auto"}, 5e-5, "auto"),
+        ("bert", CLASSES, {"learning_rate": 3e-4, "num_train_epochs": 2}, 3e-4, 2),
+        ("bert", CLASSES, {"max_steps": 9}, 5e-5, 1),  # which then say nothing
+        ("bert", CLASSES, {"lora": {}}, 2e-4, "auto"),
+        ("llama", CHAT, {}, 2e-5, "auto"),
+        ("llama", {"name": "preference", "max_length": 64}, {}, 1e-6, "auto"),
+        ("vit", {"name": "image_classification"}, {}, 5e-5, "auto"),
+    ],
+)
+def test_rate_and_epochs_are_those_of_what_is_trained_unless_they_are_set(name, task, training, rate, epochs):
+    found = recipe_of(name, task, training)
+    assert (found.training.learning_rate, found.training.num_train_epochs) == (pytest.approx(rate), epochs)
+    said = {f"training.{key}" for key in ("learning_rate", "num_train_epochs") if training.get(key, "auto") == "auto"}
+    assert found.chosen.keys() == said - ({"training.num_train_epochs"} if "max_steps" in training else set())
+    assert recipe_from_dict(found.to_dict()) == found and "chosen" not in found.to_dict()
+
+
+def test_a_classifier_of_a_decoder_in_a_folder_learns_at_a_decoder_s_rate(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert recipe_of(str(tmp_path)).training.learning_rate == 2e-5
+
+
+def test_recipes_that_set_rate_and_length_are_left_as_they_are():
+    for name in shipped("recipes"):
+        recipe = load_recipe(name)
+        tuned = name.endswith("_tuned")
+        assert bool(recipe.chosen) == tuned, name
+        assert tuned or settled(recipe, 100).to_dict() == recipe.to_dict()
+    plain = TrainingSection(output_dir="x")
+    assert (plain.learning_rate, plain.num_train_epochs) == (1e-3, 1.0)  # of fresh weights, as before
+
+
+@pytest.mark.parametrize("per_epoch, epochs", [(1000, 3), (84, 3), (45, 6), (7, MOST_EPOCHS)])
+def test_few_rows_are_passed_over_until_enough_steps_are_made(per_epoch, epochs):
+    found = settled(recipe_of("bert"), per_epoch)
+    assert found.training.num_train_epochs == epochs
+    assert per_epoch * epochs >= ENOUGH_STEPS or epochs == MOST_EPOCHS
+    assert ("too few" in found.chosen["training.num_train_epochs"]) == (epochs > 3)
+    continued = recipe_from_dict(
+        {"model": {"name_or_path": "bert"}, "data": {"files": "x"}, "objective": {"name": "masked"}}
+        | {"training": {"output_dir": "x"}}
+    )
+    assert settled(continued, 1000).training.num_train_epochs == 1  # texts without labels
+
+
+# ------------------------------------------------------------------------------------------ steps in epochs
+
+
+def test_epochs_are_read_in_words():
+    assert [epochs_of(text) for text in ("epoch", "1 epoch", "0.5 epochs", "2 epochs")] == [1, 1, 0.5, 2]
+    for value in ("epochz", "0 epochs", "-1 epochs", "2", "epoch 2"):
+        with pytest.raises(UserError, match=rf"evaluation.every_steps='{value}' is not .*such as '0.5 epochs'"):
+            recipe_of(evaluation={"every_steps": value})
+
+
+def test_epochs_are_steps_of_the_data_and_patience_is_validations():
+    words = {"every_steps": "0.5 epochs", "patience": "2 epochs", "best_metric": "loss"}
+    recipe = recipe_of(evaluation=words, training={"save_steps": "epoch", "learning_rate": 1, "max_steps": 9})
+    found = settled(recipe, 152)
+    assert (found.evaluation.every_steps, found.evaluation.patience, found.training.save_steps) == (76, 4, 152)
+    assert found.chosen["evaluation.patience"] == "2 epochs, each of 152 steps"
+    assert settled(recipe, 1).evaluation.every_steps == 1  # never 0
+    assert settled(found, 7) == found
+    with pytest.raises(UserError, match=r"training.save_steps='epoch' is of passes over the data, and a stream has no"):
+        settled(recipe, None)
+    streamed = {"data.dataset": "x", "data.files": None, "data.streaming": True, "training.max_steps": 9}
+    with pytest.raises(UserError, match=r"evaluation.every_steps='epoch' is of passes"):
+        load_recipe(
+            "wikitext2_mlm", [f"{k}={json.dumps(v)}" for k, v in streamed.items()] + ["evaluation.every_steps=epoch"]
+        )
+
+
+@pytest.mark.slow
+def test_a_run_in_epochs_goes_on_after_a_kill_and_says_its_steps(tmp_path, command, capsys):
+    evaluation = {"every_steps": "0.5 epochs", "best_metric": "loss", "patience": "9 epochs"}
+    training = {"save_steps": "0.5 epochs", "max_steps": -1, "num_train_epochs": 2}
+    recipe, whole, broken = task_recipe(tmp_path, "sequence_classification"), tmp_path / "whole", tmp_path / "broken"
+    sections = yaml.safe_load(recipe.read_text())
+    sections["training"] |= training
+    recipe.write_text(yaml.safe_dump(sections | {"evaluation": evaluation}))
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    printed, saved = capsys.readouterr().out, facts_of(whole)["recipe"]
+    per_epoch = facts_of(whole)["steps"] // 2
+    every = saved["evaluation"]["every_steps"]
+    assert every == saved["training"]["save_steps"] == round(per_epoch / 2)
+    assert f"evaluation.every_steps={every} (0.5 epochs, each of {per_epoch} steps)" in printed
+    assert [line["step"] for line in lines_of(whole) if "validation_loss" in line][:2] == [every, 2 * every]
+    end_in_micro_batch(
+        per_epoch + 1, command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log"
+    )
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    assert_same_weights(whole, broken)
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_goes_on_with_the_values_it_began_with(tmp_path, command):
+    base, data = random_decoder(tmp_path / "base", num_hidden_layers=1, hidden_size=32, num_attention_heads=2), tmp_path
+    recipe = task_recipe(tmp_path, "sequence_classification", task={"max_length": 24})
+    sections = yaml.safe_load(recipe.read_text()) | {"model": {"name_or_path": str(base)}, "evaluation": {}}
+    sections.pop("tokenizer", None)
+    sections["data"] = {"files": str(reviews(data / "few.jsonl", 40)), "validation_fraction": 0.1}
+    sections["training"] = {"output_dir": str(tmp_path / "run"), "bf16": False}
+    recipe.write_text(yaml.safe_dump(sections))
+    assert command("train", recipe, "training.learning_rate=1e-3", "training.num_train_epochs=1") == 0
+    assert command("train", recipe) == 0  # finished already
+    assert facts_of(tmp_path / "run")["recipe"]["training"]["learning_rate"] == 1e-3
+    assert command("train", recipe, f"training.output_dir={tmp_path / 'new'}") == 0
+    found = facts_of(tmp_path / "new")
+    assert found["recipe"]["training"]["learning_rate"] == 2e-5
+    assert found["recipe"]["training"]["num_train_epochs"] == MOST_EPOCHS and found["steps"] == 5 * MOST_EPOCHS
+    assert command("train", recipe, f"training.output_dir={tmp_path / 'new'}") == 0
+
+
+# --------------------------------------------------------------------------------- frozen parts, rates by layer
+
+
+def encoder(**fields):
+    fields = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64} | fields
+    config = transformers.AutoConfig.for_model("anyformer_encoder", vocab_size=50, pad_token_id=0, **fields)
+    return transformers.AutoModelForSequenceClassification.from_config(config)
+
+
+def test_each_weight_stands_where_it_is_used():
+    """Natively and in ours: embeddings 0, layers from below, what comes last above them; a tied head is embeddings."""
+    for name, head, words, first, last in (
+        ("bert", "AutoModelForSequenceClassification", "embeddings, 0-", "word_embeddings", "classifier"),
+        ("gpt2", "AutoModelForCausalLM", "embeddings, 0-", "wte", "ln_f"),
+        ("llama", "AutoModelForSequenceClassification", "embeddings, 0-", "embed_tokens", "score"),
+        ("bart", "AutoModelForSeq2SeqLM", "embeddings, encoder.0-", "shared", "decoder.layers"),
+        ("t5", "AutoModelForSeq2SeqLM", "embeddings, encoder.0-", "shared", "decoder.final_layer_norm"),
+    ):
+        model = native_model(name, head)
+        places = places_of(model)
+        top, total = max(places.depths.values()), sum(places.layers.values())
+        assert places.words.startswith(words) and top in (total, total + 1), name
+        assert any(first in n for n, depth in places.depths.items() if depth == 0), name
+        assert any(last in n for n, depth in places.depths.items() if depth == top), name
+        assert {depth for n, depth in places.depths.items() if n in places.numbers} == set(range(1, total + 1))
+    places = places_of(encoder())
+    assert places.words == "embeddings, 0-3" and places.depths["score.weight"] == 5
+
+
+@pytest.mark.parametrize("part", ["embedings", "0-4", "7", "3-1", "encoder.0", "layers.0"])
+def test_a_part_that_the_model_does_not_have_is_answered_with_those_it_has(part):
+    with pytest.raises(UserError, match=rf"training.freeze='{part}' is no part of Any.*, which has embeddings, 0-3"):
+        freeze(encoder(), [part])
+
+
+def test_freezing_and_decay_are_of_pretrained_weights_without_lora():
+    for name, value in (("freeze", ["embeddings"]), ("layer_decay", 0.9)):
+        with pytest.raises(UserError, match=rf"training.{name} .* this model's are fresh; set model.name_or_path"):
+            recipe_of(training={name: value})
+        with pytest.raises(UserError, match=rf"training.{name} has no effect with training.lora"):
+            recipe_of("bert", training={name: value, "lora": {}})
+    assert recipe_of("bert", training={"freeze": ["embeddings", 0, "1-2"]}).training.freeze == ["embeddings", 0, "1-2"]
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_rates_fall_from_the_head_to_the_embeddings_as_in_beit(optim):
+    model, decay = encoder(), 0.5
+    freeze(model, [0])
+    if optim == "muon":
+        optimizer = build_muon(model, set(), muon_lr=1, adamw_lr=1, weight_decay=0, betas=(0.9, 0.9), eps=1e-8)
+    else:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW([{"params": trained, "weight_decay": 0.1}], lr=1)
+    decay_by_depth(optimizer, model, decay)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    depths = places_of(model).depths
+    expected = {id(p): decay ** (5 - depths[n]) for n, p in model.named_parameters() if p.requires_grad}
+    assert rates == expected
+    assert max(rates.values()) == 1 and (optim == "muon" or optimizer.param_groups[0]["lr"] == 1)
+    model(input_ids=torch.ones(2, 5, dtype=torch.long), labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    states = [p for part in getattr(optimizer, "parts", {"": optimizer}).values() for p in part.state]
+    assert {id(p) for p in states} <= expected.keys()  # none of frozen weights
+
+
+def test_plan_counts_neither_gradients_nor_states_of_frozen_weights(tmp_path):
+    encoder().save_pretrained(tmp_path)
+    sections = {"tokenizer": CHARACTERS}
+    whole, frozen = (
+        plan_run(recipe_of(str(tmp_path), training={"freeze": parts}, **sections), devices_of("cpu"))
+        for parts in ([], ["embeddings", "0-1"])
+    )
+    model = encoder()
+    freeze(model, ["embeddings", "0-1"])
+    trained = model.num_parameters(only_trainable=True)
+    states = {row.states.stage: row.states for row in frozen.stages}
+    assert frozen.trained_parameters == trained < frozen.parameters == whole.parameters == whole.trained_parameters
+    assert (states["none"].gradients, states["none"].optimizer) == (4 * trained, 8 * trained)
+    assert states["none"].weights == 4 * frozen.parameters and asdict(states["zero1"])["weights"] > 0
+
+
+def tuned(tmp_path, *, optim="adamw"):
+    """A recipe that tunes a saved encoder with frozen parts and rates by layer; the folder of its base."""
+    base = tmp_path / "base"
+    first = task_recipe(tmp_path, "sequence_classification", name="first", model={"num_hidden_layers": 3})
+    sections = yaml.safe_load(first.read_text())
+    sections["training"] |= {"max_steps": 1, "output_dir": str(base), "bf16": False}
+    first.write_text(yaml.safe_dump(sections))
+    own = sections | {"model": {"name_or_path": str(base)}}
+    del own["tokenizer"]
+    own["training"] = sections["training"] | {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-2, "optim": optim}
+    own["training"] |= {"freeze": ["embeddings", 0], "layer_decay": 0.5, "output_dir": str(tmp_path / "run")}
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump(own))
+    return first, tmp_path / "tuned.yaml", base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["alone", "ddp", "mesh", pytest.param("zero2", marks=needs_deepspeed)])
+def test_frozen_parts_stay_and_the_rest_learns_under_each_engine(engine, tmp_path, command, capsys):
+    anyformer.register()
+    first, recipe, base = tuned(tmp_path)
+    assert command("train", first) == 0
+    run, words = (
+        tmp_path / "run",
+        {"mesh": ["training.parallelism={dp_shard: 2}"], "zero2": ["training.deepspeed=zero2"]},
+    )
+    if engine == "alone":
+        assert command("train", recipe) == 0
+        words = capsys.readouterr().out
+        assert "of them trained" in words and command("train", recipe, "training.freeze=[9]") == 2
+    else:
+        env = {"DS_ACCELERATOR": "cpu"} if engine == "zero2" else None
+        run_ranks(2, rank_main, command, recipe, *words.get(engine, []), folder=tmp_path, env=env)
+    before, after = saved_weights(base), saved_weights(run)
+    frozen = {name for name in before if name.startswith(("model.embed", "model.layers.0."))}
+    assert {name for name in before if before[name].equal(after[name])} >= frozen
+    assert all(
+        not before[name].equal(after[name]) for name in before if name.startswith("model.layers.2.") and "proj" in name
+    )
+    rates = [line["learning_rate"] for line in lines_of(run) if "learning_rate" in line]
+    assert max(rates) > 5e-3  # of the head, not of the lowest layer
