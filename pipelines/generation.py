@@ -202,28 +202,10 @@ def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
-# Heads that write no text, and transformers' pipeline that puts them to work.
-PIPELINES = {
-    "ForMaskedLM": "fill-mask",
-    "ForPreTraining": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForImageClassification": "image-classification",
-}
-_FINE_TUNED = "fine-tune it with anyformer train RECIPE model.name_or_path={source}"
-# What a model that writes no text is for, by the end of its class's name.
-USES = {
-    head: f"it answers through transformers.pipeline({task!r}, {{source!r}})" for head, task in PIPELINES.items()
-} | {
-    "ForQuestionAnswering": (
-        "docs/learning/spans.md asks it in Python, and anyformer evaluate {source} RECIPE measures its answers"
-    ),
-    "ForMultipleChoice": _FINE_TUNED,
-    "ForMaskedImageModeling": _FINE_TUNED,
-    "EncoderModel": _FINE_TUNED,
-    "BertModel": _FINE_TUNED,
-    "ViTModel": _FINE_TUNED,
-}
+# How the classes of models end that write no text.
+SILENT = ("ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
+SILENT += ("ForQuestionAnswering", "ForImageClassification", "ForMaskedImageModeling")
+SILENT += ("EncoderModel", "BertModel", "ViTModel")
 
 
 def check_writes_text(source: str, config) -> None:
@@ -231,9 +213,11 @@ def check_writes_text(source: str, config) -> None:
     if (Path(source) / "preprocessor_config.json").is_file() and not (Path(source) / "tokenizer_config.json").is_file():
         raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
     name = next(iter(config.architectures or []), "")
-    use = next((use for ending, use in USES.items() if name.endswith(ending)), None)
-    if use is not None:
-        raise UserError(f"MODEL={source} is {_article(name)} {name}, which writes no text; {use.format(source=source)}")
+    if name.endswith(SILENT):
+        raise UserError(
+            f"MODEL={source} is {_article(name)} {name}, which writes no text; anyformer predict {source} FILE gives "
+            f"its answers"
+        )
 
 
 def _article(name: str) -> str:

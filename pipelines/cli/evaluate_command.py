@@ -46,7 +46,7 @@ def add_arguments(add_parser) -> None:
         "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
     )
     parser.add_argument(
-        "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
+        "--predictions", metavar="FILE", help="JSONL to write: file and line, texts, prediction, scores, reference"
     )
     _add_few_shot(parser)
     parser.add_argument(
@@ -155,7 +155,7 @@ def _one_model(args) -> None:
     result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
     print_evaluation(result)
     _write(args, result, output)
-    _write_predictions(result.answers, args.predictions)
+    _write_predictions(result.answers, args.predictions, recipe, split)
 
 
 def _few_shot(args) -> None:
@@ -177,7 +177,7 @@ def _few_shot(args) -> None:
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
     print_few_shot(result)
     _write(args, result, output)
-    _write_predictions(result.answers, args.predictions)
+    _write_predictions(result.answers, args.predictions, recipe, split)
     if task is not None:
         print(f"lm-eval's task is in {task}")
 
@@ -194,7 +194,7 @@ def _compare(args) -> None:
     result = compare_models(*recipes, split, args.max_examples)
     print_comparison(result)
     _write(args, result, output)
-    _write_predictions(result.answers(), args.predictions)
+    _write_predictions(result.answers(), args.predictions, recipes[0], split)
 
 
 def _against(args) -> str | None:
@@ -250,9 +250,9 @@ def _write(args, result, output: Path | None) -> None:
         print(f"written to {output}")
 
 
-def _write_predictions(answers: list[dict], file: str | None) -> None:
-    from ..evaluation.evaluate import write_lines
+def _write_predictions(answers: list[dict], file: str | None, recipe, split: str) -> None:
+    from ..evaluation.evaluate import with_examples, write_lines
 
     if file is not None:
-        write_lines(answers, Path(file))
+        write_lines(with_examples(answers, recipe, split), Path(file))
         print(f"predictions are in {file}")

@@ -130,6 +130,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
+    data.objective.keeps_scores = True
     return PreparedEvaluation(recipe, split, data.objective, names, rows, data.rows.get("train"), chosen)
 
 
@@ -183,16 +184,41 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
 def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     """{"row", "prediction", "reference"} of each example, and the "part" that it is of where there are several.
 
-    The row is its number in the split, or among the answers.
+    The row is its number in the split, or among the answers. Where an example has one class, "scores" are the
+    probabilities of all.
     """
     part = comparison.part
     owner, about = (objective, {}) if part is None else (objective.parts[part], {"part": part})
     pairs = zip(comparison.predictions, comparison.references, strict=True)
     numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
-    return [
+    found = [
         {"row": number, **about, "prediction": owner.named(given), "reference": owner.named(true)}
         for number, (given, true) in zip(numbers, pairs)
     ]
+    if comparison.probabilities is not None:
+        for answer, scores in zip(found, comparison.probabilities):
+            answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
+    return found
+
+
+def with_examples(answers: list[dict], recipe: Recipe, split: str) -> list[dict]:
+    """Answers with what the model was asked, and "place": the file and line of each example, read once more.
+
+    Answers of several parts stay as they are: the rows of a mixture are numbered anew.
+    """
+    objective = objective_of(recipe)
+    if any("part" in answer for answer in answers) or not objective.answers_by:
+        return answers
+    columns, numbers, found, row_number = None, {answer["row"] for answer in answers}, {}, 0
+    for place, row in objective.open()[split]:
+        columns = columns or list(objective.asked_columns(row).values())
+        asked = {column: row[column] for column in columns if isinstance(row[column], str | list)}
+        if asked and not any("".join(map(str, value)).strip() for value in asked.values()):
+            continue  # a sentence without a word, which has no row
+        if row_number in numbers:
+            found[row_number] = {"place": place, **asked}
+        row_number += 1
+    return [{"row": answer["row"]} | found.get(answer["row"], {}) | answer for answer in answers]
 
 
 # ------------------------------------------------------------------------------------------------------- model

@@ -367,6 +367,8 @@ class Objective(ABC):
         source: of the split that will be measured.
         """
 
+    keeps_scores = False  # whether predictions hold the probabilities of classes, whatever the metrics compare
+
     def scorer(self) -> Any | None:
         """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
         compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""

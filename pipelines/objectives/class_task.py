@@ -46,10 +46,10 @@ class ClassScores:
     def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has.
 
-        (B, 2 + C), with the probabilities of the classes, where a metric compares them.
+        (B, 2 + C), with the probabilities of the classes, where a metric compares them or they are kept.
         """
         found = torch.stack([logits.argmax(-1), labels], dim=-1)
-        if not any(METRICS[name].compares == "probabilities" for name in self.metrics):
+        if not self.keeps_scores and not any(METRICS[name].compares == "probabilities" for name in self.metrics):
             return found
         return torch.cat([found.float(), logits.float().softmax(-1)], dim=-1)
 

@@ -11,7 +11,6 @@ from .answering import of_scores, piped
 from .base import SHARE
 from .class_task import ClassSettings, ClassTask
 from .finished_model import FinishedModel
-from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import image_text, shares_text
 
@@ -46,6 +45,7 @@ class ImageClassification(ClassTask, ImageObjective):
 
     name = "image_classification"
     section = "task"
+    use = "anyformer predict {folder} FILE"
     auto_class = "AutoModelForImageClassification"
     families = ("vit",)
     hub_task = "image-classification"
@@ -119,9 +119,6 @@ class ImageClassification(ClassTask, ImageObjective):
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         found = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
         return list(map(of_scores, found))
-
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("image-classification", folder, "your_image.png")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         batch, names = self.collated(rows, number, row), self.label_names

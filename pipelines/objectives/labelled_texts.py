@@ -16,7 +16,6 @@ from ..words import at_limit, counted
 from .answering import of_scores, piped
 from .base import TOKENS
 from .finished_model import FinishedModel
-from .how_to_use import pipeline_command
 from .showing import sequence_text
 from .text_task import TextTask
 
@@ -143,9 +142,6 @@ class LabelledTexts(TextTask):
         if settings.get("text_pair_field") is None:
             return super().example_of_use(settings)
         return {"text": "your text", "text_pair": "your second text"}, {}
-
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("text-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def show_label(self, console, number: int, row: dict, label: str) -> None:
         """Print a row as the model reads it, under its number, length and label."""

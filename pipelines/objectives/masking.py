@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.cells import text_of
@@ -15,7 +14,6 @@ from ..tokenizers.special_tokens import MASK
 from .answering import piped
 from .base import SHARE
 from .finished_model import FinishedModel
-from .how_to_use import pipeline_command
 from .showing import documents_line, is_label, masked_table, masked_text, print_lines
 from .text import TextObjective
 
@@ -52,6 +50,7 @@ class MaskingObjective(TextObjective):
 
     special_tokens = "cls_sep"
     hub_task = "fill-mask"
+    use = "anyformer predict {folder} FILE"
     loss_unit = "nats per masked token"
     continues_prompts = True
     samples_are_answers = True
@@ -153,9 +152,6 @@ class MaskingObjective(TextObjective):
             scores = [[{"word": each["token_str"], "score": each["score"]} for each in words] for words in masks]
             answers.append({"prediction": [words[0]["token_str"] for words in masks], "scores": scores})
         return answers
-
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")
 
     def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
         """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""

@@ -56,7 +56,6 @@ class MultipleChoice(ClassScores, TextTask):
     legend_words = (
         "each choice as the model reads it, [predicted]special tokens[/] included; an arrow marks the right one"
     )
-    use = "anyformer evaluate {folder}"
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:

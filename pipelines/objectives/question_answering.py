@@ -79,7 +79,6 @@ class QuestionAnswering(TextTask):
         "question and context as the model reads them, [predicted]special tokens[/] included; in the context "
         "[unpredicted]the answer[/] is marked, and what means no answer where the window does not hold it"
     )
-    use = "anyformer evaluate {folder}"
 
     def check(self) -> None:
         super().check()

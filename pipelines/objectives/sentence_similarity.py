@@ -230,10 +230,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def step_words(self) -> str:
         return "pairs"
 
-    def how_to_use(self, folder: Path) -> str:
-        call = f"SentenceTransformer('{folder}').encode(['your text'])"
-        return f'python -c "import anyformer; from sentence_transformers import SentenceTransformer; print({call})"'
-
     def show(self, console, rows, number: int, row: dict) -> None:
         texts = halves(row)
         sizes = " and ".join(str(len(ids)) for ids in texts)

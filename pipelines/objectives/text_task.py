@@ -25,6 +25,7 @@ class TextTask(Tokenized, Objective):
     """
 
     section = "task"
+    use = "anyformer predict {folder} FILE"
     labels_of_tokens: ClassVar[bool] = False
     special_tokens = "cls_sep"
     row_noun = "example"

@@ -21,7 +21,6 @@ from .answering import piped
 from .base import TOKENS
 from .class_task import ClassTask, NamedClassSettings, held
 from .finished_model import FinishedModel
-from .how_to_use import pipeline_command
 from .showing import tagged_text
 from .tag_schemes import (
     OUTSIDE,
@@ -291,9 +290,6 @@ class TokenClassification(ClassTask, TextTask):
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         strategy = STRATEGIES[settings.get("labelled_token", "first")]
         return "your text", {} if strategy is None else {"aggregation_strategy": strategy}
-
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ids, labels = row["input_ids"].tolist(), row["labels"].tolist()

@@ -197,6 +197,8 @@ def run_prediction(
     out: None: `take` gets the answers, part by part, in the order of the rows.
     """
     state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
+    if out is None and state.num_processes > 1:
+        raise UserError("several processes share the rows; name the file that they write together: out, --out FILE")
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
         out.begin(prediction.key())

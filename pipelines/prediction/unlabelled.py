@@ -14,6 +14,7 @@ from ..data.files import open_file, readable
 from ..data.image_files import is_image_file
 from ..data.patterns import find_files
 from ..errors import UserError, did_you_mean
+from ..packed_files import unpacked_name
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 
@@ -47,7 +48,7 @@ class Unlabelled:
             if not (format_of(path) or is_image_file(path) or is_text_file(path)):
                 raise UserError(
                     f"{FIELD}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
-                    f"also .gz), an image, or a text (.txt, .md)"
+                    f"also compressed), an image, or a text (.txt, .md)"
                 )
         self.first = next(iter(self), None)
         if self.first is None:
@@ -99,7 +100,7 @@ FAULTS = {
 
 
 def is_text_file(path: Path) -> bool:
-    return path.name.lower().removesuffix(".gz").endswith((".txt", ".md", ".text"))
+    return unpacked_name(path.name).endswith((".txt", ".md", ".text"))
 
 
 class Columns:

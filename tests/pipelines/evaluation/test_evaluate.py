@@ -260,11 +260,15 @@ def test_metrics_have_intervals_and_single_answers_are_written_on_request(stage,
     for name, row in result["intervals"].items():
         assert row["low"] <= result["metrics"][name] <= row["high"]
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert [row["row"] for row in rows] == list(range(16)) and set(rows[0]) == {"row", "prediction", "reference"}
+    assert [row["row"] for row in rows] == list(range(16))
+    assert list(rows[0]) == ["row", "place", "text", "prediction", "reference", "scores"]
+    assert all(row["prediction"] == max(row["scores"], key=row["scores"].get) for row in rows)
+    assert rows[3]["place"] == f"{stage / 'test_files.jsonl'}, line 4"
     right = sum(row["prediction"] == row["reference"] for row in rows)
     assert right / 16 == result["metrics"]["accuracy"]
     given = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
     assert [row["reference"] for row in rows] == [["neg", "pos"][row["label"]] for row in given]  # longest not first
+    assert [row["text"] for row in rows] == [row["text"] for row in given]
     evaluate("texts", "texts", "--predictions", str(answers), "--max-examples", "4", "evaluation.bootstrap=20")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row["row"] for row in rows] == [0, 4, 8, 12] and all(isinstance(row["reference"], str) for row in rows)

@@ -11,6 +11,8 @@ from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
 from task_data import GOOD, NEUTRAL, task_recipe, write_lines
 
+import anyformer
+
 KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
 KINDS += ("instruction_tuning", "preference", "multiple_choice", "question_answering", "token_classification")
 
@@ -42,21 +44,21 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
 
 
 EXAMPLES = {
-    "a text": ("sequence_classification", {}, "'your text'"),
+    "a text": ("sequence_classification", {}, {"text": "your text"}),
     "a pair": (
         "sentence_similarity",
         {"name": "sequence_regression", "text_field": "text", "text_pair_field": "other", "max_length": 40},
-        "{'text': 'your text', 'text_pair': 'your second text'}",
+        {"text": "your text", "other": "your second text"},
     ),
-    "labels": ("multi_label_classification", {}, "'your text', top_k=None"),
-    "tags": ("token_classification", {}, "'your text', aggregation_strategy='first'"),
-    "a gap": ("masked", {}, "'your <|mask|> text'"),
+    "labels": ("multi_label_classification", {}, {"text": "your text"}),
+    "tags": ("token_classification", {}, {"tokens": ["your", "text"]}),
+    "a gap": ("masked", {}, {"text": "your [MASK] text"}),
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, command, capsys, name):
-    kind, task, example = EXAMPLES[name]
+    kind, task, row = EXAMPLES[name]
     short = {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
     overrides = []
     if kind == "masked":
@@ -66,10 +68,9 @@ def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, comma
         whole = yaml.safe_load(recipe.read_text())
         recipe.write_text(yaml.safe_dump(whole | {"task": task}))
     assert command("train", recipe, *overrides) == 0
-    (line,) = re.findall(r'next: python -c "(.*)"', capsys.readouterr().out)
-    assert f"({example})" in line
-    exec(line)
-    assert capsys.readouterr().out.strip()
+    assert f"next: anyformer predict {tmp_path / 'run'} FILE" in capsys.readouterr().out
+    (answer,) = anyformer.predict(tmp_path / "run", [row])
+    assert answer.items() > row.items() and answer["prediction"] is not None
     card = (tmp_path / "run" / "README.md").read_text()
     block = re.findall(r"^```python\n(import anyformer\n.*?)^```", card, re.DOTALL | re.MULTILINE)[0]
     exec(block.replace("path/to/run", str(tmp_path / "run")), {})

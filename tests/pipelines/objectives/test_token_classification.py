@@ -353,7 +353,7 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
 
 def test_of_last_tokens_no_strategy_is_advised(prepare, tmp_path):
     objective = prepare("task.labelled_token=last").objective
-    assert "aggregation_strategy" not in objective.how_to_use(tmp_path)
+    assert objective.example_of_use(vars(objective.settings))[1] == {}
 
 
 @pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])

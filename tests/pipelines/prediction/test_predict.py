@@ -15,6 +15,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.answer_files import AnswerFile
 from PIL import Image
 from processes import Process, run_ranks
+from task_data import task_recipe
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
@@ -362,3 +363,29 @@ def test_a_mistake_is_one_sentence(rows, how, sentence, classes):
 def test_several_processes_need_a_file(classes, tmp_path, command, capsys):
     assert command("predict", classes, tables(tmp_path)[0], "--processes", 2) == 2
     assert "--out FILE" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------- own runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("multiple_choice", "sequence_classification", "question_answering", "token_classification", "translation"),
+        *("multi_label_classification", "sentence_similarity", "text_to_text", "instruction_tuning", "preference"),
+    ],
+)
+def test_a_run_answers_as_its_evaluation_does(kind, tmp_path, command):
+    recipe = task_recipe(tmp_path, kind, training={"max_steps": 2}, evaluation={"every_steps": None})
+    assert command("train", recipe) == 0
+    given = [json.loads(line) for line in (tmp_path / f"{kind}-test.jsonl").read_text().splitlines()]
+    answers = anyformer.predict(tmp_path / "run", given, max_new_tokens=8 if "tun" in kind or "pref" in kind else None)
+    assert len(answers) == len(given) and all("prediction" in answer for answer in answers)
+    measured = [each["prediction"] for each in anyformer.evaluate(tmp_path / "run").answers]
+    if kind not in ("text_to_text", "instruction_tuning", "preference"):  # compared as classes, or not as texts
+        assert len(measured) == len(given)
+        for answer, right in zip(answers, measured):
+            found = sorted(answer["prediction"]) if kind.startswith("multi_label") else answer["prediction"]
+            right = sorted(right) if kind.startswith("multi_label") else right
+            assert found == (pytest.approx(right, abs=PADDED) if isinstance(right, float) else right)
