@@ -10,7 +10,9 @@ from .base import SHARE
 from .class_task import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
-from .showing import image_text, shares_text
+from .showing import as_png, image_text, shares_text
+
+MOST_PIXELS = 96  # on a side of a picture that a report shows
 
 
 @dataclass
@@ -103,6 +105,9 @@ class ImageClassification(ClassTask, ImageObjective):
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
             f"{'grey' if channels == 1 else 'colour'}; {classes}"
         )
+
+    def as_read(self, place: int, row: dict) -> dict[str, str]:
+        return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("image-classification", folder, "your_image.png")

@@ -18,6 +18,7 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .base import TOKENS
+from .class_answers import texts_of_row
 from .class_task import ClassScores, held
 from .showing import sequence_text
 from .text_task import TextTask
@@ -208,6 +209,22 @@ class MultipleChoice(ClassScores, TextTask):
 
     def collator(self, packed: bool) -> "ChoiceCollator":
         return ChoiceCollator(super().collator(packed))
+
+    # ---- the report on answers: choices are numbered anew in each example, so it counts no classes
+
+    def judged_classes(self) -> dict[str, Any]:
+        return {}
+
+    def texts_of_choice(self, row: dict, choice: int) -> list[str]:
+        start, end = ([0, *row["choice_ends"].tolist()][choice + more] for more in (0, 1))
+        return texts_of_row(row["input_ids"][start:end].tolist(), self.tokenizer)
+
+    def said(self, place: int, row: dict) -> tuple[str, str]:
+        chosen = (int(side[place]) for side in (self.answers.given, self.answers.true))
+        return tuple(f"{number}: {self.texts_of_choice(row, number)[-1]}" for number in chosen)
+
+    def as_read(self, place: int, row: dict) -> dict[str, str]:
+        return {"text": self.texts_of_choice(row, 0)[0]}
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])

@@ -17,12 +17,13 @@ class PreparedData:
     """Rows of each split, with what is worth reporting about them.
 
     objective: bound to the recipe, with its tokenizer or image processor. rows: split -> Rows. facts: for run.json and
-    the model card.
+    the model card. sources: split -> what its rows were made of, as Objective.open gives it.
     """
 
     objective: Objective
     rows: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
+    sources: dict = field(default_factory=dict)
 
     @property
     def processor(self):
@@ -73,7 +74,7 @@ def prepare_data(
     if model_config is not None:
         objective.adopt(model_config, sources[splits[0]])
     objective.prepare(sources, cache, progress)
-    data = PreparedData(objective)
+    data = PreparedData(objective, sources=sources)
     for split, source in sources.items():
         if splits is None or split in splits:
             data.rows[split] = objective.rows(source, split, cache, progress)

@@ -384,7 +384,8 @@ class AnyformerTrainer(Trainer):
         with self.throughput.paused(), self._averaged(), without_cache(self.model):
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
             parts = self.parts.told_apart_by, self._parts_of_evaluation(rows)
-            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
+            how = {"counts": self.counts_rows, "order": dataloader.dataset.order}
+            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, **how)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
