@@ -39,7 +39,7 @@ class Comparison:
         return name if self.part is None else f"{name}_{self.part}"
 
     def of_rows(self, rows: list[int]) -> "Comparison":
-        """The same with the numbers of its rows, one for each example, in this order; unchanged where some have none."""
+        """The same with the numbers of its rows, one for each example, in order; unchanged where some have none."""
         return replace(self, rows=rows) if len(rows) == len(self.references) else self
 
     def inputs(self, name: str) -> tuple[list, list]:

@@ -103,8 +103,9 @@ def average(session: Session, trainer) -> None:
 
 
 def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
-    """The metrics of the whole validation and test splits: {"validation_loss": ..., "test_perplexity": ...}; and, in the
-    main process, {split: how single classes came off in it} of tasks that have classes.
+    """({"validation_loss": ..., "test_perplexity": ...}, {split: how single classes came off}) of whole splits.
+
+    The latter of tasks that have classes, in the main process.
 
     What is measured on the finished model's own answers comes later, in `look_at_finished`.
     """
