@@ -377,4 +377,4 @@ def test_the_report_on_choices_shows_what_was_chosen_and_what_is_right(prepare):
     assert "classes" not in report and len(report["mistakes"]) == 10
     for one in report["mistakes"]:
         row, label = examples[one["place"]], examples[one["place"]]["label"]
-        assert one["true"] == f"{label}: {row[f'ending{label}']}" and one["text"] == row["sent1"]
+        assert one["true"] == f"{label}: it was {row[f'ending{label}']}" and one["text"] == row["sent1"]

@@ -234,7 +234,8 @@ def test_entities_are_the_main_metric_where_tags_mark_some(prepare, tmp_path):
     marked = prepare(tokenizer=CHARACTERS).objective
     assert next(iter(marked.compute_metrics(marked.predictions(logits, labels).numpy()))) == "entity_f1"
     rows = [{"tokens": ["a", "b", "c", "d"], "tags": ["NOUN", "VERB", "ADJ", "DET"]}] * 8
-    plain = prepare(data={"files": str(write_lines(tmp_path / "plain.jsonl", rows)), "test_files": None}).objective
+    data = {"files": str(write_lines(tmp_path / "plain.jsonl", rows)), "test_files": None}
+    plain = prepare(data=data, tokenizer=CHARACTERS).objective
     assert plain.compute_metrics(plain.predictions(logits, labels).numpy()) == {"tag_accuracy": 1.0}
 
 
@@ -250,7 +251,8 @@ def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sent
     objective.compute_metrics(torch.cat(every).numpy())
     report = objective.class_report(rows, range(len(rows)), data.sources["test"])
     assert [one["name"] for one in report["classes"]] == ["LOC", "PER"] and report["unit"] == "words"
-    assert report["matrix"]["names"] == ["LOC", "PER", "O"] and report["matrix"]["counts"][0] == [0, 0, 11]
+    places = sum(int((rows[number]["labels"] == 0).sum()) for number in range(len(rows)))  # but for those cut off
+    assert report["matrix"]["names"] == ["LOC", "PER", "O"] and report["matrix"]["counts"][0] == [0, 0, places]
     sentences = {place: row for place, row in data.sources["test"]}
     for one in report["mistakes"]:
         before, word, _ = one["text"].replace("]]", "[[").split("[[")
@@ -258,7 +260,8 @@ def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sent
         # the characters of a text without spaces are as many as those of its words
         at = len("".join(before.split()))
         place = next(n for n in range(len(row["tokens"])) if sum(map(len, row["tokens"][:n])) == at)
-        assert ("".join(word.split()), one["true"], one["given"]) == (row["tokens"][place], row["tags"][place], "O")
+        assert row["tokens"][place].startswith("".join(word.split())) and word  # the last one may be cut
+        assert (one["true"], one["given"]) == (row["tags"][place], "O")
 
 
 def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, capsys):
