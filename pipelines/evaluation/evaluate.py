@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import transformers
 from rich.table import Table
@@ -20,7 +21,6 @@ from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..console import wide_console
 from ..data.rows import Rows
-from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..json_text import json_text
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
@@ -39,6 +39,7 @@ from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import human_time, short_metric
+from .class_tables import print_classes
 from .evaluation_bar import EvaluationBar
 
 
@@ -68,10 +69,12 @@ class Evaluation:
     intervals: dict[str, dict] = field(default_factory=dict)
     answers: list[dict] = field(default_factory=list, repr=False)
     compared: list[Comparison] = field(default_factory=list, repr=False)
+    classes: dict | None = field(default=None, repr=False)
 
     def facts(self) -> dict:
         """All but the single answers, as JSON."""
-        return {name: value for name, value in vars(self).items() if name not in ("answers", "compared")}
+        left_out = ("answers", "compared") + (() if self.classes else ("classes",))
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 @dataclass
@@ -79,7 +82,7 @@ class PreparedEvaluation:
     """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
     names: metrics to report. rows, train: of the split, and of the training split where it was asked for. chosen: the
-    numbers of the rows that are measured.
+    numbers of the rows that are measured. source: what the rows were made of.
     """
 
     recipe: Recipe
@@ -89,6 +92,7 @@ class PreparedEvaluation:
     rows: Rows
     train: Rows | None
     chosen: list[int]
+    source: Any
 
     def load_model(self):
         """The model, in evaluation mode. Raises UserError where it cannot be loaded, or lacks the head."""
@@ -131,7 +135,9 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     rows = data.rows[split]
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     data.objective.keeps_scores = True
-    return PreparedEvaluation(recipe, split, data.objective, names, rows, data.rows.get("train"), chosen)
+    return PreparedEvaluation(
+        recipe, split, data.objective, names, rows, data.rows.get("train"), chosen, data.sources[split]
+    )
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
@@ -146,12 +152,12 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     arguments = training_arguments(recipe)
     with kept_comparisons() as of_pass:
         result = evaluate_rows(recipe, objective, model, measured, rows.is_packed)
+    classes = objective.class_report(rows, chosen, prepared.source)
     metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
     finished = FinishedModel(recipe.model.name_or_path, lambda: model, arguments.per_device_eval_batch_size)
     with kept_comparisons() as of_answers:
         metrics |= objective.measure(finished, rows, chosen, prepared.train)
-    taken = [chosen[number] for number in evaluation_order(measured)]
-    compared = [each.of_rows(taken) for each in of_pass]
+    compared = [each.of_rows(chosen) for each in of_pass]
     compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]
     if picture is not None and objective.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
@@ -172,6 +178,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         intervals=bounds,
         answers=[answer for comparison in compared for answer in answers_of(objective, comparison)],
         compared=compared,
+        classes=classes,
         metrics=metrics,
         signatures=objective.signatures,
         seconds=round(time.time() - started, 1),
@@ -299,6 +306,8 @@ def print_evaluation(result: Evaluation) -> None:
     console.print(table)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
+    if result.classes is not None:
+        print_classes(console, result.classes)
 
 
 def with_bounds(value: float, bounds: dict | None) -> str:

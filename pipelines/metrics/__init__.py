@@ -201,8 +201,7 @@ for _name, _words in (
     ("recall", "share of the entities that are found"),
 ):
     _description = f"{_name} of entities by seqeval, 0 to 1: {_words}; right means same words and type"
-    _needs = ("seqeval", "metrics")
-    _built_in(f"entity_{_name}", "tags", "Entities", _description, _name, needs=_needs, of_entities=True)
+    _built_in(f"entity_{_name}", "tags", "Entities", _description, _name, of_entities=True)
 _built_in("answer_exact_match", "answers", "AnswerExactMatch", "SQuAD's share of answers that are right, 0 to 1")
 _built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' words, 0 to 1")
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)

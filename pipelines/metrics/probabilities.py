@@ -7,6 +7,11 @@ from .offline_metric import FEATURES, OfflineMetric
 BINS = 15  # as Guo et al. 2017, section 2
 
 
+def bin_of(confidence: np.ndarray) -> np.ndarray:
+    """(N,) probabilities -> the numbers, from 0, of their bins of equal width; bin m holds those in (m, m + 1] / 15."""
+    return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+
+
 class ProbabilityMetric(OfflineMetric):
     """`predictions` holds a row of probabilities for each example, `references` its class."""
 
@@ -28,7 +33,7 @@ class ExpectedCalibrationError(ProbabilityMetric):
     def weighted(self, predictions, references):
         predictions, references = np.asarray(predictions, dtype=float), np.asarray(references)
         confidence, right = predictions.max(-1), predictions.argmax(-1) == references
-        number = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        number = bin_of(confidence)
         gap = right - confidence
         return lambda weights: float(
             np.abs(np.bincount(number, weights=weights * gap, minlength=BINS)).sum() / weights.sum()

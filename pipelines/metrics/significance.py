@@ -39,14 +39,8 @@ class Comparison:
         return name if self.part is None else f"{name}_{self.part}"
 
     def of_rows(self, rows: list[int]) -> "Comparison":
-        """The same in the order of the rows; `rows` are their numbers in the order of here, one for each example."""
-        if len(rows) != len(self.references):
-            return self
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        columns = (self.predictions, self.references, self.probabilities)
-        given, true, probabilities = (None if column is None else [column[i] for i in order] for column in columns)
-        own = {"predictions": given, "references": true, "probabilities": probabilities}
-        return replace(self, **own, rows=[rows[i] for i in order])
+        """The same with the numbers of its rows, one for each example, in order; unchanged where some have none."""
+        return replace(self, rows=rows) if len(rows) == len(self.references) else self
 
     def inputs(self, name: str) -> tuple[list, list]:
         """(predictions, references) as the metric `name` takes them."""

@@ -374,11 +374,14 @@ class Objective(ABC):
         compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
         return self if hasattr(self, "predictions") else None
 
-    def compare(self, *compared: Any) -> dict[str, float]:
-        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
+    def compare(self, *compared: Any, names: list[str] | None = None) -> dict[str, float]:
+        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it.
+
+        names: of the metrics; None: the recipe's.
+        """
         from ..metrics import compute_metrics
 
-        numbers, self.signatures = compute_metrics(self.metrics, *compared)
+        numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared)
         return numbers
 
     def named(self, value: Any) -> Any:
@@ -450,6 +453,13 @@ class Objective(ABC):
         train: rows of the training text, where they are at hand.
         """
         return {name: result[name] for name in metrics if name in result}
+
+    def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
+        """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none.
+
+        source: of their split, of `open`.
+        """
+        return None
 
     def finish(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
         """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""

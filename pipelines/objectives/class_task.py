@@ -12,6 +12,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .class_answers import Answers, ClassReports
 from .class_names import class_notes
 from .losses import WeightedClasses
 
@@ -36,7 +37,10 @@ class ClassSettings(NamedClassSettings):
     label_field: str = doc("column that holds the class, a number or a name", "label")
 
 
-class ClassScores:
+MACRO = "f1_macro"
+
+
+class ClassScores(ClassReports):
     """What is measured where a row has one class: the objective itself is its scorer."""
 
     compares = "classes"
@@ -44,20 +48,34 @@ class ClassScores:
     validates_metrics = True
 
     def predictions(self, logits, labels):
-        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has.
+        """(B, C) and (B,) -> float32 (B, 3): the class a row is given, the one it has, the probability of the former.
 
-        (B, 2 + C), with the probabilities of the classes, where a metric compares them or they are kept.
+        (B, 2 + C), with the probabilities of all classes, where a metric compares them or they are kept.
         """
-        found = torch.stack([logits.argmax(-1), labels], dim=-1)
+        shares = logits.float().softmax(-1)
         if not self.keeps_scores and not any(METRICS[name].compares == "probabilities" for name in self.metrics):
-            return found
-        return torch.cat([found.float(), logits.float().softmax(-1)], dim=-1)
+            shares = shares.amax(-1, keepdim=True)
+        return torch.cat([torch.stack([logits.argmax(-1), labels], dim=-1).float(), shares], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        """Metrics of the predictions of all rows, an array of shape (rows, 2) or (rows, 2 + C)."""
-        given, true = predictions[:, :2].astype(int).T.tolist()
-        probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
-        return self.compare(given, true, probabilities)
+        """Metrics of the predictions of all rows, an array of shape (rows, 3) or (rows, 2 + C)."""
+        given, true = predictions[:, :2].astype("int32").T
+        self.answers = Answers(given, true, predictions[:, 2:].max(-1))
+        probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
+        return self.compare(given.tolist(), true.tolist(), probabilities, names=self.metrics_for(true))
+
+    def metrics_for(self, true) -> list[str]:
+        """The recipe's metrics; macro F1 beside accuracy alone where classes are uneven.
+
+        Accuracy then says little about rare classes, which count in macro F1 as much as the others.
+        """
+        from ..metrics.class_report import is_uneven
+
+        alone = self.metrics == ["accuracy"] and self.takes_metric(METRICS[MACRO])
+        return [*self.metrics, MACRO] if alone and is_uneven(true, len(self.label_names)) else self.metrics
+
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        return super().metrics_of_pass(dict.fromkeys([*metrics, MACRO]), result, rows, train)
 
 
 class ClassTask(ClassScores):

@@ -12,7 +12,9 @@ from .base import SHARE
 from .class_task import ClassSettings, ClassTask
 from .finished_model import FinishedModel
 from .images import ImageObjective, NormalizedSettings, StoredImages
-from .showing import image_text, shares_text
+from .showing import as_png, image_text, shares_text
+
+MOST_PIXELS = 96  # on a side of a picture that a report shows
 
 
 @dataclass
@@ -119,6 +121,9 @@ class ImageClassification(ClassTask, ImageObjective):
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         found = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
         return list(map(of_scores, found))
+
+    def as_read(self, place: int, row: dict) -> dict[str, str]:
+        return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
 
     def show(self, console, rows, number: int, row: dict) -> None:
         batch, names = self.collated(rows, number, row), self.label_names

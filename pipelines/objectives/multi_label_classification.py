@@ -10,6 +10,7 @@ from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from .class_answers import Answers
 from .class_task import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import SeveralLabels
@@ -129,14 +130,37 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     # ---- measuring
 
     def predictions(self, logits, labels):
-        """(B, C) and (B, C) -> (B, 2 C): for each class whether a row is given it, then whether it has it."""
-        given = logits.float().sigmoid() >= self.settings.threshold
-        return torch.cat([given.to(labels.dtype), labels], dim=-1)
+        """(B, C) and (B, C) -> float32 (B, 2 C): the probability of each class, then whether a row has it."""
+        return torch.cat([logits.float().sigmoid(), labels.float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        number = len(self.label_names)
-        given, true = predictions[:, :number].tolist(), predictions[:, number:].tolist()
-        return self.compare(given, true)
+        scores, true = predictions[:, : len(self.label_names)], predictions[:, len(self.label_names) :].astype("int8")
+        self.answers = Answers((scores >= self.settings.threshold).astype("int8"), true, scores)
+        return self.compare(self.answers.given.tolist(), true.tolist())
+
+    # ---- single classes: each of a row is an answer of its own
+
+    @property
+    def unit(self) -> str:
+        return "answers, one for each class of an example"
+
+    def judged_classes(self) -> dict[str, Any]:
+        from ..metrics.class_report import per_class
+
+        return {"classes": per_class(self.label_names, self.answers.given, self.answers.true)}
+
+    def certainty(self):
+        found = self.answers
+        sure = abs(1 - found.given - found.confidence)  # of what was said, also that a row does not have a class
+        return sure.ravel(), (found.given == found.true).ravel()
+
+    def row_of(self, place: int) -> int:
+        return place // len(self.label_names)
+
+    def said(self, place: int, row: dict) -> tuple[str, str]:
+        number, column = divmod(place, len(self.label_names))
+        name, has = self.label_names[column], self.answers.true[number, column]
+        return (f"not {name}", name) if has else (name, f"not {name}")
 
     def named(self, value: list[int]) -> list[str]:
         return [name for name, given in zip(self.label_names, value) if given]

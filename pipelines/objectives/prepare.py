@@ -17,12 +17,13 @@ class PreparedData:
     """Rows of each split, with what is worth reporting about them.
 
     objective: bound to the recipe, with its tokenizer or image processor. rows: split -> Rows. facts: for run.json and
-    the model card.
+    the model card. sources: split -> what its rows were made of, as Objective.open gives it.
     """
 
     objective: Objective
     rows: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
+    sources: dict = field(default_factory=dict)
 
     @property
     def processor(self):
@@ -72,7 +73,7 @@ def prepare_data(
         )
     if model_config is not None:
         objective.adopt(model_config, sources[splits[0]])
-    data = PreparedData(objective)
+    data = PreparedData(objective, sources=sources)
     while not data.rows:
         prepared = False
         try:

@@ -1,6 +1,8 @@
 """Rows printed for people: tokens, documents, masks, images. What the objectives' `show` methods share."""
 
+import base64
 import re
+from io import BytesIO
 
 from ..data.batch_keys import IGNORE_INDEX, document_parts
 from ..lazy import rich_text, torch
@@ -206,6 +208,18 @@ def image_text(pixels) -> "rich_text.Text":
     low, high = grey.min(), grey.max()
     levels = ((grey - low) / (high - low).clamp_min(1e-6) * (len(SHADES) - 1)).round().int()
     return rich_text.Text("\n".join("".join(SHADES[level] * 2 for level in line) for line in levels.tolist()))
+
+
+def as_png(pixels, most: int | None = None) -> str:
+    """(C, H, W) bytes as a PNG in base64; most: scaled down to so many pixels, at most, on a side."""
+    from PIL import Image
+
+    buffer = BytesIO()
+    image = Image.fromarray(pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
+    if most is not None:
+        image.thumbnail((most, most))
+    image.save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def patches_text(pixels, hidden) -> "rich_text.Text":

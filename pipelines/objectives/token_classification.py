@@ -12,13 +12,14 @@ from ..data.cells import filled_text_of, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import torch
+from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .answering import piped
 from .base import TOKENS
+from .class_answers import Answers, texts_of_row
 from .class_task import ClassTask, NamedClassSettings, held
 from .finished_model import FinishedModel
 from .showing import tagged_text
@@ -73,7 +74,7 @@ class TokenClassification(ClassTask, TextTask):
     auto_class = "AutoModelForTokenClassification"
     framing_of_head = {"AutoModelForCausalLM": "none"}
     compares = "tags"
-    default_metrics = ("tag_accuracy",)
+    default_metrics = ("entity_f1", "tag_accuracy")
     hub_task = "token-classification"
     loss_unit = "nats per word"
     label_setting = "tags_field"
@@ -110,8 +111,10 @@ class TokenClassification(ClassTask, TextTask):
         self.need_offsets()
         self.scheme = self.settings.scheme or scheme_of(self.data_names)
         check_scheme(self.data_names, self.scheme)
-        for name in self.recipe.evaluation.metrics:
-            if METRICS[name].of_entities and self.scheme == "plain":
+        section = self.recipe.evaluation
+        asked = [] if section.metrics == list(self.default_metrics) else section.metrics
+        for name in [*asked, section.best_metric]:
+            if name in METRICS and METRICS[name].of_entities and self.scheme == "plain":
                 raise UserError(
                     f"evaluation.metrics={name!r} counts entities, but the tags {', '.join(self.label_names[:4])}, ... "
                     f"mark none (B-..., I-..., O); name them by task.label_names, or use tag_accuracy"
@@ -231,22 +234,65 @@ class TokenClassification(ClassTask, TextTask):
 
     # ---- measuring
 
+    @property
+    def metrics(self) -> list[str]:
+        """Without those of entities where tags mark none: they are measured unless the recipe names others."""
+        marks_none = getattr(self, "scheme", None) == "plain"
+        return [name for name in super().metrics if not (marks_none and METRICS[name].of_entities)]
+
     def predictions(self, logits, labels):
-        """(B, T, C) and (B, T) -> (words, 3): whether a sentence begins, the tag a word is given, and its own."""
+        """(B, T, C) and (B, T) -> float32 (words, 4): whether a sentence begins, the tag a word is given, its own, the
+        probability of the former."""
         counts = labels != IGNORE_INDEX
         first = counts & (counts.cumsum(-1) == 1)
-        return torch.stack([first[counts].long(), logits.argmax(-1)[counts], labels[counts]], dim=-1)
+        shares = logits[counts].float().softmax(-1).amax(-1)
+        return torch.stack(
+            [first[counts].float(), logits.argmax(-1)[counts].float(), labels[counts].float(), shares], -1
+        )
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        """Metrics of all words, an array of shape (words, 3)."""
-        sentences: list[tuple[list[str], list[str]]] = []
-        for begins, *tags in predictions.tolist():
-            if begins:
-                sentences.append(([], []))
-            for list_of, tag in zip(sentences[-1], tags):
-                list_of.append(self.label_names[tag])
-        given, true = map(list, zip(*sentences))
-        return self.compare(given, true)
+        """Metrics of all words, an array of shape (words, 4)."""
+        begins, given, true = predictions[:, :3].astype("int32").T
+        self.answers = Answers(given, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
+        return self.compare(*self.sentences())
+
+    def sentences(self) -> tuple[list[list[str]], list[list[str]]]:
+        """The tags of the words of each sentence: given, and true."""
+        found: tuple[list[list[str]], list[list[str]]] = [], []
+        for number, *tags in zip(self.answers.rows.tolist(), self.answers.given.tolist(), self.answers.true.tolist()):
+            for sentences, tag in zip(found, tags):
+                if number == len(sentences):
+                    sentences.append([])
+                sentences[-1].append(self.label_names[tag])
+        return found
+
+    # ---- single classes: types of entities, whose words are confused
+
+    unit = "words"
+
+    def judged_classes(self) -> dict[str, Any]:
+        from ..metrics.class_report import confusion, per_entity
+
+        if self.scheme == "plain":
+            return super().judged_classes()
+        kinds = [parts(name)[1] or name for name in self.label_names]
+        names = list(dict.fromkeys(kinds))
+        number = np.array([names.index(kind) for kind in kinds])
+        words = confusion(names, number[self.answers.given], number[self.answers.true])
+        return {"classes": per_entity(*self.sentences())} | words
+
+    def as_read(self, place: int, row: dict) -> dict[str, str]:
+        """The sentence with the word in [[ ]]."""
+        which = int((self.answers.rows[:place] == self.answers.rows[place]).sum())  # of the words of the sentence
+        ids, at = row["input_ids"].tolist(), (row["labels"] >= 0).nonzero().ravel().tolist()
+        if self.settings.labelled_token == "last":
+            start, end = at[which - 1] + 1 if which else 0, at[which] + 1
+        else:
+            start, end = at[which], at[which + 1] if which + 1 < len(at) else len(ids)
+        before, word, after = (
+            " ".join(texts_of_row(part, self.tokenizer)) for part in (ids[:start], ids[start:end], ids[end:])
+        )
+        return {"text": f"{before} [[{word}]] {after}".strip()}
 
     def named(self, value: list[str]) -> list[str]:
         return value  # metrics compare the names of tags

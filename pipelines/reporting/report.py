@@ -12,6 +12,7 @@ from ..words import counted, human_time, short_metric, short_number
 from . import markdown, training_rows
 from .charts import axes_of, charts_of_run
 from .charts_page import write_page
+from .class_section import classes_of
 from .interpret import interpret
 from .maps import maps_of_run
 from .metrics_table import Measured, measured
@@ -46,7 +47,7 @@ def write_report(
     log = read_run(folder)
     found, facts = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
     maps, maps_note = maps_of_run(log, found, load, trust_remote_code) if with_maps else ("", "")
-    loss_unit = objective_facts(log.recipe).loss_unit
+    loss_unit, classes = objective_facts(log.recipe).loss_unit, classes_of(log)
     values = {
         "title": f"{log.name}: report",
         "log": log,
@@ -58,6 +59,7 @@ def write_report(
         "metrics": measured(log),
         "metrics_note": metrics_note(log, loss_unit),
         "signatures": log.run.get("signatures") or {},
+        "classes": classes,
         "samples": samples_of(log),
         "loads": loads_of(log),
         "maps": maps,
@@ -83,6 +85,7 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
     there = {
         "curves-of": ("Curves", True),
         "metrics": ("Metrics", values["metrics"]),
+        "classes": ("Classes", values["classes"]),
         "samples": ("Samples", values["samples"]),
         "experts": ("Experts", values["loads"]),
         "attention": ("Attention", values["maps"] or values["maps_note"]),

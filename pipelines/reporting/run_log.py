@@ -16,6 +16,7 @@ from ..storage.model_folder import read_json
 
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
+CLASSES_FILE = "classes.json"  # of each split: how single classes came off
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured

@@ -11,11 +11,11 @@ import transformers
 from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..errors import UserError
-from ..json_text import finite
+from ..json_text import finite, json_text
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..reporting.interpret import validations_of
-from ..reporting.run_log import COMPLETING
+from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
 from ..storage.plugin_code import save_plugin_code
@@ -23,7 +23,7 @@ from ..words import working
 from .arguments import rows_of
 from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
-from .log.report_page import draw_card_picture, report_finished
+from .log.report_page import draw_card_picture, report_finished, spoken
 from .log.summary import print_result
 from .lora import plain
 from .session import Session
@@ -37,7 +37,7 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
     average(session, trainer)
     trained = session.engine.parameters_of(trainer.model, trained=True)
-    metrics = evaluate_splits(session, trainer)
+    metrics, classes = evaluate_splits(session, trainer)
     check_finite(session, metrics)
     save_final(session, trainer)
     finished = finished_model(session)
@@ -52,6 +52,8 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at
+        if classes:
+            write_atomically(session.folder.path / CLASSES_FILE, json_text(classes))
         write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
 
 
@@ -103,12 +105,14 @@ def average(session: Session, trainer) -> None:
             print(f"the final model is the mean of the newest {number} checkpoints")
 
 
-def evaluate_splits(session: Session, trainer) -> dict:
-    """The metrics of the whole validation and test splits: {"validation_loss": ..., "test_perplexity": ...}.
+def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
+    """({"validation_loss": ..., "test_perplexity": ...}, {split: how single classes came off}) of whole splits.
+
+    The latter of tasks that have classes, in the main process.
 
     What is measured on the finished model's own answers comes later, in `look_at_finished`.
     """
-    metrics, data = {}, session.data
+    metrics, classes, data = {}, {}, session.data
     for split, rows in data.rows.items():
         if split == "train":
             continue
@@ -116,7 +120,11 @@ def evaluate_splits(session: Session, trainer) -> dict:
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
         own = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
         metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | own).items()}
-    return metrics
+        if session.is_main:
+            with spoken(CLASSES_FILE, session.folder.path):
+                report = data.objective.class_report(rows, range(len(rows)), data.sources[split])
+                classes |= {} if report is None else {split: report}
+    return metrics, classes
 
 
 def check_finite(session: Session, metrics: dict) -> None:

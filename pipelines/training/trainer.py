@@ -390,7 +390,8 @@ class AnyformerTrainer(Trainer):
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
             of_rows = sums_of_parts(self.parts_of, rows, self.shifts_labels, self.args.device)
             parts = self.parts.told_apart_by, of_rows
-            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
+            how = {"counts": self.counts_rows, "order": dataloader.dataset.order}
+            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, **how)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:

@@ -101,12 +101,13 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
 
 # Training rows. The last round of an epoch on two processes has 5, 3 (none on the second one), and 3 mixed images.
 TASKS = {"sequence_classification": 13, "multi_label_classification": 13, "sentence_similarity": 13}
-TASKS |= {"translation": 19, "image_classification": 11}
+TASKS |= {"translation": 19, "image_classification": 11, "token_classification": 13}
 # What a kind has beside its defaults: validations write answers, too; mixed images; each process keeps one average.
 CHANGES = {
     "sequence_classification": {"task": {"class_weights": [0.3, 2.0]}, "evaluation": {"metrics": ["accuracy", "f1"]}},
     "multi_label_classification": {"evaluation": {"metrics": ["f1_micro"]}},
     "sentence_similarity": {"evaluation": {"metrics": ["pearson"]}},
+    "token_classification": {},
     "translation": {"evaluation": {"metrics": ["bleu", "chrf"], "best_metric": "chrf"}},
     "image_classification": {
         "training": {"ema_decay": 0.5},
@@ -114,6 +115,24 @@ CHANGES = {
         "task": {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0},
     },
 }
+
+
+def letters(text: str) -> str:
+    return "".join(text.replace("[[", "").replace("]]", "").split())
+
+
+def assert_mistakes_are_of_their_rows(run, alone, test) -> None:
+    """Rows come to the processes by length, in turns, and with fillers: a mistake names the row that it was made in."""
+    here, there = (json.loads((folder / "classes.json").read_text())["test"]["mistakes"] for folder in (run, alone))
+    told = [{(one["row"], one["place"], one["given"], one["true"]) for one in found} for found in (here, there)]
+    assert told[0] == told[1] and told[0]
+    rows = [json.loads(line) for line in test.read_text().splitlines()] if test.suffix == ".jsonl" else []
+    for one in here if rows else []:
+        row, place = rows[one["row"]], one["place"]
+        text = row.get("text") or " ".join(row["tokens"])
+        assert letters(text).startswith(letters(one["text"])) and place.endswith(f"line {one['row'] + 1}")
+        if "label" in row:
+            assert one["true"] == f"LABEL_{row['label']}" != one["given"]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +156,10 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ra
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
     for one, other in zip(alone["validations"], facts["validations"]):
         assert other == pytest.approx(one, rel=1e-4)
-    if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
+    if "classif" in kind:
         run = Path(facts["recipe"]["training"]["output_dir"])
+        assert_mistakes_are_of_their_rows(run, single, tmp_path / test)
+    if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
         assert two_ranks(recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]
 
 

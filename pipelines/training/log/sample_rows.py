@@ -1,14 +1,13 @@
 """Rows of the training data, written into the run's folder at its beginning for its report (rows.json)."""
 
-import base64
 import json
-from io import BytesIO, StringIO
+from io import StringIO
 
 import torch
 from rich.console import Console
 
 from ...objectives.prepare import PreparedData
-from ...objectives.showing import spread
+from ...objectives.showing import as_png, spread
 from ...reporting.run_log import ROWS_FILE
 from ...storage.atomic import write_atomically
 from ..checkpoints.run_folder import RunFolder
@@ -50,12 +49,3 @@ def one_to_look_with(data: PreparedData, row: dict) -> dict[str, str]:
     if torch.is_tensor(pixels) and pixels.dtype == torch.uint8 and pixels.dim() == 3:
         return {"image": as_png(pixels)}
     return {}
-
-
-def as_png(pixels: torch.Tensor) -> str:
-    """(C, H, W) bytes as a PNG in base64."""
-    from PIL import Image
-
-    buffer = BytesIO()
-    Image.fromarray(pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy()).save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,5 +1,8 @@
 """Exact evaluation: sums over every counted label of every row, on all processes."""
 
+from collections.abc import Sequence
+from itertools import chain, islice, repeat
+
 import torch
 
 from ...data.batch_keys import IGNORE_INDEX
@@ -30,28 +33,43 @@ class EvaluationSums:
         device: of the model.
         scorer: has predictions(logits, labels) -> (N, K) numbers, of each row or of each label, and
             compute_metrics(predictions) -> dict from all of them but those with a -100; None: the loss alone is
-            measured. The predictions of a batch follow each other, also where several processes share the rows.
+            measured. They come in the order of the rows, also where batches are of rows of similar length and several
+            processes share them. labels_of_tokens of it: whether predictions are of labels, several in a row.
         parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
         part_losses: sums the losses of the parts that rows are of; None: there is one part.
         counts: whether the rows of this process count; of processes that read the same rows those of one do.
+        order: the numbers of the rows as one process reads them, for batches that do not say which rows they hold.
     """
 
     def __init__(
-        self, device: torch.device, scorer=None, parts=None, part_losses: PartLosses | None = None, counts: bool = True
+        self,
+        device: torch.device,
+        scorer=None,
+        parts=None,
+        part_losses: PartLosses | None = None,
+        counts: bool = True,
+        order: Sequence[int] = (),
     ):
+        self.order = chain(order, repeat(len(order)))
         self.counts = counts
         self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
         self.told_apart_by, self.parts, self.part_losses = parts, {}, part_losses
         self.predictions: list[torch.Tensor] = []
+        self.numbers: list[torch.Tensor] = []  # of the rows of the predictions
 
     def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None, rows=None) -> None:
         """Add a batch: the sum of its losses, its counted labels, and for a scorer or parts its logits and labels.
 
-        rows: their numbers, for parts.
+        rows: their numbers; None: the collator of a plug-in has left them out.
         """
         self.sums += torch.stack([total, count]).to(self.sums)
         if self.scorer is not None:
             self.predictions.append(self.scorer.predictions(logits, labels))
+            rows = list(islice(self.order, len(labels))) if rows is None else rows
+            numbers = torch.as_tensor(rows, dtype=torch.int32, device=labels.device)
+            if getattr(self.scorer, "labels_of_tokens", False):
+                numbers = numbers.repeat_interleave((labels != IGNORE_INDEX).sum(-1))
+            self.numbers.append(numbers)
         if self.part_losses is not None:
             self.part_losses.add(logits, labels, rows)
 
@@ -88,8 +106,12 @@ class EvaluationSums:
         if self.predictions:
             # PaddedEvalDataset: equally many rows on each process; those without labels fill up, and what is counted by
             # label differs between processes.
-            predictions = accelerator.pad_across_processes(torch.cat(self.predictions), pad_index=IGNORE_INDEX)
-            predictions = accelerator.gather(predictions)
-            predictions = predictions[(predictions != IGNORE_INDEX).all(dim=-1)]
+            found_here = torch.cat(self.predictions), torch.cat(self.numbers)
+            predictions, numbers = (
+                accelerator.gather(accelerator.pad_across_processes(each, pad_index=IGNORE_INDEX))
+                for each in found_here
+            )
+            counted = (predictions != IGNORE_INDEX).all(dim=-1)
+            predictions = predictions[counted][numbers[counted].argsort(stable=True)]
             found |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
         return found

@@ -229,6 +229,41 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
     assert 0 < found["entity_f1"] < 1
 
 
+def test_entities_are_the_main_metric_where_tags_mark_some(prepare, tmp_path):
+    logits, labels = torch.eye(4)[torch.tensor([[0, 1, 2, 3]])], torch.tensor([[0, 1, 2, 3]])
+    marked = prepare(tokenizer=CHARACTERS).objective
+    assert next(iter(marked.compute_metrics(marked.predictions(logits, labels).numpy()))) == "entity_f1"
+    rows = [{"tokens": ["a", "b", "c", "d"], "tags": ["NOUN", "VERB", "ADJ", "DET"]}] * 8
+    data = {"files": str(write_lines(tmp_path / "plain.jsonl", rows)), "test_files": None}
+    plain = prepare(data=data, tokenizer=CHARACTERS).objective
+    assert plain.compute_metrics(plain.predictions(logits, labels).numpy()) == {"tag_accuracy": 1.0}
+
+
+def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sentence(prepare):
+    data = prepare(tokenizer=CHARACTERS)
+    objective, rows = data.objective, data.rows["test"]
+    assert objective.label_names == ["B-LOC", "B-PER", "I-PER", "O"]
+    every = []
+    for number in range(len(rows)):
+        labels = rows[number]["labels"][None]
+        wrong = torch.where(labels >= 0, 3, labels).clamp_min(0)  # every word is called O
+        every.append(objective.predictions(torch.nn.functional.one_hot(wrong, 4).float(), labels))
+    objective.compute_metrics(torch.cat(every).numpy())
+    report = objective.class_report(rows, range(len(rows)), data.sources["test"])
+    assert [one["name"] for one in report["classes"]] == ["LOC", "PER"] and report["unit"] == "words"
+    places = sum(int((rows[number]["labels"] == 0).sum()) for number in range(len(rows)))  # but for those cut off
+    assert report["matrix"]["names"] == ["LOC", "PER", "O"] and report["matrix"]["counts"][0] == [0, 0, places]
+    sentences = {place: row for place, row in data.sources["test"]}
+    for one in report["mistakes"]:
+        before, word, _ = one["text"].replace("]]", "[[").split("[[")
+        row = sentences[one["place"]]
+        # the characters of a text without spaces are as many as those of its words
+        at = len("".join(before.split()))
+        place = next(n for n in range(len(row["tokens"])) if sum(map(len, row["tokens"][:n])) == at)
+        assert row["tokens"][place].startswith("".join(word.split())) and word  # the last one may be cut
+        assert (one["true"], one["given"]) == (row["tags"][place], "O")
+
+
 def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,

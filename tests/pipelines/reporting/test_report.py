@@ -76,6 +76,45 @@ def loads_nothing(page) -> bool:
     return not re.search(r"<link|@import|url\((?!#)|src=[\"'](?!data:)|import\(|fetch\(", page.read_text())
 
 
+def class_report(names, **more) -> dict:
+    scores = [{"name": name, "precision": 0.5, "recall": 0.25, "f1": 1 / 3, "support": 4} for name in names]
+    counts = [[3 if row == column else row + column for column in range(len(names))] for row in range(len(names))]
+    bins = [{"low": 0.4, "high": 0.5, "number": 7, "confidence": 0.45, "accuracy": 0.75}]
+    mistake = {"row": 1234, "place": "a.csv, line 1235", "confidence": 0.987, "given": names[0], "true": names[1]}
+    return {
+        "unit": "examples",
+        "classes": scores,
+        "matrix": {"names": names, "counts": counts},
+        "confused": [{"true": names[0], "given": names[1], "number": 77}],
+        "calibration": {"ece": 0.1234, "confidence": 0.45, "accuracy": 0.75, "bins": bins},
+        "mistakes": [mistake | {"text": HOSTILE}],
+    } | more
+
+
+@pytest.mark.parametrize("number", [3, 50])
+def test_a_page_holds_the_classes_of_each_split_the_test_split_first(recorded, number):
+    folder, names = recorded(), [f"kind <{n}>" for n in range(number)]
+    reports = {"validation": class_report(names), "test": class_report(names)}
+    (folder / "classes.json").write_text(json.dumps(reports))
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert text.index("<h3>test</h3>") < text.index("<h3>validation</h3>") and 'href="#classes"' in text
+    assert all(text.count(f'<th scope="row">kind &lt;{n}&gt;</th>') == 2 for n in range(number))
+    assert text.count('<table class="confusion fine">') == (2 if number == 50 else 0)
+    for words in ("0.1234", "row 1,234", "a.csv, line 1235", "98.7%", "7 answers, 45.0% sure, 75.0% right"):
+        assert words in text
+    assert "<b>bold" not in text and loads_nothing(folder / "report.html")
+
+
+def test_a_report_on_classes_that_cannot_be_read_is_said_and_the_page_is_there(recorded):
+    for broken in ("{", '{"test": {"matrix": 7}}'):
+        folder = recorded(f"run{len(broken)}")
+        (folder / "classes.json").write_text(broken)
+        write_report(folder)
+        text = (folder / "report.html").read_text()
+        assert "classes.json is damaged" in text and 'id="classes"' not in text
+
+
 def test_a_page_holds_what_the_folder_says_and_loads_nothing(recorded):
     rows = {"legend": "", "rows": [f"\x1b[1;32m{HOSTILE}\x1b[0m"]}
     samples = [{"prompt": HOSTILE, "text": HOSTILE, "reference": "so"}]

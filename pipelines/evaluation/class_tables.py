@@ -1,0 +1,79 @@
+"""How single classes came off, as tables in a terminal; what has no room there is in the JSON."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+MOST_CLASSES, MOST_IN_MATRIX, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 10, 8, 5, 100
+
+
+def print_classes(console: Console, report: dict) -> None:
+    """Print a report on classes (Objective.class_report): of each class, what is taken for what, how sure, mistakes."""
+    if report.get("classes"):
+        console.print()
+        console.print(classes_table(report["classes"]))
+    if report.get("confused"):
+        console.print()
+        small = len(report["matrix"]["names"]) <= MOST_IN_MATRIX
+        console.print(matrix_table(**report["matrix"]) if small else confused_table(report["confused"]))
+    console.print(f"\n{calibration_words(report['calibration'], report['unit'])}", markup=False)
+    if report["mistakes"]:
+        console.print()
+        console.print(mistakes_table(report["mistakes"]))
+
+
+def table_of(*columns: str, right: int | None = None, title: str | None = None) -> Table:
+    """A table; right: the first of the columns whose numbers stand below each other."""
+    table = Table(title=title, title_justify="left", title_style="", show_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(Text(column), justify="left" if right is None or place < right else "right")
+    return table
+
+
+def classes_table(classes: list[dict]) -> Table:
+    """A row for each class; of many classes those with the lowest F1."""
+    has_counts, title = "missed" in classes[0], None
+    if len(classes) > MOST_CLASSES:
+        title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest F1"
+        classes = sorted(classes, key=lambda one: one["f1"])[:MOST_CLASSES]
+    counts = ["found", "missed", "wrong"] * has_counts
+    table = table_of("class", "precision", "recall", "F1", "examples", *counts, right=1, title=title)
+    for one in classes:
+        scores = [f"{one[name]:.4f}" for name in ("precision", "recall", "f1")]
+        table.add_row(Text(one["name"]), *scores, *(f"{one[name]:,}" for name in ["support", *counts]))
+    return table
+
+
+def matrix_table(names: list[str], counts: list[list[int]]) -> Table:
+    """The confusion matrix, what is right in bold."""
+    table = table_of("is, and was taken for", *names, right=1)
+    for place, (name, row) in enumerate(zip(names, counts)):
+        table.add_row(Text(name), *(Text(f"{n:,}", "bold" if at == place else "") for at, n in enumerate(row)))
+    return table
+
+
+def confused_table(confused: list[dict]) -> Table:
+    table = table_of("is", "was taken for", "how often", right=2, title="most often confused")
+    for one in confused[:MOST_PAIRS]:
+        table.add_row(Text(one["true"]), Text(one["given"]), f"{one['number']:,}")
+    return table
+
+
+def calibration_words(found: dict, unit: str) -> str:
+    """How sure the answers are and how many are right, in a sentence."""
+    return (
+        f"calibration: {found['confidence']:.1%} sure on average and {found['accuracy']:.1%} right, of all {unit}; "
+        f"expected calibration error {found['ece']:.4f} (0: none)"
+    )
+
+
+def mistakes_table(mistakes: list[dict]) -> Table:
+    table = table_of("row", "sure", "said", "is", "where", title="surest mistakes")
+    if any("text" in one for one in mistakes):
+        table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=MOST_CHARACTERS)
+    for one in mistakes[:MOST_MISTAKES]:
+        text = [Text(one["text"])] if "text" in one else []
+        table.add_row(
+            f"{one['row']:,}", f"{one['confidence']:.1%}", Text(one["given"]), Text(one["true"]), one["place"], *text
+        )
+    return table

@@ -1,0 +1,105 @@
+"""Numbers by which single classes are judged: of each class, what is taken for what, calibration, the surest mistakes.
+
+All of arrays (N,), an entry for each example (of tags: for each word); classes are numbers, `names` their names.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..lazy import np
+from .probabilities import BINS, bin_of
+
+MOST_CLASSES = 100  # of a confusion matrix
+MOST_PAIRS, MOST_MISTAKES = 20, 10
+
+
+def per_class(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> list[dict[str, Any]]:
+    """{"name", "precision", "recall", "f1", "support"} of each class; 0 where it is a quotient by zero.
+
+    given, true: also (N, C) of 0 and 1, where an example may have several classes. Then also "found", "missed" and
+    "wrong": how many examples of the class are given it and are not, and how many others are given it.
+    """
+    from sklearn.metrics import multilabel_confusion_matrix, precision_recall_fscore_support
+
+    labels = range(len(names))
+    scores = precision_recall_fscore_support(true, given, labels=labels, zero_division=0)
+    columns = dict(zip(("precision", "recall", "f1", "support"), scores))
+    if true.ndim == 2:
+        counts = multilabel_confusion_matrix(true, given)
+        columns |= {"found": counts[:, 1, 1], "missed": counts[:, 1, 0], "wrong": counts[:, 0, 1]}
+    values = zip(*(column.tolist() for column in columns.values()))
+    return [{"name": name, **dict(zip(columns, row))} for name, row in zip(names, values, strict=True)]
+
+
+def per_entity(given: list[list[str]], true: list[list[str]]) -> list[dict[str, Any]]:
+    """As per_class, of each type of entity in the tags of sentences: by seqeval, as conlleval counts."""
+    from seqeval.metrics import classification_report
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    kinds = sorted({kind for kind, *_ in [*get_entities(given), *get_entities(true)]})
+    found = classification_report(true, given, output_dict=True, zero_division=0) if kinds else {}
+    keys = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
+    return [
+        {"name": kind, **{name: float(found[kind][key]) for name, key in keys.items()}}
+        | {"support": int(found[kind]["support"])}
+        for kind in kinds
+    ]
+
+
+def confusion(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> dict[str, Any]:
+    """{"matrix": {"names", "counts"}, "confused": what is most often taken for what}.
+
+    counts[i][j]: examples of class i that are given class j; of more than MOST_CLASSES classes, those with the most
+    mistakes. confused: {"true", "given", "number"}, at most MOST_PAIRS, the most frequent first.
+    """
+    from sklearn.metrics import confusion_matrix
+
+    wrong = given != true
+    mistakes = sum(np.bincount(side[wrong], minlength=len(names)) for side in (given, true))
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[:MOST_CLASSES])
+    pairs, times = np.unique(np.stack([true[wrong], given[wrong]]), axis=1, return_counts=True)
+    most = np.argsort(-times, kind="stable")[:MOST_PAIRS]
+    named = [names[number] for number in shown]
+    seen = np.isin(true, shown).any()  # scikit-learn refuses labels of which none occurs
+    counts = confusion_matrix(true, given, labels=shown).tolist() if seen else [[0] * len(shown)] * len(shown)
+    return {
+        "matrix": {"names": named, "counts": counts},
+        "confused": [
+            {"true": names[pairs[0, i]], "given": names[pairs[1, i]], "number": int(times[i])} for i in most.tolist()
+        ],
+    }
+
+
+def calibration(confidence: "np.ndarray", right: "np.ndarray") -> dict[str, Any]:
+    """How sure answers are beside how many are right: {"ece", "confidence", "accuracy", "bins"}.
+
+    ece: expected calibration error (Guo et al. 2017, eq. 3), as the metric of that name. bins: {"low", "high",
+    "number", "confidence", "accuracy"} of each that holds an answer, means of its answers.
+
+    confidence: (N,) probabilities. right: (N,) of booleans.
+    """
+    bins = bin_of(confidence)
+    number, sure, good = (
+        np.bincount(bins, weights=w, minlength=BINS) for w in (None, confidence.astype(float), right.astype(float))
+    )
+    means = (confidence.mean(dtype=float), right.mean(dtype=float))
+    return {
+        "ece": float(np.abs(sure - good).sum() / len(right)),
+        **dict(zip(("confidence", "accuracy"), map(float, means))),
+        "bins": [
+            {"low": i / BINS, "high": (i + 1) / BINS, "number": int(number[i])}
+            | {"confidence": float(sure[i] / number[i]), "accuracy": float(good[i] / number[i])}
+            for i in np.flatnonzero(number).tolist()
+        ],
+    }
+
+
+def surest_mistakes(confidence: "np.ndarray", right: "np.ndarray", most: int = MOST_MISTAKES) -> list[int]:
+    """The places of the wrong answers with the highest confidence, the surest first."""
+    wrong = np.flatnonzero(~right)
+    return wrong[np.argsort(-confidence[wrong], kind="stable")][:most].tolist()
+
+
+def is_uneven(true: Sequence[int], classes: int) -> bool:
+    """Whether some class has fewer than half as many of the examples as an equal share would be."""
+    return bool(np.bincount(true, minlength=classes).min() < len(true) / classes / 2)

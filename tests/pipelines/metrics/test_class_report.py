@@ -1,0 +1,108 @@
+"""Laws of reports on single classes: scikit-learn's and seqeval's numbers, the metric's calibration, bounded sizes."""
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from anyformer.pipelines.evaluation.class_tables import MOST_CLASSES as MOST_PRINTED
+from anyformer.pipelines.evaluation.class_tables import print_classes
+from anyformer.pipelines.metrics import load_metric
+from anyformer.pipelines.metrics.class_report import (
+    MOST_CLASSES,
+    calibration,
+    confusion,
+    is_uneven,
+    per_class,
+    per_entity,
+    surest_mistakes,
+)
+from rich.console import Console
+
+EXACT = 1e-6  # probabilities are float32
+
+
+def answers(classes: int, number: int = 400):
+    """(given, true, probabilities of all classes), right in about a half."""
+    draw = np.random.default_rng(classes)
+    true = draw.integers(classes, size=number)
+    shares = draw.dirichlet(np.ones(classes), size=number) + (draw.random((number, 1)) < 0.5) * np.eye(classes)[true]
+    shares = (shares / shares.sum(-1, keepdims=True)).astype("float32")
+    return shares.argmax(-1), true, shares
+
+
+def report_of(classes: int) -> dict:
+    given, true, shares = answers(classes)
+    names = [f"class[{n}]" for n in range(classes)]
+    sure, right = shares.max(-1), given == true
+    mistakes = [
+        {"row": place, "place": "a.csv, line 3", "confidence": 0.9, "given": "b", "true": "[i]a[/i]", "text": "words"}
+        for place in surest_mistakes(sure, right)
+    ]
+    found = {"classes": per_class(names, given, true), "calibration": calibration(sure, right), "mistakes": mistakes}
+    return found | confusion(names, given, true) | {"unit": "examples"}
+
+
+def test_numbers_of_a_class_are_scikit_learns():
+    given, true, _ = answers(4)
+    expected = sklearn.metrics.classification_report(
+        true, given, target_names=["a", "b", "c", "d"], output_dict=True, zero_division=0
+    )
+    for row in per_class(["a", "b", "c", "d"], given, true):
+        own = expected[row["name"]]
+        assert (row["precision"], row["recall"], row["f1"]) == (own["precision"], own["recall"], own["f1-score"])
+        assert row["support"] == own["support"]
+
+
+def test_of_several_classes_each_has_what_is_found_missed_and_wrongly_given():
+    given, true = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 1], [0, 1], [0, 1]])
+    a, b = per_class(["a", "b"], given, true)
+    assert (a["found"], a["missed"], a["wrong"], a["precision"]) == (1, 0, 1, 0.5)
+    assert (b["found"], b["missed"], b["wrong"], b["recall"]) == (1, 2, 0, pytest.approx(1 / 3))
+
+
+def test_entities_are_judged_by_their_type_and_sentences_without_one_are_no_error():
+    given, true = [["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-LOC"]]
+    loc, per = per_entity(given, true)
+    assert (loc["name"], loc["f1"], loc["support"]) == ("LOC", 1.0, 1) and (per["name"], per["f1"]) == ("PER", 0.0)
+    assert per_entity([["O"]], [["O"]]) == []
+
+
+@pytest.mark.parametrize("classes", [3, MOST_CLASSES + 40])
+def test_a_matrix_is_scikit_learns_of_the_classes_with_most_mistakes(classes):
+    given, true, _ = answers(classes)
+    found = confusion([str(n) for n in range(classes)], given, true)
+    shown = list(map(int, found["matrix"]["names"]))
+    assert len(shown) == min(classes, MOST_CLASSES) and shown == sorted(shown)
+    assert found["matrix"]["counts"] == sklearn.metrics.confusion_matrix(true, given, labels=shown).tolist()
+    pair = found["confused"][0]
+    assert pair["number"] == ((true == int(pair["true"])) & (given == int(pair["given"]))).sum()
+    assert pair["true"] != pair["given"] and pair["number"] == max(one["number"] for one in found["confused"])
+
+
+def test_calibration_is_that_of_the_metric_and_its_bins_hold_every_answer():
+    given, true, shares = answers(5)
+    found = calibration(shares.max(-1), given == true)
+    metric = load_metric("expected_calibration_error").compute(predictions=shares, references=true)
+    assert found["ece"] == pytest.approx(metric["expected_calibration_error"], abs=EXACT)
+    assert sum(one["number"] for one in found["bins"]) == len(true)
+    assert all(one["low"] - EXACT <= one["confidence"] <= one["high"] + EXACT for one in found["bins"])
+
+
+def test_the_surest_mistakes_come_first_and_right_answers_never():
+    right = np.array([True, False, False, True, False])
+    assert surest_mistakes(np.array([0.9, 0.4, 0.8, 0.7, 0.6]), right, 2) == [2, 4]
+    assert surest_mistakes(np.array([0.9]), np.array([True])) == []
+
+
+def test_classes_are_uneven_where_one_has_less_than_half_an_equal_share():
+    assert not is_uneven([0] * 74 + [1] * 26, 2) and is_uneven([0] * 76 + [1] * 24, 2)
+    assert is_uneven([0, 1], 3)  # a class without an example
+
+
+@pytest.mark.parametrize("classes", [3, 50])
+def test_tables_in_a_terminal_have_a_line_for_each_class_up_to_some_number(classes, capsys):
+    print_classes(Console(width=200), report_of(classes))
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith(" class[") and line.count("0.") >= 2]
+    assert len(lines) == min(classes, MOST_PRINTED)
+    assert "calibration error" in printed and "[i]a[/i]" in printed and "a.csv, line 3" in printed
+    assert ("most often confused" in printed) == (classes == 50) and ("lowest F1" in printed) == (classes == 50)
