@@ -87,12 +87,15 @@ def recipe_source(name: str) -> str:
 def family_of(name: str) -> str:
     """The family a recipe trains; of one that begins from another recipe's run, that recipe's."""
     from anyformer.pipelines.recipes.compose import load_preset
-    from anyformer.pipelines.recipes.recipe_files import shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     model = shipped_yaml("recipes", name)["model"]
     if "family" in model:
         return model["family"]
-    return load_preset(model["preset"])[0] if "preset" in model else family_of(Path(model["name_or_path"]).name)
+    if "preset" in model:
+        return load_preset(model["preset"])[0]
+    base = Path(model["name_or_path"]).name
+    return family_of(base) if base in shipped("recipes") else "encoder"  # MiniLM, which no recipe trains
 
 
 def header_of(source: str) -> str:

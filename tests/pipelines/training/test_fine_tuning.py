@@ -221,6 +221,7 @@ def test_rates_fall_from_the_head_to_the_embeddings_as_in_beit(optim):
     assert {id(p) for p in states} <= expected.keys()  # none of frozen weights
 
 
+@pytest.mark.slow
 def test_plan_counts_neither_gradients_nor_states_of_frozen_weights(tmp_path):
     encoder().save_pretrained(tmp_path)
     whole, frozen = (
