@@ -72,8 +72,14 @@ def mistakes_table(mistakes: list[dict]) -> Table:
     if any("text" in one for one in mistakes):
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=MOST_CHARACTERS)
     for one in mistakes[:MOST_MISTAKES]:
-        text = [Text(one["text"])] if "text" in one else []
+        text = [Text(from_mark(one["text"]))] if "text" in one else []
         table.add_row(
             f"{one['row']:,}", f"{one['confidence']:.1%}", Text(one["given"]), Text(one["true"]), one["place"], *text
         )
     return table
+
+
+def from_mark(text: str) -> str:
+    """A text from shortly before its marked word, where that would have no room."""
+    start = text.find("[[") - MOST_CHARACTERS // 2
+    return f"… {text[start:]}" if start > 0 else text

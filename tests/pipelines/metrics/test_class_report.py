@@ -87,6 +87,14 @@ def test_calibration_is_that_of_the_metric_and_its_bins_hold_every_answer():
     assert all(one["low"] - EXACT <= one["confidence"] <= one["high"] + EXACT for one in found["bins"])
 
 
+def test_the_marked_word_of_a_long_sentence_is_seen_in_a_terminal(capsys):
+    report = report_of(3)
+    report["mistakes"] = report["mistakes"][:1]
+    report["mistakes"][0]["text"] = f"{'word ' * 60}[[Rom]] after"
+    print_classes(Console(width=220), report)
+    assert "[[Rom]] after" in capsys.readouterr().out
+
+
 def test_the_surest_mistakes_come_first_and_right_answers_never():
     right = np.array([True, False, False, True, False])
     assert surest_mistakes(np.array([0.9, 0.4, 0.8, 0.7, 0.6]), right, 2) == [2, 4]
