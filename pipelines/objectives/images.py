@@ -18,7 +18,7 @@ class NormalizedSettings(ObjectiveSettings):
 
     image_field: str = doc("column that holds the image", "image")
     image_fit: Literal["squeeze", "crop"] = doc(
-        "how an image of another aspect ratio becomes one of the model's size, also later: squeeze: each side is scaled; "
+        "how an image of another aspect ratio becomes one of the model's size: squeeze: each side is scaled; "
         "crop: its shorter side fits, and what is beyond the middle is cut off",
         "squeeze",
     )

@@ -196,6 +196,8 @@ def test_a_label_that_is_no_class_is_refused_with_its_place(prepared, tmp_path, 
 def test_images_of_another_aspect_ratio_are_said_and_cut_by_the_saved_processor_where_asked(tmp_path):
     from anyformer.pipelines.images.processors import load_image_processor
 
+    import anyformer
+
     pattern = picture_folder(tmp_path / "pictures")
     wide = np.zeros((8, 24), dtype=np.uint8)
     wide[:, 8:16] = 200  # the middle, which alone is left of it
