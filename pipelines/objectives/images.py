@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..adapters import load_config
 from ..data.rows import Rows
@@ -23,6 +23,11 @@ class NormalizedSettings(ObjectiveSettings):
     """What objectives and tasks have whose model reads normalised pixels."""
 
     image_field: str = doc("column that holds the image", "image")
+    image_fit: Literal["squeeze", "crop"] = doc(
+        "how an image of another aspect ratio becomes one of the model's size: squeeze: each side is scaled; "
+        "crop: its shorter side fits, and what is beyond the middle is cut off",
+        "squeeze",
+    )
     image_mean: list[float] | None = doc(
         "subtracted from each channel (values from 0 to 1); null: the training images' mean"
     )
@@ -110,6 +115,10 @@ class ImageObjective(Objective):
     def check_normalization(self) -> None:
         """Raise UserError for mean or deviation that do not go with the model's channels."""
         model = self.recipe.model
+        if self.settings.image_fit != "squeeze" and model.name_or_path is not None:
+            raise UserError(
+                f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
+            )
         for field in ("image_mean", "image_std"):
             values = getattr(self.settings, field)
             if values is None:
