@@ -266,7 +266,7 @@ def lists_page() -> str:
     from anyformer.pipelines.cli.listing import TABLES
 
     parts = ["# Presets, metrics, suites, sources", "What recipes can name, as `anyformer list` prints it."]
-    for kind in ("presets", "metrics", "suites", "sources", "families"):
+    for kind in ("presets", "metrics", "suites", "stories", "sources", "families"):
         make, columns = TABLES[kind]
         rows = [(f'<a id="{name}"></a>`{name}`', *rest) for name, *rest in make()]
         lines = table(columns, [("", *rest) for _, *rest in rows]).splitlines()

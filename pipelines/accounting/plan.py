@@ -133,7 +133,6 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
-    host_memory, host_words = memory_of_making(recipe, memory, devices, chosen, per_node)
     return Plan(
         name=recipe.name,
         model=type(model).__name__,
@@ -142,8 +141,7 @@ def plan_run(
         active_parameters=active_parameters(model),
         devices=str(devices),
         device_memory=devices.memory,
-        host_memory=host_memory,
-        host_words=host_words,
+        **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
         per_node=per_node,
         half=memory.half,
         rows=rows,

@@ -83,9 +83,9 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..experiments.story_file import is_story
+    from ..recipes.recipe_files import is_file_of
 
-    if is_story(args.recipe):
+    if is_file_of(args.recipe, "stories", "steps"):
         return _train_story(args)
     recipe = recipe_of(args)
     if args.nproc is not None and args.launch is None:

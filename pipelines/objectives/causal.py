@@ -1,13 +1,13 @@
 """Next-token prediction over packed rows."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..data.cells import filled_text_of
 from ..plugins import register_objective
-from .answering import continuations
-from .finished_model import FinishedModel
 from .text import TextObjective
+
+if TYPE_CHECKING:
+    from .finished_model import FinishedModel
 
 
 @register_objective
@@ -40,9 +40,13 @@ class Causal(TextObjective):
         return {"text_field": self.recipe.data.text_field}
 
     def asked(self, row: dict, place: str) -> str:
+        from ..data.cells import filled_text_of
+
         return filled_text_of(row, self.recipe.data.text_field, "text_field", place)
 
-    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+    def predict(self, finished: "FinishedModel", asked: list[str]) -> list[dict[str, Any]]:
+        from .answering import continuations
+
         texts = continuations(finished, self.tokenizer, self.tokenizer(asked)["input_ids"])
         return [{"prediction": text} for text in texts]
 

@@ -74,7 +74,7 @@ def steps_of_epoch(rows: int, per_step: int) -> int:
 
 def rows_of(arguments: TrainingArguments) -> int:
     """The rows of one optimizer step over all processes."""
-    ranks = arguments.world_size // getattr(arguments, "sharing_rows", 1)
+    ranks = max(1, arguments.world_size // getattr(arguments, "sharing_rows", 1))
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * ranks
 
 

@@ -1,7 +1,6 @@
 """Laws of tagged words: each tag stands at its word's token, nothing is lost uncounted, entities are seqeval's."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -275,7 +274,7 @@ def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, ca
     assert command("train", recipe) == 0
     run, printed = tmp_path / "run", capsys.readouterr().out
     metrics = json.loads((run / "run.json").read_text())["metrics"]
-    assert metrics["test_tag_accuracy"] > 0.95 and "aggregation_strategy='first'" in printed
+    assert metrics["test_tag_accuracy"] > 0.95 and f"anyformer predict {run} FILE" in printed
 
     import transformers
 
@@ -316,7 +315,7 @@ def bioes(kind: str, words: list[str]) -> list[str]:
     ],
     ids=["wordpiece", "bytes", "characters", "all"],
 )
-def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_that_is_printed(
+def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_of_the_labelled_tokens(
     tmp_path, command, capsys, tokenizer, labelled, strategy
 ):
     """Learned by heart, of bioes tags, which no pipeline knows."""
@@ -338,7 +337,6 @@ def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_that_is_pri
     assert command("train", recipe) == 0
     run, printed = tmp_path / "run", capsys.readouterr().out
     assert "tags: bioes, learned as bio" in printed
-    assert set(re.findall(r"aggregation_strategy='(\w+)'", printed)) == {strategy}
 
     import transformers
 
