@@ -74,7 +74,10 @@ class TransformerConfig(PreTrainedConfig):
     sliding_window: int | None = None  # sliding_, local_global_attention: tokens that a query sees
     attention_stride: int | None = None  # strided_attention: the n last tokens, each n-th before (Child et al. 2019)
     norm_type: str = "rmsnorm"  # what the norms compute (rmsnorm: Zhang and Sennrich 2019)
-    norm_position: str = "pre"  # norms before attention and feed-forward, or behind the sums (Xiong et al. 2020)
+    norm_position: str = "pre"  # of norms: pre, post (Xiong et al. 2020), both (Gemma 2), inside the branch (OLMo 2)
+    block: str = "sequential"  # feed-forward behind attention, or parallel to it (Chowdhery et al. 2022)
+    parallel_norms: int = 1  # block: parallel: one norm for both (PaLM, GPT-J), or 2, one for each (GPT-NeoX)
+    residual_multiplier: int | float = 1.0  # what attention and feed-forward add is multiplied by it (Granite)
     norm_eps: float = 1e-5  # added to the variance in a norm
     norm_bias: bool = True  # layernorm: norms have biases
     mlp_type: str = "glu"  # feed-forward: two matrices, or a third as gate (Shazeer 2020)

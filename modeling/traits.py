@@ -93,6 +93,9 @@ class FeedForward:
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
+# Residual forms: values of `norm_position` and of `block`, and the file of this folder that has their class.
+NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
+BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
@@ -131,7 +134,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward".
+# "feed forward", "block".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -148,7 +151,7 @@ def implements(role: str, *names: str):
 def implementation(role: str, name: str, module: str | None = None) -> Callable | None:
     """The class or function of a role and name, or None. `module`: the file of this folder that enters it.
 
-    A model on the Hub has the file because its family's file imports it, too: see `decoder_memory.py`, `encoder.py`.
+    A model on the Hub has the file because its family's file imports it, too, or is saved with it: see `parts_of`.
 
     Raises ImportError where a folder from the Hub, made for another config, lacks the file.
     """
@@ -224,6 +227,19 @@ def mlp_kinds(c) -> list[str]:
     if c.mlp_pattern:
         return [c.mlp_pattern[i % len(c.mlp_pattern)] for i in range(c.num_hidden_layers)]
     return list(c.mlp_layer_types or ["sparse"] * c.num_hidden_layers)
+
+
+def block_form(c) -> str:
+    """The residual form of a config's layers: the name of their class in the role "block"."""
+    return c.norm_position if c.block == "sequential" else c.block
+
+
+def parts_of(c) -> list[str]:
+    """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
+    blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
+    modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
+    modules += [POSITION_SCHEMES[c.position_encoding].module, blocks[block_form(c)]]
+    return [module for module in dict.fromkeys(modules) if module is not None]
 
 
 def odd_sizes(c) -> str | None:

@@ -9,7 +9,9 @@ import math
 from ..families import DECODER, FAMILIES
 from ..traits import (
     ATTENTION_KINDS,
+    BLOCKS,
     MLP_TYPES,
+    NORM_POSITIONS,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
@@ -23,7 +25,6 @@ from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 NORM_TYPES = ("layernorm", "rmsnorm")
-NORM_POSITIONS = ("pre", "post")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -37,6 +38,7 @@ POSITIVE = (
     "alibi_bias_max",
     "embedding_multiplier",
     "logit_multiplier",
+    "residual_multiplier",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -212,6 +214,22 @@ ILLEGAL = [
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
+    _one_of("block", BLOCKS),
+    (
+        lambda c: c.block == "parallel" and c.norm_position != "pre",
+        lambda c: (
+            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
+            f"'pre' does"
+        ),
+    ),
+    (
+        lambda c: c.parallel_norms not in (1, 2),
+        lambda c: f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)",
+    ),
+    (
+        lambda c: c.parallel_norms != 1 and c.block != "parallel",
+        lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
+    ),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
@@ -315,8 +333,13 @@ FAMILY_ILLEGAL = {
             ),
         ),
         (
-            lambda c: c.skip_first_norm and not (c.norm_position == "pre" and c.embedding_norm),
-            lambda c: "skip_first_norm=True needs norm_position='pre' and embedding_norm=True, whose norm it relies on",
+            lambda c: (
+                c.skip_first_norm and not (c.norm_position == "pre" and c.block == "sequential" and c.embedding_norm)
+            ),
+            lambda c: (
+                "skip_first_norm=True needs norm_position='pre', block='sequential' and embedding_norm=True, whose "
+                "norm it relies on"
+            ),
         ),
         (
             lambda c: any(term not in POSITION_TERMS for term in c.pos_att_type or ()),
@@ -415,6 +438,13 @@ FAMILY_ILLEGAL = {
         ),
     ],
     "anyformer_seq2seq": [
+        (
+            lambda c: c.block != "sequential",
+            lambda c: (
+                f"block={c.block!r} has no place for attention to the encoder's tokens; a sequence-to-sequence model "
+                f"can use 'sequential'"
+            ),
+        ),
         _positive("num_decoder_layers", optional=True),
         (
             lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
