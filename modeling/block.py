@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import BLOCKS, NORM_POSITIONS, block_form, implementation, implements
+from .traits import BLOCKS, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
 
 
 class RMSNorm(nn.RMSNorm):
@@ -26,14 +26,16 @@ class RMSNorm(nn.RMSNorm):
 
 
 def build_norm(config, size: int | None = None) -> nn.Module:
-    """LayerNorm (Ba et al. 2016) or RMSNorm over the last axis.
+    """LayerNorm (Ba et al. 2016), RMSNorm or the norm of a part over the last axis.
 
     `size` is the length of that axis; None: `hidden_size`.
     """
     size = config.hidden_size if size is None else size
     if config.norm_type == "rmsnorm":
         return RMSNorm(size, eps=config.norm_eps)
-    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+    if config.norm_type == "layernorm":
+        return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+    return implementation("norm", config.norm_type, NORM_TYPES[config.norm_type])(config, size)
 
 
 class MLP(nn.Module):

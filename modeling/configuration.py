@@ -64,6 +64,7 @@ class TransformerConfig(PreTrainedConfig):
     head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
     position_encoding: str = "rotary"  # how positions are told apart
     rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
+    no_rope_layers: list[int] | None = None  # rotary: for each layer 1, or 0: no positions there (Yang et al. 2025)
     alibi_bias_max: int | float = 8.0  # alibi: the slopes are 2^-(this / heads), ... (Press et al. 2022)
     relative_attention_num_buckets: int = 32  # relative: biases that a head learns (Raffel et al. 2020)
     relative_attention_max_distance: int = 128  # relative: distances from here on share the last bias
@@ -87,6 +88,7 @@ class TransformerConfig(PreTrainedConfig):
     attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
     mlp_bias: bool = False  # biases of the feed-forward; experts have none
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
+    qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -143,7 +145,19 @@ class TransformerConfig(PreTrainedConfig):
             self.attention_key_bias = self.attention_bias
         if self.layer_types is None:
             self.layer_types = [cache_type(kind) for kind in self.attention_kinds]
+        self.name_layers_without_rope()
         self.set_parallel_plans()
+
+    def name_layers_without_rope(self):
+        """Layer types whose `rope_parameters` are null become layers of `no_rope_layers`."""
+        unrotated = {name for name, value in (self.rope_parameters or {}).items() if value is None}
+        unrotated &= set(self.layer_types)
+        if not unrotated:
+            return
+        self.no_rope_layers = [int(name not in unrotated) for name in self.layer_types]
+        others = {name: value for name, value in self.rope_parameters.items() if value is not None}
+        first = next((value for value in others.values() if isinstance(value, dict)), {})
+        self.rope_parameters = others | {name: dict(first) for name in unrotated}  # read by no layer
 
     def to_dict(self):
         """Without `layer_types` that only this package knows: a plain config, as Trainer reads one when it resumes a

@@ -93,7 +93,9 @@ class FeedForward:
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
-# Residual forms: values of `norm_position` and of `block`, and the file of this folder that has their class.
+# Values of `norm_type`, and the residual forms, values of `norm_position` and of `block`: the file of this folder that
+# has their class.
+NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 POSITION_SCHEMES = {
@@ -134,7 +136,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "block".
+# "feed forward", "norm", "block".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -238,7 +240,7 @@ def parts_of(c) -> list[str]:
     """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
     blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
-    modules += [POSITION_SCHEMES[c.position_encoding].module, blocks[block_form(c)]]
+    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

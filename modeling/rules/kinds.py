@@ -62,7 +62,7 @@ OF_SCHEMES = {
     ),
     "rotary": dict(
         plane=True,
-        fields=("rope_parameters", "max_position_embeddings"),
+        fields=("rope_parameters", "max_position_embeddings", "no_rope_layers"),
         plane_rules=(
             (
                 lambda c: _plane_rope_type(c) != "default",

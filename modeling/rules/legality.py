@@ -12,6 +12,7 @@ from ..traits import (
     BLOCKS,
     MLP_TYPES,
     NORM_POSITIONS,
+    NORM_TYPES,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
@@ -24,7 +25,6 @@ from .bounds import bound_faults
 from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-NORM_TYPES = ("layernorm", "rmsnorm")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -91,7 +91,11 @@ def _rotary_faults(c):
     for kind in ATTENTION_KINDS:
         if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
             yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
+    if "" not in by_type and all(parameters is None for parameters in by_type.values()):
+        yield "rope_parameters is null for every kind of layer; position_encoding='none' is a model without positions"
     for name, parameters in by_type.items():
+        if name and parameters is None:  # layers without positions
+            continue
         field = f"rope_parameters.{name}." if name else "rope_parameters."
         if not isinstance(parameters, dict):
             yield f"{field[:-1]}={parameters} is not a mapping of settings, such as {{rope_theta: 10000}}"
@@ -117,6 +121,20 @@ def _rotary_faults(c):
                     f"{field}partial_rotary_factor={part} rotates {rotated} of {_head_dim(c)} channels; the number "
                     f"must be even, above 0 and at most head_dim"
                 )
+
+
+def _rope_layer_faults(c):
+    """Faults of `no_rope_layers`, one sentence each."""
+    layers = c.no_rope_layers
+    if layers is None:
+        return
+    if scheme_of(c).acts_on != "rotation":
+        yield f"no_rope_layers={layers} is read by position_encoding='rotary' alone, not by {c.position_encoding!r}"
+    if len(layers) != c.num_hidden_layers or not set(layers) <= {0, 1}:
+        yield (
+            f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
+            f"queries and keys are rotated, 0 where not"
+        )
 
 
 def _pattern_and_layer_types_differ(c):
@@ -231,6 +249,11 @@ ILLEGAL = [
         lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
     ),
     _one_of("mlp_type", MLP_TYPES),
+    (
+        lambda c: c.qk_norm_width and not c.qk_norm,
+        lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
+    ),
+    _first(_rope_layer_faults),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
         lambda c: (
@@ -438,6 +461,13 @@ FAMILY_ILLEGAL = {
         ),
     ],
     "anyformer_seq2seq": [
+        (
+            lambda c: c.no_rope_layers is not None,
+            lambda c: (
+                f"no_rope_layers={c.no_rope_layers} names the layers of one stack, but this model has two; "
+                f"leave it null"
+            ),
+        ),
         (
             lambda c: c.block != "sequential",
             lambda c: (

@@ -16,12 +16,16 @@ from .architectures.albert import ALBERT
 from .architectures.bart import BART, MARIAN
 from .architectures.bert import BERT, LONGFORMER, ROBERTA
 from .architectures.bloom import BLOOM, MPT
+from .architectures.cohere import COHERE, COHERE2
 from .architectures.deberta import DEBERTA, DEBERTA_V2
-from .architectures.gpt import GPT2, GPT_NEO, GPT_NEOX
+from .architectures.falcon import FALCON
+from .architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from .architectures.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, PHI
 from .architectures.imagegpt import IMAGEGPT
-from .architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .architectures.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from .architectures.mixtral import MIXTRAL, QWEN3_MOE
 from .architectures.modernbert import MODERNBERT
+from .architectures.olmo import OLMO2, OLMO3
 from .architectures.switch import SWITCH
 from .architectures.t5 import MT5, T5, UMT5
 from .architectures.vit import DEIT, VIT
@@ -29,7 +33,8 @@ from .families import family_name
 from .rotary import flat_rope
 
 # Where several match a config, the first is taken, unless the config records where it comes from.
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT, GRANITE, SMOLLM3)
+DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
 MIXTURES = (MIXTRAL, QWEN3_MOE)

@@ -14,6 +14,8 @@ class Weights:
     ours: none for what transformers computes and we do not keep, such as a table of sines.
     tied: transformers has the module a second time, tied to that of another row, which alone is read.
     kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
+    grouped: queries, keys and values in one, the rows of each key head's queries, then its own, then its values'.
+    paired: rotated channels of a head lie in pairs, (0, 1), (2, 3), ..; ours are a half apart.
     """
 
     ours: tuple[str, ...]
@@ -22,6 +24,8 @@ class Weights:
     as_row: bool = False
     tied: bool = False
     kernel: str | int | None = None
+    grouped: bool = False
+    paired: bool = False
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
@@ -33,15 +37,25 @@ class Weights:
         if self.interleaved:
             per_head = rows.unflatten(0, (config.num_attention_heads, len(self.ours), -1))
             return [per_head[:, i].flatten(0, 1) for i in range(len(self.ours))]
+        if self.grouped:
+            groups = rows.unflatten(0, (config.num_key_value_heads, -1, config.head_dim))
+            return [part.flatten(0, 2) for part in groups.split((groups.shape[1] - 2, 1, 1), dim=1)]
+        if self.paired:
+            rows = _reordered(rows, config, back=False)
         return list(rows.chunk(len(self.ours)))
 
     def join(self, ours: list[torch.Tensor], config) -> torch.Tensor:
         """The inverse of `split`."""
+        if self.grouped:
+            groups = [part.unflatten(0, (config.num_key_value_heads, -1, config.head_dim)) for part in ours]
+            return torch.cat(groups, dim=1).flatten(0, 2)
         if self.interleaved:
             heads = [part.unflatten(0, (config.num_attention_heads, -1)) for part in ours]
             rows = torch.stack(heads, dim=1).flatten(0, 2)
         else:
             rows = torch.cat(ours) if len(ours) > 1 else ours[0]
+        if self.paired:
+            rows = _reordered(rows, config, back=True)
         if self.as_row:
             rows = rows[None]
         if self.kernel is not None and rows.ndim == 2:
@@ -50,12 +64,21 @@ class Weights:
         return rows.T if self.transposed and rows.ndim == 2 else rows
 
 
-def renamed(ours: str, transposed: bool = False, as_row: bool = False) -> Weights:
+def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
+    """Rows of queries or keys with rotated channels in pairs <-> (`back`) those whose pairs are a half apart."""
+    rotated = int(config.head_dim * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+    heads = rows.unflatten(0, (-1, config.head_dim))
+    part = heads[:, :rotated].unflatten(1, (2, -1) if back else (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((part, heads[:, rotated:]), dim=1).flatten(0, 1)
+
+
+def renamed(ours: str, transposed: bool = False, as_row: bool = False, paired: bool = False) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there.
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there. paired:
+    see Weights.
     """
-    return Weights((ours,), transposed, as_row=as_row)
+    return Weights((ours,), transposed, as_row=as_row, paired=paired)
 
 
 def fused(*names: str, under: str, transposed: bool = False, interleaved: bool = False) -> Weights:

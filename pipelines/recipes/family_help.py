@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules import experts, legality
 from anyformer.modeling.rules.bounds import GREATEST, LEAST
-from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
 
 from . import introspection
 from .compose import FieldDoc
 from .types import type_words
 
 CHOICES = {
-    "norm_type": legality.NORM_TYPES,
+    "norm_type": NORM_TYPES,
     "norm_position": NORM_POSITIONS,
     "block": BLOCKS,
     "mlp_type": MLP_TYPES,
