@@ -28,14 +28,14 @@ def _read_layers(native) -> dict:
 
 COHERE = ArchitectureMap(
     native="cohere",
-    preset="command_r",
+    preset=None,
     fixed=FIXED,
     fields={**FIELDS, "use_qk_norm": MustEqual(False)},
     weights=COHERE_WEIGHTS,
 )
 COHERE2 = ArchitectureMap(
     native="cohere2",
-    preset="command_r7b",
+    preset=None,
     fixed=FIXED,
     fields={
         **FIELDS,

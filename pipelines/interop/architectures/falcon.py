@@ -24,7 +24,7 @@ def _write_layout(ours) -> dict:
 
 FALCON = ArchitectureMap(
     native="falcon",
-    preset="falcon_7b",
+    preset=None,
     fixed={"position_encoding": "rotary", "norm_type": "layernorm", "mlp_type": "mlp", "block": "parallel"},
     fields={
         **same("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),

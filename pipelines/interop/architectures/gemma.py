@@ -42,7 +42,7 @@ SANDWICH_NORMS = {
 
 GEMMA = ArchitectureMap(
     native="gemma",
-    preset="gemma_2b",
+    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "hidden_activation"},
@@ -54,7 +54,7 @@ GEMMA = ArchitectureMap(
 )
 GEMMA2 = ArchitectureMap(
     native="gemma2",
-    preset="gemma2_2b",
+    preset=None,
     fixed=SANDWICH,
     fields={**FIELDS, **LAYERS, "use_bidirectional_attention": MustEqual(None), "rope_parameters": ROTARY},
     weights=WEIGHTS | SANDWICH_NORMS,

@@ -114,7 +114,7 @@ def _read_rotated(native) -> dict:
 
 GPT_J = ArchitectureMap(
     native="gptj",
-    preset="gptj_6b",
+    preset=None,
     fixed={
         "position_encoding": "rotary",
         "norm_type": "layernorm",
@@ -156,7 +156,7 @@ GPT_J = ArchitectureMap(
 
 PHI = ArchitectureMap(
     native="phi",
-    preset="phi_2",
+    preset=None,
     fixed={
         "position_encoding": "rotary",
         "norm_type": "layernorm",

@@ -82,7 +82,7 @@ QWEN3 = ArchitectureMap(
 
 GRANITE = ArchitectureMap(
     native="granite",
-    preset="granite_2b",
+    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "head_dim"},
@@ -94,7 +94,7 @@ GRANITE = ArchitectureMap(
 
 SMOLLM3 = ArchitectureMap(
     native="smollm3",
-    preset="smollm3_3b",
+    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "head_dim"},

@@ -16,7 +16,7 @@ OLMO_WEIGHTS |= {
 OLMO2 = ArchitectureMap(native="olmo2", preset="olmo2_1b", fixed=OLMO_FIXED, fields=OLMO_FIELDS, weights=OLMO_WEIGHTS)
 OLMO3 = ArchitectureMap(
     native="olmo3",
-    preset="olmo3_7b",
+    preset=None,
     fixed=OLMO_FIXED,
     fields={
         **OLMO_FIELDS,

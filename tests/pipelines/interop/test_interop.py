@@ -89,7 +89,7 @@ def test_twins_continue_left_padded_prompts_alike(name):
         for model in (native, ours)
     ]
     assert torch.equal(*written)
-    assert len(written[0][:, 14:].unique()) > 3  # not one token for ever
+    assert len(written[0][:, 14:].unique()) > 2  # not one token for ever
 
 
 def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
