@@ -1,12 +1,10 @@
 """The encoder family: bidirectional models from BERT to ModernBERT.
 
 Read in this order: encoder.py (models and heads), stack.py (embeddings, masks, the row of layers), block.py (norms,
-feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too), task_heads.py; configuration.py and
-configuration_encoder.py have the fields.
+feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too), task_heads.py, task_heads_encoder.py;
+configuration.py and configuration_encoder.py have the fields.
 """
 
-import functools
-import inspect
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -39,6 +37,7 @@ from .lm_head import (
 from .positions import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
+from .task_heads_encoder import EncoderHead, ForMultipleChoice, first_token, for_encoder, pool_tokens
 from .task_losses import token_classification_loss
 from .unpadding import PaddedTextStack
 
@@ -48,7 +47,6 @@ OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
 BaseModelOutputWithPooling = with_router_fields(modeling_outputs.BaseModelOutputWithPooling, __name__)
 MaskedLMOutput = with_router_fields(modeling_outputs.MaskedLMOutput, __name__)
 MaskedLMOutputWithoutLogits = without_logits(MaskedLMOutput)
-MultipleChoiceModelOutput = with_router_fields(modeling_outputs.MultipleChoiceModelOutput, __name__)
 
 
 @dataclass
@@ -75,16 +73,6 @@ class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
         """
         config = self.config
         return config.mlp_kinds[-1] != "sparse" and not (config.mask_decoder_layers or config.conv_kernel_size)
-
-
-def pool_tokens(hidden_states, attention_mask, pooler_type: str):
-    """(B, T, D) -> (B, D): the first token's vector ("cls"), or the mean over real tokens ("mean")."""
-    if pooler_type == "cls":
-        return hidden_states[:, 0]
-    if attention_mask is None or attention_mask.dim() != 2:
-        return hidden_states.mean(dim=1)
-    real_BT1 = attention_mask.to(hidden_states.dtype)[..., None]
-    return (hidden_states * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
 
 class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
@@ -198,84 +186,6 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         for _ in range(self.config.mask_decoder_layers):
             queries_BTD = run_layer(layer, queries_BTD, routed, **context)
         return queries_BTD
-
-
-def for_encoder(forward):
-    """A head's `forward` with the inputs of an encoder in its signature: Trainer drops columns that no argument names.
-
-    Where layers have global tokens and no mask is given, the head's task chooses them.
-    """
-
-    @functools.wraps(forward)
-    def wrapped(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        inputs_embeds=None,
-        global_attention_mask=None,
-        **kwargs: Unpack[TransformersKwargs],
-    ):
-        if global_attention_mask is None and self.config.has_global_tokens:
-            global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
-        kwargs |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
-        kwargs |= self.first_tokens(input_ids, inputs_embeds, **kwargs)
-        return forward(self, input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-
-    own, given = inspect.signature(forward).parameters, inspect.signature(wrapped, follow_wrapped=False).parameters
-    rest = [own[name] for name in own if name not in given and name not in ("past_key_values", "use_cache")]
-    *named, var_keyword = given.values()
-    wrapped.__signature__ = inspect.Signature([*named, *rest, var_keyword])
-    return wrapped
-
-
-class EncoderHead:
-    """Base of task heads: they read hidden states, or the output of the masked-LM head's transform on them."""
-
-    score_bias = True
-    pools = False
-    base_class = AnyformerEncoderModel
-
-    def build_base(self, config):
-        self.model = AnyformerEncoderModel(config, add_pooling_layer=self.pools and not config.task_head_transform)
-        self.head_transform = HeadTransform(config) if config.task_head_transform else None
-        self.classifier_dropout = classifier_dropout(config)
-
-    @property
-    def num_kept_tokens(self) -> int | None:
-        """How many tokens of the last layer the head reads: the first one; None: all."""
-        return 1 if self.pools and self.config.pooler_type == "cls" and self.last_mlp_is_for_heads else None
-
-    def first_tokens(self, input_ids, inputs_embeds, output_hidden_states=None, **others) -> dict:
-        """The base model's `kept_tokens` where the head reads the first token of each row alone."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if self.num_kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
-            return {}
-        rows, length = given.shape[:2]
-        return {"kept_tokens": torch.arange(rows, device=given.device) * length}
-
-    def features(self, hidden_states):
-        return hidden_states if self.head_transform is None else self.head_transform(hidden_states)
-
-    def pool(self, outputs, input_ids, attention_mask):
-        pooled = outputs.pooler_output
-        if pooled is None:
-            pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
-            pooled = self.features(pooled)
-        return self.classifier_dropout(pooled)
-
-    def default_global_attention_mask(self, input_ids, inputs_embeds):
-        """(B, T), nonzero at the task's global tokens (Beltagy et al. 2020, section 3.1), or None for none."""
-        return first_token(input_ids, inputs_embeds) if self.pools else None
-
-
-def first_token(input_ids, inputs_embeds):
-    """(B, T), 1 at the first token."""
-    given = input_ids if input_ids is not None else inputs_embeds[..., 0]
-    is_first = torch.zeros(given.shape, dtype=torch.long, device=given.device)
-    is_first[:, 0] = 1
-    return is_first
 
 
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
@@ -449,15 +359,18 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
 class AnyformerEncoderForSequenceClassification(
     EncoderHead, ForSequenceClassification, AnyformerEncoderPreTrainedModel
 ):
+    base_class = AnyformerEncoderModel
     pools = True
     forward = for_encoder(ForSequenceClassification.forward)
 
 
 class AnyformerEncoderForTokenClassification(EncoderHead, ForTokenClassification, AnyformerEncoderPreTrainedModel):
+    base_class = AnyformerEncoderModel
     forward = for_encoder(ForTokenClassification.forward)
 
 
 class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, AnyformerEncoderPreTrainedModel):
+    base_class = AnyformerEncoderModel
     forward = for_encoder(ForQuestionAnswering.forward)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
@@ -469,49 +382,5 @@ class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, An
         return ((input_ids == separator).cumsum(-1) == 0).long()
 
 
-class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedModel):
-    """One score for each of several texts that belong together; the right one's is to be the highest."""
-
-    pools = True
-
-    def __init__(self, config: AnyformerEncoderConfig):
-        super().__init__(config)
-        self.build_base(config)
-        self.score = nn.Linear(config.hidden_size, 1)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-        global_attention_mask: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MultipleChoiceModelOutput:
-        """Inputs (B, C, T) for C choices, labels (B,) in [0, C) -> logits (B, C) and loss."""
-        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-            "global_attention_mask": global_attention_mask,
-        }
-        inputs = {name: None if x is None else x.flatten(0, 1) for name, x in inputs.items()}
-        if self.config.has_global_tokens and global_attention_mask is None:
-            inputs["global_attention_mask"] = self.default_global_attention_mask(
-                inputs["input_ids"], inputs["inputs_embeds"]
-            )
-        kept = self.first_tokens(inputs["input_ids"], inputs["inputs_embeds"], **kwargs)
-        outputs = self.model(**inputs, **kept, **kwargs)
-        scores = self.score(self.pool(outputs, inputs["input_ids"], inputs["attention_mask"]))
-        logits, loss = scores.view(-1, choices), None
-        if labels is not None:
-            loss = token_classification_loss(logits, labels, num_items_in_batch)
-        return self.head_output(MultipleChoiceModelOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
+class AnyformerEncoderForMultipleChoice(ForMultipleChoice, AnyformerEncoderPreTrainedModel):
+    base_class = AnyformerEncoderModel

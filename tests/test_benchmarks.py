@@ -52,13 +52,6 @@ def test_a_run_in_bf16_is_void_where_the_cpu_has_no_instructions_for_it(benchmar
         assert method.void_reason({}, "bf16") == reason and method.void_reason({}, "fp32") is None
 
 
-def test_a_forked_call_gives_its_result_and_its_failure(benchmark):
-    method = benchmark("method")
-    assert method.seconds_in_fork(lambda: method.Timed(2.0, "tokens")) == method.Timed(2.0, "tokens")
-    with pytest.raises(SystemExit, match="a forked run failed"):
-        method.seconds_in_fork(lambda: 1 / 0)
-
-
 def test_a_case_runs_at_tiny_sizes(benchmark, capsys):
     benchmark("run").main(["seq2seq", "--tiny"])
     lines = capsys.readouterr().out.splitlines()

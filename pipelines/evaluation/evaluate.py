@@ -24,7 +24,8 @@ from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..json_text import json_text
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
-from ..objectives.base import FinishedModel, Objective
+from ..objectives.base import Objective
+from ..objectives.finished_model import FinishedModel
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields

@@ -8,8 +8,7 @@ imported here inside methods, because each file that a command enters takes time
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,46 +18,18 @@ from anyformer.modeling.families import Family
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
-from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
+from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from ..words import counted
 
 if TYPE_CHECKING:
     from ..data.documents import Share
     from ..data.rows import Rows
+    from .finished_model import FinishedModel
     from .losses import OwnLoss
 
-SAMPLES = 3  # generated texts that are shown at the end
 # Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
 SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
-
-
-@dataclass
-class FinishedModel:
-    """A trained model and how to run it, for metrics and samples that a pass over the rows does not give.
-
-    path: folder or Hub name that it loads from. load: loads it, in evaluation mode, on its device. batch_size: rows
-    per forward pass. index, count: this process among those that share the work. gather: a list of this process's
-    results -> that of all processes.
-    """
-
-    path: str
-    load: Callable[[], Any]
-    batch_size: int
-    index: int = 0
-    count: int = 1
-    gather: Callable[[list], list] = field(default=list)
-
-    @cached_property
-    def model(self):
-        """The model, loaded when it is first asked for."""
-        return self.load()
-
-    def shared(self, numbers: Sequence[int], answer: Callable[[list[int]], list]) -> list:
-        """`answer(numbers)`, of which each process computes a share, in the order of `numbers`."""
-        mine = list(numbers[self.index :: self.count])
-        found = dict(self.gather(list(zip(mine, answer(mine)))))
-        return [found[number] for number in numbers]
 
 
 class FamiliesWith:
@@ -462,7 +433,7 @@ class Objective(ABC):
         """
         return {name: result[name] for name in metrics if name in result}
 
-    def finish(self, finished: FinishedModel, splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
+    def finish(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
         """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""
         metrics = {}
         for split, rows in splits.items():
@@ -472,16 +443,16 @@ class Objective(ABC):
         return metrics, self.samples(finished, splits)
 
     def measure(
-        self, finished: FinishedModel, rows: "Rows", numbers: Sequence[int], train: "Rows | None"
+        self, finished: "FinishedModel", rows: "Rows", numbers: Sequence[int], train: "Rows | None"
     ) -> dict[str, float]:
         """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
         return {}
 
-    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
         """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
         return []
 
-    def draw(self, finished: FinishedModel, rows: "Rows", path: Path) -> bool:
+    def draw(self, finished: "FinishedModel", rows: "Rows", path: Path) -> bool:
         """Write a picture of what the model makes of some rows; return whether there is one."""
         return False
 
@@ -525,25 +496,3 @@ class Objective(ABC):
 def evenly_spread(total: int, most: int) -> list[int]:
     """At most `most` of the numbers from 0 to total - 1, evenly spread from the first."""
     return list(range(total)) if most >= total else [i * total // most for i in range(most)]
-
-
-# Settings of the data that are of plain text alone: (name, default).
-SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
-COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
-
-
-def check_examples(objective: Objective) -> None:
-    """Raise UserError for settings of the data that are of plain text alone, where rows are examples or images."""
-    data, is_task = objective.recipe.data, objective.section == "task"
-    reads_text = data.derive in DERIVED_FROM_TEXT
-    what, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
-    for name, default in SOURCES_OF_TEXT:
-        if getattr(data, name) != default and not reads_text:
-            raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
-    if data.num_proc is not None:
-        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
-    for name, default in COLUMNS_OF_TEXT:
-        if getattr(data, name) != default and not reads_text:
-            raise UserError(
-                f"data.{name} has no effect with {learner}; the {objective.section} section names the columns"
-            )

@@ -16,7 +16,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
-from .base import SAMPLES, TOKENS, FinishedModel
+from .base import TOKENS
+from .finished_model import SAMPLES, FinishedModel
 from .text_task import TextTask
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of

@@ -9,7 +9,8 @@ from ..errors import UserError, need_package
 from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
-from .base import Objective, check_examples
+from .base import Objective
+from .example_settings import check_examples
 
 
 @dataclass

@@ -144,7 +144,7 @@ class Cosine(OwnLoss):
 
     def vectors(self, outputs, batch: dict) -> "tuple[torch.Tensor, torch.Tensor]":
         """(B, D) of the first texts and (B, D) of the second ones."""
-        from anyformer.modeling.encoder import pool_tokens
+        from anyformer.modeling.task_heads_encoder import pool_tokens
 
         states = outputs["last_hidden_state"] if isinstance(outputs, dict) else outputs[0]
         pooled = pool_tokens(states.float(), batch.get("attention_mask"), "cls" if self.pooling == "first" else "mean")

@@ -10,7 +10,8 @@ from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
-from .base import SHARE, FinishedModel
+from .base import SHARE
+from .finished_model import FinishedModel
 from .how_to_use import pipeline_command
 from .showing import documents_line, is_label, masked_table, masked_text, print_lines
 from .text import TextObjective

@@ -20,7 +20,8 @@ from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import OneOfSeveral, show
-from .base import FamiliesWith, FinishedModel, Objective
+from .base import FamiliesWith, Objective
+from .finished_model import FinishedModel
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions

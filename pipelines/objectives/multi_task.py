@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import FinishedModel
+from .finished_model import FinishedModel
 from .parts import MixedRows, SeveralParts, of_label
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .translation import Translation, WritingSettings

@@ -11,8 +11,8 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
-from .base import FinishedModel
 from .class_task import held, names_in_data
+from .finished_model import FinishedModel
 from .images import ImageObjective, StoredImages
 from .showing import MOST, image_text
 

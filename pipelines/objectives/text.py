@@ -12,11 +12,12 @@ from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..words import working
-from .base import FinishedModel, Objective
+from .base import Objective
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
     from ..data.rows import Rows
+    from .finished_model import FinishedModel
 
 UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
 
@@ -302,7 +303,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 
-    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
         from ..generation import continue_text
 
         section = self.recipe.evaluation

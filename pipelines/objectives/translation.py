@@ -14,7 +14,8 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .base import SAMPLES, TOKENS, FinishedModel
+from .base import TOKENS
+from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
 from .text_task import TextTask
 

@@ -29,7 +29,7 @@ CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
 OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at")  # what the card tells of run.json's facts
 # Files of modeling/ in the order in which to read them; the family's models stand before, its config after.
 SHARED_FILES = ("decoder", "patch_embeddings", "stack", "block", "experts", "attention", "attention_masks", "positions")
-SHARED_FILES += ("positions_2d", "lm_head", "task_heads", "configuration")
+SHARED_FILES += ("positions_2d", "lm_head", "task_heads", "task_heads_encoder", "configuration")
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 

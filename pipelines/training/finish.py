@@ -12,7 +12,7 @@ from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..errors import UserError
 from ..json_text import finite
-from ..objectives.base import FinishedModel
+from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..reporting.interpret import validations_of
 from ..reporting.run_log import COMPLETING

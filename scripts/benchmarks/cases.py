@@ -8,9 +8,7 @@ from itertools import product
 import attention
 import commands
 import decoding
-import loading
 import method
-import overhead
 import steps
 from method import Goal
 
@@ -96,13 +94,6 @@ def decoder(dtype: str, length: int) -> Shape:
     return Shape(sizes, wanted)
 
 
-def kind(dtype: str, passes: str, length: int) -> Shape:
-    wanted = goals("local+global", 1.8 if length == 4096 else 1.0, "full, two-sided")
-    if length == 4096:
-        wanted |= goals("sliding", 2.5 if passes == "forward" else 2.0, "full") | goals("strided", 1.5, "full")
-    return Shape({"dtype": dtype, "passes": passes, "length": length, "hidden": 128, "heads": 4}, wanted)
-
-
 def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
     least = 0.97 if rows == "plain" else {1024: 1.4, 4096: 3.5}.get(length, 0.97)
     sizes = {"dtype": dtype, "rows": rows, "length": length, "hidden": 256, "heads": 4}
@@ -174,15 +165,6 @@ CASES = [
         memory=Goal(0.2, at_least=False),
     ),
     Case(
-        "kinds",
-        attention.kinds,
-        [kind(*each) for each in product(DTYPES, ("forward", "training"), (256, 1024, 4096))],
-        {"length": 24, "hidden": 16, "heads": 2},
-        rounds=5,
-        memory=True,
-        same=not_compared,
-    ),
-    Case(
         "native_attention",
         attention.native,
         [
@@ -202,57 +184,6 @@ CASES = [
         ],
         TINY_TEXT,
     ),
-    Case(
-        "scoring",
-        decoding.scoring,
-        [
-            Shape(sizes | {"texts": 64, "batch": 8, "solved": 192, "longest": 96}, goals("ours", 3.0, "padded"))
-            for sizes in ({"layers": 2, "hidden": 64, "heads": 2}, {"layers": 8, "hidden": 384, "heads": 6})
-        ],
-        {"layers": 1, "hidden": 32, "heads": 2, "texts": 3, "batch": 2, "solved": 12, "longest": 6},
-        rounds=5,
-    ),
-    Case(
-        "trainer",
-        overhead.trainers,
-        [
-            Shape(
-                {"steps": 105, "batch": 4, "length": 64, "vocab": 1024, "layers": 2, "hidden": 64},
-                goals("AnyformerTrainer", 1 / 1.08, "bare loop"),  # at most 1.08 times the bare loop's time
-            )
-        ],
-        {"steps": 13, "layers": 1, "hidden": 16, "length": 8, "batch": 2, "vocab": 32},
-        rounds=15,
-        clock=method.seconds_in_fork,
-    ),
-    Case(
-        "texts",
-        loading.texts_to_rows,
-        [
-            Shape(
-                {"size": size, "vocab": 16384, "length": 256, "clock": clock},
-                goals("ours", 1.3, "run_clm") | goals("ours, 2 processes", 1.8, "ours"),
-            )
-            for size, clock in ((2_000_000, "cpu"), (8_000_000, "wall"))
-        ],
-        {"size": 20_000, "vocab": 300, "length": 32},
-        clock=method.seconds_in_fork,
-        same=equal,
-    ),
-    Case(
-        "images",
-        loading.images,
-        [
-            Shape(
-                dict(zip(("count", "batch", "padding", "image", "patch", "layers", "hidden"), sizes)),
-                goals("loader", 5.0, "step"),
-            )
-            for sizes in ((2048, 128, 4, 32, 4, 6, 144), (256, 16, 16, 224, 16, 4, 384))
-        ],
-        {"count": 8, "batch": 4, "padding": 2, "image": 16, "patch": 8, "layers": 1, "hidden": 24},
-        rounds=7,
-    ),
-    Case("first_step", commands.first_step, [Shape({})], {}, rounds=3, clock=method.wall_seconds),
     Case(
         "whole_commands",
         commands.whole_commands,

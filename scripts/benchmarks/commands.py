@@ -1,4 +1,4 @@
-"""Whole commands in processes of their own: `anyformer train` against plain transformers, and its first step.
+"""Whole commands in processes of their own: `anyformer train` against plain transformers.
 
 Wall time, so on a machine that does nothing else.
 """
@@ -8,10 +8,8 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -22,39 +20,6 @@ from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 ANYFORMER = [sys.executable, "-m", "anyformer_main"]
-# What any training with transformers' Trainer imports: nobody starts sooner.
-LIBRARIES = "import torch, datasets, accelerate; from transformers import AutoTokenizer, Trainer, TrainingArguments"
-LONGEST = 600.0  # seconds to wait for a first step
-
-
-def first_step(setting) -> dict:
-    """Seconds from `anyformer train quickstart` to its first optimizer step, data and tokenizer from the cache."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ANYFORMER_CACHE": str(setting.folder / "cache")}
-    settings = ["training.logging_steps=1", "evaluation.every_steps=null", "training.warmup_steps=0"]
-
-    def libraries() -> None:
-        subprocess.run([sys.executable, "-c", LIBRARIES], env=environment, cwd=setting.folder, check=True)
-
-    def quickstart() -> Timed:
-        """Start the training, and end it as soon as its log has a step."""
-        folder = Path(tempfile.mkdtemp(dir=setting.folder))
-        log, printed = folder / "run" / "metrics.jsonl", folder / "output.txt"
-        command = [*ANYFORMER, "train", "quickstart", *settings, f"training.output_dir={log.parent}"]
-        began = time.time()
-        with printed.open("w") as output:
-            process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
-            while not (log.exists() and log.read_text().endswith("\n")):
-                if process.poll() is not None or time.time() - began > LONGEST:
-                    raise SystemExit(f"no first step: {printed.read_text()[-2000:]}")
-                time.sleep(0.1)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        return Timed(json.loads(log.read_text().splitlines()[0])["time"] - began)
-
-    return {"libraries": libraries, "anyformer train quickstart": quickstart}
-
-
-# ---------------------------------------------------------------------------------------------------- whole commands
 
 
 @dataclass(frozen=True)

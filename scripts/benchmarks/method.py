@@ -11,7 +11,6 @@ measures an emulation. The first call of each variant must give an equal result.
 import gc
 import importlib.metadata
 import math
-import multiprocessing
 import os
 import platform
 import shutil
@@ -114,25 +113,6 @@ def gpu_seconds(variant: Callable) -> Timed:
     end.record()
     end.synchronize()
     return Timed(begin.elapsed_time(end) / 1e3, value)
-
-
-def seconds_in_fork(variant: Callable) -> Timed:
-    """CPU time of one call in a forked child.
-
-    For work that happens once per process: in one process it gets slower from run to run, as it works between what
-    earlier runs left of the heap (a tokenizer by half after twenty runs), and the variant after a trainer suffers most.
-    """
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=lambda: sender.send(cpu_seconds(variant)))
-    child.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        raise SystemExit("a forked run failed") from None
-    finally:
-        child.join()
 
 
 # -------------------------------------------------------------------------------------------------------- comparison

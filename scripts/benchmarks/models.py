@@ -155,14 +155,14 @@ class Step:
         return loss.detach()
 
 
-def forward_backward(model, batch: dict, dtype: str = "fp32", loss=lambda outputs: outputs.loss):
+def forward_backward(model, batch: dict, dtype: str):
     """A function that makes the gradients anew and returns the loss."""
 
     def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
         with autocast(dtype, model.device.type):
-            value = loss(model.train()(**batch))
-        value.backward()
-        return value.detach()
+            loss = model.train()(**batch).loss
+        loss.backward()
+        return loss.detach()
 
     return step

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import yaml
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.base import SAMPLES
+from anyformer.pipelines.objectives.finished_model import SAMPLES
 from anyformer.pipelines.objectives.parts import MixedRows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number

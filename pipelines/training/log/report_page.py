@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainingArguments
 
-from ...objectives.base import FinishedModel
+from ...objectives.finished_model import FinishedModel
 from ...plots import can_plot
 from ..checkpoints.run_folder import say
 from ..engines.deepspeed_engine import whole_weights

@@ -8,7 +8,8 @@ from accelerate.utils import gather_object
 from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
-from ...objectives.base import FinishedModel, Objective, evenly_spread
+from ...objectives.base import Objective, evenly_spread
+from ...objectives.finished_model import FinishedModel
 from ...recipes.schema import EvaluationSection
 from ..lora import plain
 

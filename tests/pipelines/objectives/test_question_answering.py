@@ -10,7 +10,7 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.answer_spans import best_spans
-from anyformer.pipelines.objectives.base import FinishedModel
+from anyformer.pipelines.objectives.finished_model import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
