@@ -227,7 +227,27 @@ class TokenConfig(TransformerConfig):
 
 
 @strict
-class AnyformerDecoderConfig(TokenConfig):
+class CausalConfig(TokenConfig):
+    """Fields of the families of decoders: those of "gated_delta_attention", named as Qwen3-Next's."""
+
+    linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
+    linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
+    linear_key_head_dim: int | None = None  # gated_delta_: channels of a query or key; null: head_dim
+    linear_value_head_dim: int | None = None  # gated_delta_: channels of a value; null: linear_key_head_dim
+    linear_conv_kernel_dim: int = 4  # gated_delta_: tokens that the convolution before it sees
+    linear_allow_neg_eigval: bool = False  # gated_delta_: writes up to 2, so that states can flip (Grazzi et al. 2025)
+
+    def derive(self):
+        super().derive()
+        if "gated_delta_attention" in self.attention_kinds:
+            self.linear_num_key_heads = self.linear_num_key_heads or self.num_attention_heads
+            self.linear_num_value_heads = self.linear_num_value_heads or self.linear_num_key_heads
+            self.linear_key_head_dim = self.linear_key_head_dim or self.head_dim
+            self.linear_value_head_dim = self.linear_value_head_dim or self.linear_key_head_dim
+
+
+@strict
+class AnyformerDecoderConfig(CausalConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
     Beside the shared kinds of attention it has three whose memory does not grow with the row: "linear_attention",

@@ -76,7 +76,7 @@ class Kind:
     splits_heads: bool = True  # tensor parallelism can split the heads
     module: str | None = None  # the file of this folder that has its class
     # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
-    memories: int = 0  # matrices of its cache: K x (K + 1) in fp32 for each key/value head
+    state_values: Callable[..., int] | None = None  # config -> values that a layer's states hold in fp32, of one row
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
 
     @property
@@ -116,6 +116,14 @@ ATTENTION_KINDS = {
     ),
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
+    ),
+    "gated_delta_attention": Kind(
+        layer_type=STATE_LAYER_TYPE,
+        lookback=lambda c: 0,
+        flash=True,
+        own_scores=True,
+        splits_heads=False,
+        module="attention_delta",
     ),
     "compressive_attention": Kind(
         layer_type=STATE_LAYER_TYPE,

@@ -120,6 +120,13 @@ DECODERS = {
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
     "linear-full": {"attention_pattern": ["linear_attention"] * 2 + ["full_attention"], "num_hidden_layers": 3},
     "linear-sliding": {"attention_pattern": ["linear_attention", "sliding_attention"], "sliding_window": 4},
+    "delta": {"attention_pattern": ["gated_delta_attention"], "position_encoding": "none"},
+    "delta-full": {
+        "attention_pattern": ["gated_delta_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 16,
+    },
     "compressive": COMPRESSIVE,
     "compressive-plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
     "compressive-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
