@@ -140,7 +140,6 @@ def delta_rule(q_BHTK, k_BHTK, v_BHTV, fades_BHT, writes_BHT, documents_BT=None,
         state_BHKV = k_BHTK.new_zeros(batch, heads, keys, v_BHTV.shape[-1])
     q, k, v = (with_zeros(x, after=tail).unflatten(2, (-1, size)) for x in (q_BHTK, k_BHTK, v_BHTV))
     fades, writes = (pad(x, (0, tail)).unflatten(2, (-1, size)) for x in (fades_BHT, writes_BHT))
-    faded = fades.cumsum(-1)  # (B, H, n, C)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     reads = ends = goes_on = None
     if documents_BT is not None:
@@ -151,6 +150,10 @@ def delta_rule(q_BHTK, k_BHTK, v_BHTV, fades_BHT, writes_BHT, documents_BT=None,
         reads = (documents == owners[..., None])[:, None, :, :, None]
         ends = (documents == last[..., None])[:, None, :, :, None]
         goes_on = (owners == last)[:, None, :, None, None]
+    # Sums within a document by a product, not by differences of running sums: their gradients would only nearly cancel.
+    faded = (
+        fades.cumsum(-1) if documents_BT is None else (seen.to(fades.dtype) @ fades[..., None])[..., 0]
+    )  # (B, H, n, C)
     fading = (faded[..., :, None] - faded[..., None, :]).masked_fill(~seen, -torch.inf).exp()
     k_written = k * writes[..., None]
     from_state = k_written * faded.exp()[..., None]
