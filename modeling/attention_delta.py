@@ -5,7 +5,7 @@ Shapes as in attention.py, and G heads of queries and keys of K channels, V chan
 
 import torch
 from torch import nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import pad, silu
 from transformers import initialization as init
 
 from .attention import Attention
@@ -80,7 +80,8 @@ class GatedDeltaNet(Attention):
             q, k = (of_length_one(x.unflatten(-1, (-1, self.key_size)).transpose(1, 2).to(wide)) for x in (q, k))
             v = v.unflatten(-1, (-1, self.value_size)).transpose(1, 2).to(wide)
             fades = self.a_proj(hidden_states.to(self.a_proj.weight.dtype)).to(wide) + self.dt_bias.to(wide)
-            fades_BHT = (-self.A_log.to(wide).exp() * softplus(fades)).transpose(1, 2)
+            # softplus; the gradient of torch's has strides that torch.compile does not foresee (torch 2.15, aot_eager).
+            fades_BHT = (-self.A_log.to(wide).exp() * torch.logaddexp(fades, torch.zeros_like(fades))).transpose(1, 2)
             writes_BHT = self.b_proj(hidden_states.to(self.b_proj.weight.dtype)).to(wide).sigmoid().transpose(1, 2)
             writes_BHT = writes_BHT * self.write_strength
             if documents is not None:
