@@ -89,6 +89,8 @@ class Attention(nn.Module):
         self.o_proj.writes_residual = True  # read by `_init_weights`
         sizes = (queries, keys) if config.qk_norm_width else (self.head_dim,) * 2
         self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
+        gate = config.attention_gate
+        self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
@@ -147,6 +149,8 @@ class Attention(nn.Module):
         out_BTHK, weights = run(
             self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
         )
+        if self.output_gate is not None:
+            out_BTHK = self.output_gate(out_BTHK, hidden_states)
         return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:

@@ -89,6 +89,7 @@ class TransformerConfig(PreTrainedConfig):
     mlp_bias: bool = False  # biases of the feed-forward; experts have none
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
     qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
+    attention_gate: str | None = None  # a gate on attention's output, for each head or channel (Qiu et al. 2025)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -245,6 +246,9 @@ class CausalConfig(TokenConfig):
             self.linear_key_head_dim = self.linear_key_head_dim or self.head_dim
             self.linear_value_head_dim = self.linear_value_head_dim or self.linear_key_head_dim
 
+    def validate_layer_type(self):
+        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
+
 
 @strict
 class AnyformerDecoderConfig(CausalConfig):
@@ -265,6 +269,3 @@ class AnyformerDecoderConfig(CausalConfig):
     segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
     memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
     memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
-
-    def validate_layer_type(self):
-        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""

@@ -144,7 +144,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block".
+# "feed forward", "norm", "block", "attention gate".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -249,6 +249,7 @@ def parts_of(c) -> list[str]:
     blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
+    modules += ["attention_gate"] if c.attention_gate is not None else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

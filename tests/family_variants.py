@@ -115,6 +115,8 @@ DECODERS = {
         "sliding_window": 5,
         "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": None},
     },
+    "gated": {"attention_gate": "channel", "attention_bias": True},
+    "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
     "linear": LINEAR,
     "linear-none": LINEAR | {"position_encoding": "none"},
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},

@@ -24,6 +24,8 @@ MPT = {"d_model": 48, "n_layers": 2, "max_seq_len": 64, "use_cache": True}
 
 FALCON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 64}
 GEMMA = LLAMA | {"hidden_size": 64, "head_dim": 16}  # the factor of its embeddings is of fp32: 8 is exact
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+HYBRID |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 UNTIED = {"tie_word_embeddings": False}
 
@@ -65,6 +67,7 @@ DECODERS = {
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6, "layer_types": SLIDING}),
     "olmo2": ("olmo2", LLAMA),
+    "qwen3_5": ("qwen3_5_text", LLAMA | HYBRID),
     "olmo3": ("olmo3", LLAMA | {"sliding_window": 6, "layer_types": SLIDING}),
     "gpt_neox_whole_rotation": ("gpt_neox", NEOX | {"rotary_pct": 1.0, "attention_bias": False}),
     "llama2": ("llama", LLAMA | {"num_key_value_heads": None, "rms_norm_eps": 1e-3}),
@@ -153,6 +156,7 @@ MIXTURES = {
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral_sliding": ("mixtral", MIXTRAL | {"sliding_window": 6, "head_dim": 16, "num_local_experts": 3}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3_next": ("qwen3_next", QWEN3_MOE | HYBRID | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
     "qwen3_moe_unnormalised": (
         "qwen3_moe",
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},

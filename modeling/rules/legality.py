@@ -25,6 +25,7 @@ from .bounds import bound_faults
 from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -139,6 +140,13 @@ def _rope_layer_faults(c):
             f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
             f"queries and keys are rotated, 0 where not"
         )
+
+
+def _ungated(c):
+    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
+    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
+    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
+    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -256,6 +264,14 @@ ILLEGAL = [
     (
         lambda c: c.qk_norm_width and not c.qk_norm,
         lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
+    ),
+    (
+        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
+        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
+    ),
+    (
+        lambda c: c.attention_gate is not None and _ungated(c) is not None,
+        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
     ),
     _first(_rope_layer_faults),
     (

@@ -15,6 +15,7 @@ CHOICES = {
     "norm_type": NORM_TYPES,
     "norm_position": NORM_POSITIONS,
     "block": BLOCKS,
+    "attention_gate": legality.ATTENTION_GATES,
     "mlp_type": MLP_TYPES,
     "mlp_pattern": experts.MLP_KINDS,
     "mlp_layer_types": experts.MLP_KINDS,

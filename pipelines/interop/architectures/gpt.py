@@ -2,7 +2,7 @@
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual, same
 from ..rotary import ROTARY_WITH_PART, flat_rope
-from ..weights import fused, renamed
+from ..weights import by_head, fused, renamed
 
 GPT2 = ArchitectureMap(
     native="gpt2",
@@ -212,7 +212,7 @@ GPT_NEOX = ArchitectureMap(
         "embed_in": renamed("embed_tokens"),
         "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "layers.*.attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
         ),
         "layers.*.attention.dense": renamed("layers.*.self_attn.o_proj"),
         "layers.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),

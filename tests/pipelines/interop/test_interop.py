@@ -18,7 +18,7 @@ from anyformer.pipelines.interop.architecture_map import (
     native_fields,
 )
 from anyformer.pipelines.interop.matching import our_config
-from anyformer.pipelines.interop.weights import fused
+from anyformer.pipelines.interop.weights import by_head, fused
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
 from native_models import (
     DECODERS,
@@ -151,7 +151,8 @@ def test_every_field_of_ours_in_a_table_exists(name):
 
 
 @pytest.mark.parametrize(
-    "row", [fused("q", "k", "v", under="a", interleaved=i, transposed=t) for i in (False, True) for t in (False, True)]
+    "row",
+    [fused("q", "k", "v", under="a", layout=order, transposed=t) for order in (None, by_head) for t in (False, True)],
 )
 def test_splitting_and_joining_are_inverse(row):
     config = AnyformerDecoderConfig(hidden_size=24, num_attention_heads=4)
