@@ -59,7 +59,8 @@ class Attention(nn.Module):
 
     Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
-    `qk_norm` normalises each query and key head before the rotation (Henry et al. 2020; per head as in Qwen3).
+    `qk_norm` normalises queries and keys before the rotation (Henry et al. 2020): each head as in Qwen3, or with
+    `qk_norm_width` all heads at once as in OLMo 2.
     """
 
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
@@ -86,8 +87,10 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_out_bias)
         self.o_proj.writes_residual = True  # read by `_init_weights`
-        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else None
-        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else None
+        sizes = (queries, keys) if config.qk_norm_width else (self.head_dim,) * 2
+        self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
+        gate = config.attention_gate
+        self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
@@ -98,7 +101,9 @@ class Attention(nn.Module):
         return self.config._attn_implementation
 
     def heads(self, x, norm=None):
-        """(B, T, H * K) -> (B, H, T, K)."""
+        """(B, T, H * K) -> (B, H, T, K). norm: of each head, or with `qk_norm_width` of all at once."""
+        if norm is not None and self.config.qk_norm_width:
+            x, norm = norm(x), None
         x_BTHK = x.view(*x.shape[:-1], -1, self.head_dim)
         return (x_BTHK if norm is None else norm(x_BTHK)).transpose(1, 2)
 
@@ -144,6 +149,8 @@ class Attention(nn.Module):
         out_BTHK, weights = run(
             self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
         )
+        if self.output_gate is not None:
+            out_BTHK = self.output_gate(out_BTHK, hidden_states)
         return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:

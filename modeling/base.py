@@ -1,6 +1,5 @@
 """Base class of all models: transformers' flags, initialisation, saving with code."""
 
-import importlib
 import math
 import shutil
 import sys
@@ -17,8 +16,9 @@ from .attention import Attention
 from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
-from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES
+from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES, parts_of
 
+WITH_PARTS = "_with_parts"  # behind the family's name: in folders of models with parts that its file does not import
 PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
@@ -63,6 +63,11 @@ def unserved(c, pages: bool = False) -> str | None:
     return next((f"{name}={getattr(c, name)}" for name, is_wrong in wrong.items() if is_wrong), None)
 
 
+def _with_imports(file: Path) -> set[Path]:
+    """A code file and the siblings that it imports, and so on."""
+    return {file, *map(Path, get_relative_import_files(file))}
+
+
 def enter_peft_defaults(model_type: str) -> None:
     """Enter a family into PEFT's tables of default target modules, where PEFT is loaded: modules are named as Qwen2's.
 
@@ -78,7 +83,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["TransformerBlock"]
+    _no_split_modules = ["TransformerBlock", "InsideNormBlock", "SandwichBlock", "ParallelBlock"]
     _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -172,10 +177,13 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         """The model's class; FSDP2 puts one that torch has made in its place."""
         return next(each for each in type(self).__mro__ if not each.__module__.startswith("torch."))
 
-    def code_file(self) -> str:
-        """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
-        package, _, own = self.own_class().__module__.rpartition(".")
-        return PLUGIN_CODE if f"{package}.{PLUGIN_CODE}" in sys.modules else own
+    def code_files(self) -> list[Path]:
+        """The files of the config's parts that the family's file does not import; and that file, the last."""
+        module = sys.modules[self.own_class().__module__]
+        name = PLUGIN_CODE if f"{module.__package__}.{PLUGIN_CODE}" in sys.modules else Path(module.__file__).stem
+        family = Path(module.__file__).with_name(f"{name}.py")
+        parts = [family.with_name(f"{part}.py") for part in parts_of(self.config)]
+        return [part for part in parts if part not in _with_imports(family)] + [family]
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
@@ -187,14 +195,13 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         config, and makes a class for each file (with its imports) and name of a folder: of two folders of one name the
         second would get the first one's model if the file of their configs were the same.
         """
-        package, _, own_file = self.own_class().__module__.rpartition(".")
-        config, code_file = type(self.config), self.code_file()
-        code = importlib.import_module(f"{package}.{code_file}".lstrip("."))
-        config_file = code_file if hasattr(code, config.__name__) else config.__module__.rpartition(".")[2]
+        files, config = self.code_files(), type(self.config)
+        own_file = files[-1].stem
+        code_file = own_file if len(files) == 1 else f"{own_file}{WITH_PARTS}"
         auto_map = {auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()}
-        auto_map["AutoConfig"] = f"{config_file}.{config.__name__}"
+        auto_map["AutoConfig"] = f"{code_file}.{config.__name__}"
         self.config.auto_map = dict(auto_map)
-        if code_file == own_file and self.own_class() is type(self):
+        if own_file == code_file == self.own_class().__module__.rpartition(".")[2] and self.own_class() is type(self):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)
             return
         hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
@@ -206,8 +213,11 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         if is_main_process:
             self.config.auto_map = auto_map
             self.config.save_pretrained(save_directory)
-            for path in (code.__file__, *get_relative_import_files(code.__file__)):
-                shutil.copyfile(path, Path(save_directory) / Path(path).name)
+            for path in {path for file in files for path in _with_imports(file)}:
+                shutil.copyfile(path, Path(save_directory) / path.name)
+            if len(files) > 1:
+                source = "".join(f"from .{file.stem} import *\n" for file in files)
+                (Path(save_directory) / f"{code_file}.py").write_text(source, encoding="utf-8")
             if push_to_hub:  # after a second save: transformers uploads no file that was added after its own
                 hub.setdefault("repo_id", Path(save_directory).name)
                 self.push_to_hub(**hub, **{"token": kwargs["token"]} if "token" in kwargs else {})

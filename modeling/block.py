@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import implementation
+from .traits import BLOCKS, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
 
 
 class RMSNorm(nn.RMSNorm):
@@ -26,14 +26,16 @@ class RMSNorm(nn.RMSNorm):
 
 
 def build_norm(config, size: int | None = None) -> nn.Module:
-    """LayerNorm (Ba et al. 2016) or RMSNorm over the last axis.
+    """LayerNorm (Ba et al. 2016), RMSNorm or the norm of a part over the last axis.
 
     `size` is the length of that axis; None: `hidden_size`.
     """
     size = config.hidden_size if size is None else size
     if config.norm_type == "rmsnorm":
         return RMSNorm(size, eps=config.norm_eps)
-    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+    if config.norm_type == "layernorm":
+        return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+    return implementation("norm", config.norm_type, NORM_TYPES[config.norm_type])(config, size)
 
 
 class MLP(nn.Module):
@@ -80,10 +82,12 @@ def build_feed_forward(config, layer_idx: int) -> nn.Module:
     return FEED_FORWARDS[config.mlp_type](config)
 
 
+@implements("block", "pre", "post")
 class TransformerBlock(GradientCheckpointingLayer):
     """(B, T, D) -> (B, T, D); with experts (`is_sparse`), followed by the three parts of their Routing.
 
-    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1). With `cross_attn` the
+    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other residual forms are
+    subclasses in files of their own. With `cross_attn` the
     tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention and feed-forward
     return (output, extra): the extra is attention weights or a Routing, or None.
 
@@ -103,6 +107,7 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.post_attention_layernorm = build_norm(config)
         # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
+        self.multiplier = None if config.residual_multiplier == 1 else config.residual_multiplier
 
     def forward(self, hidden_states, *trained, trained_names=(), kept_tokens=None, **context):
         """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
@@ -124,9 +129,7 @@ class TransformerBlock(GradientCheckpointingLayer):
             x_BTD, _ = self.residual(
                 self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
             )
-        if kept_tokens is not None:
-            is_number = isinstance(kept_tokens, int)
-            x_BTD = x_BTD[:, :kept_tokens] if is_number else x_BTD.flatten(0, 1).index_select(0, kept_tokens)[None]
+        x_BTD = self.kept(x_BTD, kept_tokens)
         x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
 
         # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.
@@ -135,5 +138,24 @@ class TransformerBlock(GradientCheckpointingLayer):
     def residual(self, norm, part, x_BTD, **context) -> tuple:
         """x + part(norm(x)), or post-norm norm(x + part(x)); and the part's extra."""
         out_BTD, extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
-        x_BTD = x_BTD + (out_BTD if self.dropout is None else self.dropout(out_BTD))
+        x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
+
+    def branch(self, out_BTD):
+        """What a part's output adds to the hidden states: it with dropout, times `residual_multiplier`."""
+        out_BTD = out_BTD if self.dropout is None else self.dropout(out_BTD)
+        return out_BTD if self.multiplier is None else out_BTD * self.multiplier
+
+    @staticmethod
+    def kept(x_BTD, kept_tokens):
+        """The tokens of which the feed-forward part is computed (see `forward`)."""
+        if kept_tokens is None:
+            return x_BTD
+        is_number = isinstance(kept_tokens, int)
+        return x_BTD[:, :kept_tokens] if is_number else x_BTD.flatten(0, 1).index_select(0, kept_tokens)[None]
+
+
+def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
+    """The layer of the residual form that `norm_position` and `block` name."""
+    form = block_form(config)
+    return implementation("block", form, (NORM_POSITIONS | BLOCKS)[form])(config, layer_idx, *attentions)

@@ -64,6 +64,7 @@ class TransformerConfig(PreTrainedConfig):
     head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
     position_encoding: str = "rotary"  # how positions are told apart
     rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
+    no_rope_layers: list[int] | None = None  # rotary: for each layer 1, or 0: no positions there (Yang et al. 2025)
     alibi_bias_max: int | float = 8.0  # alibi: the slopes are 2^-(this / heads), ... (Press et al. 2022)
     relative_attention_num_buckets: int = 32  # relative: biases that a head learns (Raffel et al. 2020)
     relative_attention_max_distance: int = 128  # relative: distances from here on share the last bias
@@ -74,7 +75,10 @@ class TransformerConfig(PreTrainedConfig):
     sliding_window: int | None = None  # sliding_, local_global_attention: tokens that a query sees
     attention_stride: int | None = None  # strided_attention: the n last tokens, each n-th before (Child et al. 2019)
     norm_type: str = "rmsnorm"  # what the norms compute (rmsnorm: Zhang and Sennrich 2019)
-    norm_position: str = "pre"  # norms before attention and feed-forward, or behind the sums (Xiong et al. 2020)
+    norm_position: str = "pre"  # of norms: pre, post (Xiong et al. 2020), both (Gemma 2), inside the branch (OLMo 2)
+    block: str = "sequential"  # feed-forward behind attention, or parallel to it (Chowdhery et al. 2022)
+    parallel_norms: int = 1  # block: parallel: one norm for both (PaLM, GPT-J), or 2, one for each (GPT-NeoX)
+    residual_multiplier: int | float = 1.0  # what attention and feed-forward add is multiplied by it (Granite)
     norm_eps: float = 1e-5  # added to the variance in a norm
     norm_bias: bool = True  # layernorm: norms have biases
     mlp_type: str = "glu"  # feed-forward: two matrices, or a third as gate (Shazeer 2020)
@@ -84,6 +88,8 @@ class TransformerConfig(PreTrainedConfig):
     attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
     mlp_bias: bool = False  # biases of the feed-forward; experts have none
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
+    qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
+    attention_gate: str | None = None  # a gate on attention's output, for each head or channel (Qiu et al. 2025)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -140,7 +146,19 @@ class TransformerConfig(PreTrainedConfig):
             self.attention_key_bias = self.attention_bias
         if self.layer_types is None:
             self.layer_types = [cache_type(kind) for kind in self.attention_kinds]
+        self.name_layers_without_rope()
         self.set_parallel_plans()
+
+    def name_layers_without_rope(self):
+        """Layer types whose `rope_parameters` are null become layers of `no_rope_layers`."""
+        unrotated = {name for name, value in (self.rope_parameters or {}).items() if value is None}
+        unrotated &= set(self.layer_types)
+        if not unrotated:
+            return
+        self.no_rope_layers = [int(name not in unrotated) for name in self.layer_types]
+        others = {name: value for name, value in self.rope_parameters.items() if value is not None}
+        first = next((value for value in others.values() if isinstance(value, dict)), {})
+        self.rope_parameters = others | {name: dict(first) for name in unrotated}  # read by no layer
 
     def to_dict(self):
         """Without `layer_types` that only this package knows: a plain config, as Trainer reads one when it resumes a
@@ -210,7 +228,30 @@ class TokenConfig(TransformerConfig):
 
 
 @strict
-class AnyformerDecoderConfig(TokenConfig):
+class CausalConfig(TokenConfig):
+    """Fields of the families of decoders: those of "gated_delta_attention", named as Qwen3-Next's."""
+
+    linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
+    linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
+    linear_key_head_dim: int | None = None  # gated_delta_: channels of a query or key; null: head_dim
+    linear_value_head_dim: int | None = None  # gated_delta_: channels of a value; null: linear_key_head_dim
+    linear_conv_kernel_dim: int = 4  # gated_delta_: tokens that the convolution before it sees
+    linear_allow_neg_eigval: bool = False  # gated_delta_: writes up to 2, so that states can flip (Grazzi et al. 2025)
+
+    def derive(self):
+        super().derive()
+        if "gated_delta_attention" in self.attention_kinds:
+            self.linear_num_key_heads = self.linear_num_key_heads or self.num_attention_heads
+            self.linear_num_value_heads = self.linear_num_value_heads or self.linear_num_key_heads
+            self.linear_key_head_dim = self.linear_key_head_dim or self.head_dim
+            self.linear_value_head_dim = self.linear_value_head_dim or self.linear_key_head_dim
+
+    def validate_layer_type(self):
+        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
+
+
+@strict
+class AnyformerDecoderConfig(CausalConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
     Beside the shared kinds of attention it has three whose memory does not grow with the row: "linear_attention",
@@ -228,6 +269,3 @@ class AnyformerDecoderConfig(TokenConfig):
     segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
     memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
     memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
-
-    def validate_layer_type(self):
-        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""

@@ -2,7 +2,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration import TokenConfig
+from .configuration import CausalConfig, TokenConfig
 
 
 @strict
@@ -61,7 +61,7 @@ RoutedConfig.output_router_logits = property(
 
 
 @strict
-class AnyformerMoeConfig(RoutedConfig):
+class AnyformerMoeConfig(RoutedConfig, CausalConfig):
     """A decoder with mixture-of-experts layers: Mixtral, Qwen3-MoE, DeepSeek's routing."""
 
     model_type = "anyformer_moe"

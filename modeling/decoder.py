@@ -30,7 +30,6 @@ from .lm_head import (
 )
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
-from .traits import ATTENTION_KINDS
 
 BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast, __name__)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast, __name__)
@@ -159,11 +158,6 @@ CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageMode
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
     auto_classes = FAMILIES[DECODER].heads
-
-    def code_file(self):
-        keeps_states = any(ATTENTION_KINDS[kind].keeps_states for kind in self.config.attention_kinds)
-        own = super().code_file()
-        return "decoder_memory" if keeps_states and own == "decoder" else own
 
 
 class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):

@@ -11,9 +11,9 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
     attentions: names of the attention modules in a layer.
     """
     plan = feed_forward_plan(config)
-    # Not split by heads: biases and gates hold all heads at once, global tokens read whole rows.
+    # Not split by heads: biases, gates and wide norms hold all heads at once, global tokens read whole rows.
     parts = POSITION_SCHEMES[config.position_encoding], *(ATTENTION_KINDS[kind] for kind in config.attention_kinds)
-    if not all(part.splits_heads for part in parts):
+    if not all(part.splits_heads for part in parts) or config.qk_norm_width or config.attention_gate:
         return plan
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only

@@ -235,8 +235,12 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
         return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(names)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
         rotations = {name: for_heads(scheme(x_BTD, batch.token_positions, name)) for name in scheme.by_type}
-        return x_BTD, [{"position_embeddings": rotations[kinds[name].layer_type]} for name in names]
-    return x_BTD, [{"position_embeddings": for_heads(scheme(x_BTD, batch.token_positions))}] * len(names)
+        per_layer = [{"position_embeddings": rotations[kinds[name].layer_type]} for name in names]
+    else:
+        per_layer = [{"position_embeddings": for_heads(scheme(x_BTD, batch.token_positions))}] * len(names)
+    if config.no_rope_layers is not None:
+        per_layer = [own if rotated else {} for own, rotated in zip(per_layer, config.no_rope_layers)]
+    return x_BTD, per_layer
 
 
 def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:

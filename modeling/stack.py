@@ -19,7 +19,7 @@ from .attention_masks import (
     make_masks,
     takes_no_mask,
 )
-from .block import TransformerBlock, build_norm
+from .block import build_block, build_norm
 from .positions import (
     LearnedPositions,
     RotaryEmbedding,
@@ -80,9 +80,9 @@ class TransformerStack:
             attentions = [build_attention(config, i)]
             if cross_attention:
                 attentions.append(Attention(config, i, cross_attention=True))
-            self.layers.append(TransformerBlock(config, i, *attentions))
+            self.layers.append(build_block(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
-        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.norm = nn.Identity() if config.norm_position == "post" else build_norm(config)
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds

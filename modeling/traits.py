@@ -76,7 +76,7 @@ class Kind:
     splits_heads: bool = True  # tensor parallelism can split the heads
     module: str | None = None  # the file of this folder that has its class
     # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
-    memories: int = 0  # matrices of its cache: K x (K + 1) in fp32 for each key/value head
+    state_values: Callable[..., int] | None = None  # config -> values that a layer's states hold in fp32, of one row
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
 
     @property
@@ -93,6 +93,11 @@ class FeedForward:
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
+# Values of `norm_type`, and the residual forms, values of `norm_position` and of `block`: the file of this folder that
+# has their class.
+NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
+NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
+BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
@@ -111,6 +116,14 @@ ATTENTION_KINDS = {
     ),
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
+    ),
+    "gated_delta_attention": Kind(
+        layer_type=STATE_LAYER_TYPE,
+        lookback=lambda c: 0,
+        flash=True,
+        own_scores=True,
+        splits_heads=False,
+        module="attention_delta",
     ),
     "compressive_attention": Kind(
         layer_type=STATE_LAYER_TYPE,
@@ -131,7 +144,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward".
+# "feed forward", "norm", "block", "attention gate".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -148,7 +161,7 @@ def implements(role: str, *names: str):
 def implementation(role: str, name: str, module: str | None = None) -> Callable | None:
     """The class or function of a role and name, or None. `module`: the file of this folder that enters it.
 
-    A model on the Hub has the file because its family's file imports it, too: see `decoder_memory.py`, `encoder.py`.
+    A model on the Hub has the file because its family's file imports it, too, or is saved with it: see `parts_of`.
 
     Raises ImportError where a folder from the Hub, made for another config, lacks the file.
     """
@@ -224,6 +237,20 @@ def mlp_kinds(c) -> list[str]:
     if c.mlp_pattern:
         return [c.mlp_pattern[i % len(c.mlp_pattern)] for i in range(c.num_hidden_layers)]
     return list(c.mlp_layer_types or ["sparse"] * c.num_hidden_layers)
+
+
+def block_form(c) -> str:
+    """The residual form of a config's layers: the name of their class in the role "block"."""
+    return c.norm_position if c.block == "sequential" else c.block
+
+
+def parts_of(c) -> list[str]:
+    """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
+    blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
+    modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
+    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
+    modules += ["attention_gate"] if c.attention_gate is not None else []
+    return [module for module in dict.fromkeys(modules) if module is not None]
 
 
 def odd_sizes(c) -> str | None:

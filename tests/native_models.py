@@ -18,10 +18,15 @@ LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "nu
 LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 NEO = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 64, "window_size": 6}
 NEOX = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-NEOX |= {"max_position_embeddings": 64, "use_parallel_residual": False}
+NEOX |= {"max_position_embeddings": 64}
 BLOOM = {"hidden_size": 48, "n_layer": 2}
 MPT = {"d_model": 48, "n_layers": 2, "max_seq_len": 64, "use_cache": True}
 
+FALCON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 64}
+GEMMA = LLAMA | {"hidden_size": 64, "head_dim": 16}  # the factor of its embeddings is of fp32: 8 is exact
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+HYBRID |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 UNTIED = {"tie_word_embeddings": False}
 
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
@@ -42,6 +47,28 @@ DECODERS = {
         NEO | {"attention_types": [[["local"], 3], [["global"], 1]], "intermediate_size": 40},
     ),
     "gpt_neox": ("gpt_neox", NEOX),
+    "gpt_neox_sequential": ("gpt_neox", NEOX | {"use_parallel_residual": False}),
+    "gptj": ("gptj", GPT2 | {"rotary_dim": 4}),
+    "phi": ("phi", LLAMA),
+    "phi_qk_norm": ("phi", LLAMA | {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
+    "falcon": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_one_norm": (
+        "falcon",
+        FALCON | {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "bias": True},
+    ),
+    "cohere": ("cohere", LLAMA | {"logit_scale": 0.5}),
+    "cohere2": ("cohere2", LLAMA | {"sliding_window": 6, "layer_types": SLIDING}),
+    "granite": (
+        "granite",
+        LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
+    ),
+    "smollm3": ("smollm3", LLAMA | {"no_rope_layers": [1, 0, 1]}),
+    "gemma": ("gemma", GEMMA),
+    "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),
+    "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6, "layer_types": SLIDING}),
+    "olmo2": ("olmo2", LLAMA),
+    "qwen3_5": ("qwen3_5_text", LLAMA | HYBRID),
+    "olmo3": ("olmo3", LLAMA | {"sliding_window": 6, "layer_types": SLIDING}),
     "gpt_neox_whole_rotation": ("gpt_neox", NEOX | {"rotary_pct": 1.0, "attention_bias": False}),
     "llama2": ("llama", LLAMA | {"num_key_value_heads": None, "rms_norm_eps": 1e-3}),
     "llama3_tied": ("llama", LLAMA | {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
@@ -129,6 +156,7 @@ MIXTURES = {
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral_sliding": ("mixtral", MIXTRAL | {"sliding_window": 6, "head_dim": 16, "num_local_experts": 3}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3_next": ("qwen3_next", QWEN3_MOE | HYBRID | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
     "qwen3_moe_unnormalised": (
         "qwen3_moe",
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},

@@ -151,6 +151,30 @@ PUBLISHED = {
         "mpt",
         {"d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "no_bias": True},
     ),
+    "pythia_160m": Published(
+        162_322_944,
+        "Hub: EleutherAI/pythia-160m, without masks; Biderman et al. 2023, table 1",
+        "gpt_neox",
+        {"vocab_size": 50304, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
+        | {"num_attention_heads": 12, "rotary_pct": 0.25},
+    ),
+    "gemma3_1b": Published(
+        999_885_952,
+        "Hub: google/gemma-3-1b-pt",
+        "gemma3_text",
+        {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4}
+        | {"num_key_value_heads": 1, "sliding_window": 512, "max_position_embeddings": 32768},
+    ),
+    "olmo2_1b": Published(
+        1_484_916_736,
+        "Hub: allenai/OLMo-2-0425-1B",
+        "olmo2",
+        {"vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+        | {"num_attention_heads": 16, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+    ),
+    "palm_8b": Published(8_632_012_800, "Chowdhery et al. 2022, table 1: 8.63B; exact by arithmetic"),
+    "palm_540b": Published(540_356_474_880, "the same: 540.35B; exact by arithmetic"),
     # ------------------------------------------------------------------------------------------ mixtures of experts
     "mixtral_8x7b": Published(
         46_702_792_704,

@@ -21,6 +21,29 @@ def _no_single_scores(setting: str, unset, instead: str) -> Rule:
     )
 
 
+def _head_matrices(count: int):
+    """config -> the values of `count` matrices of K x (K + 1) for each key/value head."""
+
+    def values(c) -> int:
+        heads = c.num_key_value_heads or c.num_attention_heads
+        size = c.head_dim or c.hidden_size // c.num_attention_heads
+        return count * heads * size * (size + 1)
+
+    return values
+
+
+def _delta_sizes(c) -> tuple[int, int, int, int]:
+    """Heads of keys and of values, channels of a key and of a value, of gated_delta_attention."""
+    size = c.head_dim or c.hidden_size // c.num_attention_heads
+    keys, values = c.linear_num_key_heads or c.num_attention_heads, c.linear_num_value_heads
+    return keys, values or keys, c.linear_key_head_dim or size, c.linear_value_head_dim or c.linear_key_head_dim or size
+
+
+def _delta_values(c) -> int:
+    keys, values, key_size, value_size = _delta_sizes(c)
+    return values * key_size * value_size + (2 * keys * key_size + values * value_size) * (c.linear_conv_kernel_dim - 1)
+
+
 def _too_few_buckets(c) -> bool:
     buckets = c.relative_attention_num_buckets
     return buckets < 2 or c.relative_attention_max_distance <= buckets // 2
@@ -62,7 +85,7 @@ OF_SCHEMES = {
     ),
     "rotary": dict(
         plane=True,
-        fields=("rope_parameters", "max_position_embeddings"),
+        fields=("rope_parameters", "max_position_embeddings", "no_rope_layers"),
         plane_rules=(
             (
                 lambda c: _plane_rope_type(c) != "default",
@@ -124,7 +147,7 @@ OF_KINDS = {
     ),
     "linear_attention": dict(
         families=(DECODER,),
-        memories=1,
+        state_values=_head_matrices(1),
         rules=(
             (
                 _adds_single_scores,
@@ -138,11 +161,35 @@ OF_KINDS = {
             _no_single_scores("attention_multiplier", None, "leave it null"),
         ),
     ),
+    "gated_delta_attention": dict(
+        families=(DECODER, MOE),
+        state_values=_delta_values,
+        rules=(
+            (
+                _adds_single_scores,
+                lambda c: (
+                    f"position_encoding={c.position_encoding!r} adds to single scores, which gated_delta_attention "
+                    f"does not have; rotary, learned, sinusoidal and none go with it"
+                ),
+            ),
+            (
+                lambda c: _delta_sizes(c)[1] % _delta_sizes(c)[0] != 0,
+                lambda c: (
+                    f"linear_num_value_heads={_delta_sizes(c)[1]} is no multiple of linear_num_key_heads="
+                    f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
+                ),
+            ),
+            (
+                lambda c: c.linear_conv_kernel_dim < 1,
+                lambda c: f"linear_conv_kernel_dim={c.linear_conv_kernel_dim} is no number of tokens; 1 is each alone",
+            ),
+        ),
+    ),
     "compressive_attention": dict(
         families=(DECODER,),
         needs=SEGMENT,
         companions={"segment_length": 4},
-        memories=2,
+        state_values=_head_matrices(2),
     ),
     "recurrent_attention": dict(
         families=(DECODER,),

@@ -9,7 +9,10 @@ import math
 from ..families import DECODER, FAMILIES
 from ..traits import (
     ATTENTION_KINDS,
+    BLOCKS,
     MLP_TYPES,
+    NORM_POSITIONS,
+    NORM_TYPES,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
@@ -22,8 +25,7 @@ from .bounds import bound_faults
 from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-NORM_TYPES = ("layernorm", "rmsnorm")
-NORM_POSITIONS = ("pre", "post")
+ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -37,6 +39,7 @@ POSITIVE = (
     "alibi_bias_max",
     "embedding_multiplier",
     "logit_multiplier",
+    "residual_multiplier",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -46,6 +49,10 @@ POSITIVE_OR_NONE = (
     "attention_stride",
     "segment_length",
     "memory_length",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
     "attention_multiplier",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -89,7 +96,11 @@ def _rotary_faults(c):
     for kind in ATTENTION_KINDS:
         if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
             yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
+    if "" not in by_type and all(parameters is None for parameters in by_type.values()):
+        yield "rope_parameters is null for every kind of layer; position_encoding='none' is a model without positions"
     for name, parameters in by_type.items():
+        if name and parameters is None:  # layers without positions
+            continue
         field = f"rope_parameters.{name}." if name else "rope_parameters."
         if not isinstance(parameters, dict):
             yield f"{field[:-1]}={parameters} is not a mapping of settings, such as {{rope_theta: 10000}}"
@@ -115,6 +126,27 @@ def _rotary_faults(c):
                     f"{field}partial_rotary_factor={part} rotates {rotated} of {_head_dim(c)} channels; the number "
                     f"must be even, above 0 and at most head_dim"
                 )
+
+
+def _rope_layer_faults(c):
+    """Faults of `no_rope_layers`, one sentence each."""
+    layers = c.no_rope_layers
+    if layers is None:
+        return
+    if scheme_of(c).acts_on != "rotation":
+        yield f"no_rope_layers={layers} is read by position_encoding='rotary' alone, not by {c.position_encoding!r}"
+    if len(layers) != c.num_hidden_layers or not set(layers) <= {0, 1}:
+        yield (
+            f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
+            f"queries and keys are rotated, 0 where not"
+        )
+
+
+def _ungated(c):
+    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
+    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
+    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
+    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -212,7 +244,36 @@ ILLEGAL = [
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
+    _one_of("block", BLOCKS),
+    (
+        lambda c: c.block == "parallel" and c.norm_position != "pre",
+        lambda c: (
+            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
+            f"'pre' does"
+        ),
+    ),
+    (
+        lambda c: c.parallel_norms not in (1, 2),
+        lambda c: f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)",
+    ),
+    (
+        lambda c: c.parallel_norms != 1 and c.block != "parallel",
+        lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
+    ),
     _one_of("mlp_type", MLP_TYPES),
+    (
+        lambda c: c.qk_norm_width and not c.qk_norm,
+        lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
+    ),
+    (
+        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
+        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
+    ),
+    (
+        lambda c: c.attention_gate is not None and _ungated(c) is not None,
+        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
+    ),
+    _first(_rope_layer_faults),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
         lambda c: (
@@ -315,8 +376,13 @@ FAMILY_ILLEGAL = {
             ),
         ),
         (
-            lambda c: c.skip_first_norm and not (c.norm_position == "pre" and c.embedding_norm),
-            lambda c: "skip_first_norm=True needs norm_position='pre' and embedding_norm=True, whose norm it relies on",
+            lambda c: (
+                c.skip_first_norm and not (c.norm_position == "pre" and c.block == "sequential" and c.embedding_norm)
+            ),
+            lambda c: (
+                "skip_first_norm=True needs norm_position='pre', block='sequential' and embedding_norm=True, whose "
+                "norm it relies on"
+            ),
         ),
         (
             lambda c: any(term not in POSITION_TERMS for term in c.pos_att_type or ()),
@@ -415,6 +481,20 @@ FAMILY_ILLEGAL = {
         ),
     ],
     "anyformer_seq2seq": [
+        (
+            lambda c: c.no_rope_layers is not None,
+            lambda c: (
+                f"no_rope_layers={c.no_rope_layers} names the layers of one stack, but this model has two; "
+                f"leave it null"
+            ),
+        ),
+        (
+            lambda c: c.block != "sequential",
+            lambda c: (
+                f"block={c.block!r} has no place for attention to the encoder's tokens; a sequence-to-sequence model "
+                f"can use 'sequential'"
+            ),
+        ),
         _positive("num_decoder_layers", optional=True),
         (
             lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),

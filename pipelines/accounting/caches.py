@@ -30,7 +30,7 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
     """The cache after `tokens` tokens (and `source_tokens` that an encoder has read); None for models that keep none.
 
     Layers that look at everything keep 2 G K values for each token; those with a window no more than it holds; linear,
-    compressive and recurrent attention their states (see `Kind.lookback` and `Kind.memories`).
+    compressive and recurrent attention their states (see `Kind.lookback` and `Kind.state_values`).
 
     config: of one of our families, or a namespace with its fields.
     """
@@ -45,7 +45,7 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
     rows = [ATTENTION_KINDS[kind] for kind in kinds]
     one = 2 * heads * size
     keys = sum(one * kept_tokens(row, config, tokens) for row in rows)
-    memories = sum(row.memories for row in rows) * heads * size * (size + 1)
+    memories = sum(row.state_values(config) for row in rows if row.state_values is not None)
     per_token = sum(one for row in rows if not row.keeps_states)
     source = one * len(rows) if is_pair else 0
     total = (keys + source * source_tokens) * bytes_per_value + memories * FP32_BYTES

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anyformer.modeling.rules.legality import NORM_POSITIONS, check_legal
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
+from anyformer.modeling.rules.legality import check_legal
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_POSITIONS, POSITION_SCHEMES
 
 from ..recipes import introspection
 from .serving_table import serving_markdown

@@ -16,12 +16,17 @@ from .architectures.albert import ALBERT
 from .architectures.bart import BART, MARIAN
 from .architectures.bert import BERT, LONGFORMER, ROBERTA
 from .architectures.bloom import BLOOM, MPT
+from .architectures.cohere import COHERE, COHERE2
 from .architectures.deberta import DEBERTA, DEBERTA_V2
-from .architectures.gpt import GPT2, GPT_NEO, GPT_NEOX
+from .architectures.falcon import FALCON
+from .architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from .architectures.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, PHI
 from .architectures.imagegpt import IMAGEGPT
-from .architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .architectures.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from .architectures.mixtral import MIXTRAL, QWEN3_MOE
 from .architectures.modernbert import MODERNBERT
+from .architectures.olmo import OLMO2, OLMO3
+from .architectures.qwen_hybrid import QWEN3_5, QWEN3_NEXT
 from .architectures.switch import SWITCH
 from .architectures.t5 import MT5, T5, UMT5
 from .architectures.vit import DEIT, VIT
@@ -29,10 +34,11 @@ from .families import family_name
 from .rotary import flat_rope
 
 # Where several match a config, the first is taken, unless the config records where it comes from.
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT, GRANITE, SMOLLM3)
+DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2, QWEN3_5)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
-MIXTURES = (MIXTRAL, QWEN3_MOE)
+MIXTURES = (MIXTRAL, QWEN3_MOE, QWEN3_NEXT)
 VISION = (VIT, DEIT)
 ARCHITECTURES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
 # A field of our config that records the source model_type: some architectures coincide, as Mistral without a window

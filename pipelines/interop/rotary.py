@@ -43,3 +43,19 @@ ROTARY_WITH_PART = Computed(
     # Written even where it is whole: GPT-NeoX's default is a quarter.
     lambda ours: {"rope_parameters": {"partial_rotary_factor": 1.0, **(flat_rope(ours) or {})}},
 )
+
+
+def _write_nested(ours) -> dict[str, Any]:
+    """One set for each of the two types that these architectures have; of one that no layer uses, the other's."""
+    given = ours.rope_parameters
+    flat = {key: value for key, value in given.items() if not isinstance(value, dict)}
+    used = {name: dict(given.get(name, flat)) for name in dict.fromkeys(ours.layer_types)}
+    first = next(iter(used.values()))
+    return {"rope_parameters": {name: used.get(name, dict(first)) for name in ("sliding_attention", "full_attention")}}
+
+
+def _read_nested(native) -> dict[str, Any]:
+    return {"rope_parameters": {name: dict(native.rope_parameters[name]) for name in dict.fromkeys(native.layer_types)}}
+
+
+NESTED_ROTARY = Computed(_read_nested, _write_nested)

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +15,20 @@ class Weights:
     ours: none for what transformers computes and we do not keep, such as a table of sines.
     tied: transformers has the module a second time, tied to that of another row, which alone is read.
     kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
+    layout: our config -> (groups, sizes) of modules of ours in one native module: in each group of its rows so many of
+        each module, one after the other. None: one group, and equal sizes.
+    depthwise: a convolution of each channel by itself, (channels, 1, width) there and (channels, width) here.
+    paired: rotated channels of a head lie in pairs, (0, 1), (2, 3), ..; ours are a half apart.
     """
 
     ours: tuple[str, ...]
     transposed: bool = False
-    interleaved: bool = False
+    layout: Callable[..., tuple[int, list[int]]] | None = None
     as_row: bool = False
     tied: bool = False
     kernel: str | int | None = None
+    paired: bool = False
+    depthwise: bool = False
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
@@ -30,18 +37,26 @@ class Weights:
             rows = rows[0]
         if self.kernel is not None and native.ndim == 4:
             rows = native.flatten(1)
-        if self.interleaved:
-            per_head = rows.unflatten(0, (config.num_attention_heads, len(self.ours), -1))
-            return [per_head[:, i].flatten(0, 1) for i in range(len(self.ours))]
+        if self.depthwise:
+            rows = native[:, 0]
+        if self.layout is not None:
+            groups, sizes = self.layout(config)
+            return [part.flatten(0, 1) for part in rows.unflatten(0, (groups, -1)).split(sizes, dim=1)]
+        if self.paired:
+            rows = _reordered(rows, config, back=False)
         return list(rows.chunk(len(self.ours)))
 
     def join(self, ours: list[torch.Tensor], config) -> torch.Tensor:
         """The inverse of `split`."""
-        if self.interleaved:
-            heads = [part.unflatten(0, (config.num_attention_heads, -1)) for part in ours]
-            rows = torch.stack(heads, dim=1).flatten(0, 2)
+        if self.layout is not None:
+            groups, _ = self.layout(config)
+            rows = torch.cat([part.unflatten(0, (groups, -1)) for part in ours], dim=1).flatten(0, 1)
         else:
             rows = torch.cat(ours) if len(ours) > 1 else ours[0]
+        if self.paired:
+            rows = _reordered(rows, config, back=True)
+        if self.depthwise:
+            return rows[:, None]
         if self.as_row:
             rows = rows[None]
         if self.kernel is not None and rows.ndim == 2:
@@ -50,20 +65,37 @@ class Weights:
         return rows.T if self.transposed and rows.ndim == 2 else rows
 
 
-def renamed(ours: str, transposed: bool = False, as_row: bool = False) -> Weights:
+def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
+    """Rows of queries or keys with rotated channels in pairs <-> (`back`) those whose pairs are a half apart."""
+    rotated = int(config.head_dim * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+    heads = rows.unflatten(0, (-1, config.head_dim))
+    part = heads[:, :rotated].unflatten(1, (2, -1) if back else (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((part, heads[:, rotated:]), dim=1).flatten(0, 1)
+
+
+def renamed(ours: str, transposed: bool = False, as_row: bool = False, paired: bool = False) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there.
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there. paired:
+    see Weights.
     """
-    return Weights((ours,), transposed, as_row=as_row)
+    return Weights((ours,), transposed, as_row=as_row, paired=paired)
 
 
-def fused(*names: str, under: str, transposed: bool = False, interleaved: bool = False) -> Weights:
-    """Several modules of ours in one native module, of equal size.
+def fused(*names: str, under: str, transposed: bool = False, layout: Callable | None = None) -> Weights:
+    """Several modules of ours in one native module, one after the other, or by their `layout` (see Weights)."""
+    return Weights(tuple(f"{under}.{name}" for name in names), transposed, layout)
 
-    Rows lie one module after the other, or `interleaved`: all modules' rows of the first head, then of the second.
-    """
-    return Weights(tuple(f"{under}.{name}" for name in names), transposed, interleaved)
+
+def by_head(config) -> tuple[int, list[int]]:
+    """Query, key and value of the first head, then of the second."""
+    return config.num_attention_heads, [config.head_dim] * 3
+
+
+def by_key_head(config) -> tuple[int, list[int]]:
+    """All queries of the first head of keys, its key and its value, then those of the second."""
+    size = config.head_dim
+    return config.num_key_value_heads, [config.num_attention_heads // config.num_key_value_heads * size, size, size]
 
 
 def tied(ours: str) -> Weights:

@@ -273,12 +273,12 @@ def save_with_inputs(model, folder, family):
     torch.save(expected, f"{folder}.pt")
 
 
-@pytest.fixture(params=["decoder", "decoder_memory", "moe", "encoder", "seq2seq"])
+@pytest.fixture(params=["decoder", "decoder_with_parts", "moe", "encoder", "seq2seq"])
 def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config):
     """(the file that a folder names, a language model)."""
     head, make = {
         "decoder": ("DecoderForCausalLM", tiny_config),
-        "decoder_memory": ("DecoderForCausalLM", lambda: tiny_config(segment_length=3, memory_length=4)),
+        "decoder_with_parts": ("DecoderForCausalLM", lambda: tiny_config(segment_length=3, memory_length=4)),
         "moe": ("MoeForCausalLM", tiny_moe_config),
         "encoder": ("EncoderForMaskedLM", tiny_encoder_config),
         "seq2seq": ("Seq2SeqForConditionalGeneration", tiny_seq2seq_config),

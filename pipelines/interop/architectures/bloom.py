@@ -1,7 +1,7 @@
 """BLOOM and MPT: ALiBi."""
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
-from ..weights import fused, renamed
+from ..weights import by_head, fused, renamed
 
 BLOOM = ArchitectureMap(
     native="bloom",
@@ -33,7 +33,7 @@ BLOOM = ArchitectureMap(
         "word_embeddings_layernorm": renamed("embedding_norm"),
         "h.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "h.*.self_attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
         ),
         "h.*.self_attention.dense": renamed("layers.*.self_attn.o_proj"),
         "h.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),

@@ -3,7 +3,7 @@
 from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
 from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
-from ..weights import fused, renamed
+from ..weights import by_head, fused, renamed
 from .bert import BERT_FIXED, BERT_SIZES, bert_layers
 
 FIXED = {
@@ -77,7 +77,7 @@ DEBERTA = ArchitectureMap(
     fields={**FIELDS, "talking_head": MustEqual(False)},
     weights=WEIGHTS
     | bert_layers(
-        in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True),
+        in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head),
         q_bias=renamed("layers.*.self_attn.q_proj.bias"),
         v_bias=renamed("layers.*.self_attn.v_proj.bias"),
         pos_proj=renamed("layers.*.self_attn.pos_key_proj"),

@@ -1,8 +1,8 @@
-"""GPT-2, GPT-Neo and GPT-NeoX."""
+"""GPT-2, GPT-Neo, GPT-J, Phi and GPT-NeoX."""
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual, same
-from ..rotary import ROTARY_WITH_PART
-from ..weights import fused, renamed
+from ..rotary import ROTARY_WITH_PART, flat_rope
+from ..weights import by_head, fused, renamed
 
 GPT2 = ArchitectureMap(
     native="gpt2",
@@ -105,9 +105,91 @@ GPT_NEO = ArchitectureMap(
     },
 )
 
+
+def _read_rotated(native) -> dict:
+    head_dim = native.n_embd // native.n_head
+    part = (native.rotary_dim or native.n_embd) / head_dim
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}}
+
+
+GPT_J = ArchitectureMap(
+    native="gptj",
+    preset=None,
+    fixed={
+        "position_encoding": "rotary",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "mlp_bias": True,
+        "lm_head_bias": True,
+        "block": "parallel",
+    },
+    fields={
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "hidden_dropout",
+        "attn_pdrop": "attention_dropout",
+        "initializer_range": "initializer_range",
+        ("rotary_dim",): Computed(
+            _read_rotated,
+            lambda ours: {"rotary_dim": int(ours.head_dim * (flat_rope(ours) or {}).get("partial_rotary_factor", 1.0))},
+        ),
+    },
+    weights={
+        "wte": renamed("embed_tokens"),
+        "h.*.ln_1": renamed("layers.*.input_layernorm"),
+        "h.*.attn.q_proj": renamed("layers.*.self_attn.q_proj", paired=True),
+        "h.*.attn.k_proj": renamed("layers.*.self_attn.k_proj", paired=True),
+        "h.*.attn.v_proj": renamed("layers.*.self_attn.v_proj"),
+        "h.*.attn.out_proj": renamed("layers.*.self_attn.o_proj"),
+        "h.*.mlp.fc_in": renamed("layers.*.mlp.up_proj"),
+        "h.*.mlp.fc_out": renamed("layers.*.mlp.down_proj"),
+        "ln_f": renamed("norm"),
+    },
+    tolerance=1e-6,  # its table of sines is of fp32
+)
+
+PHI = ArchitectureMap(
+    native="phi",
+    preset=None,
+    fixed={
+        "position_encoding": "rotary",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "lm_head_bias": True,
+        "block": "parallel",
+    },
+    fields={
+        **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
+        "layer_norm_eps": "norm_eps",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "hidden_dropout",
+        "qk_layernorm": "qk_norm",
+        "rope_parameters": ROTARY_WITH_PART,
+    },
+    weights={
+        "embed_tokens": renamed("embed_tokens"),
+        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
+        **{f"layers.*.self_attn.{part}_proj": renamed(f"layers.*.self_attn.{part}_proj") for part in "qkv"},
+        **{f"layers.*.self_attn.{part}_layernorm": renamed(f"layers.*.self_attn.{part}_norm") for part in "qk"},
+        "layers.*.self_attn.dense": renamed("layers.*.self_attn.o_proj"),
+        "layers.*.mlp.fc1": renamed("layers.*.mlp.up_proj"),
+        "layers.*.mlp.fc2": renamed("layers.*.mlp.down_proj"),
+        "final_layernorm": renamed("norm"),
+    },
+)
+
 GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
-    preset=None,
+    preset="pythia_160m",
     fixed={
         "position_encoding": "rotary",
         "norm_type": "layernorm",
@@ -120,14 +202,17 @@ GPT_NEOX = ArchitectureMap(
         "layer_norm_eps": "norm_eps",
         "classifier_dropout": IRRELEVANT,
         "rope_parameters": ROTARY_WITH_PART,
-        "use_parallel_residual": MustEqual(False),  # attention and feed-forward side by side, as in Pythia
+        ("use_parallel_residual",): Computed(
+            lambda native: {"block": "parallel", "parallel_norms": 2} if native.use_parallel_residual else {},
+            lambda ours: {"use_parallel_residual": ours.block == "parallel"},
+        ),
         "is_decoder": IRRELEVANT,
     },
     weights={
         "embed_in": renamed("embed_tokens"),
         "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "layers.*.attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
         ),
         "layers.*.attention.dense": renamed("layers.*.self_attn.o_proj"),
         "layers.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),

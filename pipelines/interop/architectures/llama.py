@@ -1,6 +1,6 @@
-"""LLaMA 1 to 3.x, Mistral, Qwen2 and Qwen3: one block, whose parameter names are ours."""
+"""LLaMA 1 to 3.x, Mistral, Qwen2, Qwen3, Granite and SmolLM3: one block, whose parameter names are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, same
 from ..rotary import ROTARY
 from ..weights import renamed
 
@@ -50,7 +50,7 @@ MISTRAL = ArchitectureMap(
 )
 
 
-def _read_layers(native) -> dict:
+def read_layers(native) -> dict:
     window = native.sliding_window if "sliding_attention" in native.layer_types else None
     return {"attention_pattern": list(native.layer_types), "sliding_window": window}
 
@@ -61,7 +61,7 @@ def _write_layers(ours) -> dict:
 
 
 QWEN_LAYERS = {
-    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): Computed(_read_layers, _write_layers)
+    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): Computed(read_layers, _write_layers)
 }
 
 QWEN2 = ArchitectureMap(
@@ -78,4 +78,34 @@ QWEN3 = ArchitectureMap(
     fixed={**FIXED, "qk_norm": True},
     fields={**FIELDS, **QWEN_LAYERS, "attention_bias": "attention_bias"},
     weights=WEIGHTS | QK_NORMS,
+)
+
+GRANITE = ArchitectureMap(
+    native="granite",
+    preset=None,
+    fixed=FIXED,
+    fields={
+        **{name: row for name, row in FIELDS.items() if name != "head_dim"},
+        **same("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+        "logits_scaling": Converted("logit_multiplier", lambda value: 1 / value, lambda value: 1 / value),
+    },
+    weights=WEIGHTS,
+)
+
+SMOLLM3 = ArchitectureMap(
+    native="smollm3",
+    preset=None,
+    fixed=FIXED,
+    fields={
+        **{name: row for name, row in FIELDS.items() if name != "head_dim"},
+        **same("attention_bias", "mlp_bias"),
+        ("layer_types", "use_sliding_window", "sliding_window"): QWEN_LAYERS[
+            ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
+        ],
+        ("no_rope_layers", "no_rope_layer_interval"): Computed(
+            lambda native: {"no_rope_layers": None if all(native.no_rope_layers) else list(native.no_rope_layers)},
+            lambda ours: {"no_rope_layers": list(ours.no_rope_layers or [1] * ours.num_hidden_layers)},
+        ),
+    },
+    weights=WEIGHTS,
 )

@@ -46,6 +46,9 @@ def _write_sparse(ours) -> dict:
     return {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, kind in enumerate(kinds) if kind == "dense"]}
 
 
+SPARSE_LAYERS = Computed(_read_sparse, _write_sparse)
+
+
 def _write_switched_window(ours) -> dict:
     return {"use_sliding_window": ours.sliding_window is not None, "sliding_window": ours.sliding_window}
 
@@ -59,7 +62,7 @@ QWEN3_MOE = ArchitectureMap(
         **FIELDS,
         **MIXTURE_FIELDS,
         **same("num_experts", "moe_intermediate_size", "norm_topk_prob", "attention_bias"),
-        ("mlp_only_layers", "decoder_sparse_step"): Computed(_read_sparse, _write_sparse),
+        ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },
     weights=WEIGHTS | EXPERTS | QK_NORMS,

@@ -18,7 +18,7 @@ from anyformer.pipelines.interop.architecture_map import (
     native_fields,
 )
 from anyformer.pipelines.interop.matching import our_config
-from anyformer.pipelines.interop.weights import fused
+from anyformer.pipelines.interop.weights import by_head, fused
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
 from native_models import (
     DECODERS,
@@ -89,7 +89,7 @@ def test_twins_continue_left_padded_prompts_alike(name):
         for model in (native, ours)
     ]
     assert torch.equal(*written)
-    assert len(written[0][:, 14:].unique()) > 3  # not one token for ever
+    assert len(written[0][:, 14:].unique()) > 2  # not one token for ever
 
 
 def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
@@ -151,7 +151,8 @@ def test_every_field_of_ours_in_a_table_exists(name):
 
 
 @pytest.mark.parametrize(
-    "row", [fused("q", "k", "v", under="a", interleaved=i, transposed=t) for i in (False, True) for t in (False, True)]
+    "row",
+    [fused("q", "k", "v", under="a", layout=order, transposed=t) for order in (None, by_head) for t in (False, True)],
 )
 def test_splitting_and_joining_are_inverse(row):
     config = AnyformerDecoderConfig(hidden_size=24, num_attention_heads=4)
@@ -170,7 +171,6 @@ def test_splitting_and_joining_are_inverse(row):
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
-        ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),

@@ -1,0 +1,20 @@
+"""A gate on what attention has gathered, computed from the token that gathers it."""
+
+from torch import nn
+
+from .traits import implements
+
+
+@implements("attention gate", "head", "channel")
+class OutputGate(nn.Module):
+    """attention(x) * sigmoid(W x), one factor for each head or for each channel of it: Qiu et al. 2025, eq. 5."""
+
+    def __init__(self, config):
+        super().__init__()
+        size = config.head_dim if config.attention_gate == "channel" else 1
+        self.gate_proj = nn.Linear(config.hidden_size, config.num_attention_heads * size, bias=config.attention_bias)
+
+    def forward(self, out_BTHK, hidden_states):
+        """(B, T, H, K) and the (B, T, D) from which the queries are -> (B, T, H, K)."""
+        gate = self.gate_proj(hidden_states).sigmoid()
+        return out_BTHK * gate.view(*out_BTHK.shape[:-1], -1)

@@ -1,0 +1,28 @@
+"""RMSNorm whose weights are kept as their distance from 1."""
+
+import torch
+from torch.nn.functional import rms_norm
+from transformers import initialization as init
+
+from .block import RMSNorm
+from .traits import implements
+
+
+@implements("norm", "rmsnorm_zero_centered")
+class ZeroCenteredRMSNorm(RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight), Gemma Team 2024's code; Qwen3-Next's, too.
+
+    Weight decay then pulls the factor to 1, and 16 bits hold factors near 1 with more digits.
+    """
+
+    def __init__(self, config, size: int):
+        super().__init__(size, eps=config.norm_eps)
+
+    def init_own_weights(self, std: float, residual_std: float) -> None:
+        init.zeros_(self.weight)
+
+    def forward(self, x):
+        """(..., D) -> (..., D), of the input's type."""
+        wide = torch.promote_types(x.dtype, torch.promote_types(self.weight.dtype, torch.float32))
+        weight = 1 + self.weight.to(wide)
+        return rms_norm(x.to(wide), self.normalized_shape, weight, self.eps).to(x.dtype)

@@ -1,0 +1,116 @@
+"""Qwen3.5 (texts) and Qwen3-Next: three layers of gated delta nets to one of full attention with a gate."""
+
+from ..architecture_map import ArchitectureMap, Computed, same
+from ..rotary import ROTARY_WITH_PART
+from ..weights import Weights, fused, renamed
+from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS
+from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
+
+KINDS = {"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}
+HYBRID_FIXED = {**FIXED, "norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
+HYBRID_FIXED |= {"linear_allow_neg_eigval": False}
+ROUTING = {name: value for name, value in MIXTURE.items() if name != "shared_expert_intermediate_size"}
+MULTIMODAL = ("mrope_section", "mrope_interleaved")  # of positions in images; texts have one position three times
+
+
+def _read_rotation(native) -> dict:
+    return {"rope_parameters": {key: value for key, value in native.rope_parameters.items() if key not in MULTIMODAL}}
+
+
+def _write_layers(ours) -> dict:
+    names = {kind: name for name, kind in KINDS.items()}
+    # A kind that these architectures do not have is written as another, which then shows as the difference.
+    return {"layer_types": [names.get(kind, "full_attention") for kind in ours.attention_kinds]}
+
+
+HYBRID_FIELDS = {
+    **FIELDS,
+    **same("attention_bias", "linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads"),
+    **same("linear_key_head_dim", "linear_value_head_dim"),
+    "rope_parameters": Computed(_read_rotation, ROTARY_WITH_PART.write),
+    ("layer_types",): Computed(
+        lambda native: {"attention_pattern": [KINDS[name] for name in native.layer_types]}, _write_layers
+    ),
+}
+
+
+def _query_and_gate(config) -> tuple[int, list[int]]:
+    return config.num_attention_heads, [config.head_dim] * 2
+
+
+def _delta_sizes(config) -> tuple[int, int]:
+    """Rows of a head of keys, and of the heads of values that it serves."""
+    repeats = config.linear_num_value_heads // config.linear_num_key_heads
+    return config.linear_key_head_dim, repeats * config.linear_value_head_dim
+
+
+def _side_by_side(config) -> tuple[int, list[int]]:
+    keys, values = (config.linear_num_key_heads * size for size in _delta_sizes(config))
+    return 1, [keys, keys, values]
+
+
+def _by_key_head(config) -> tuple[int, list[int]]:
+    key, values = _delta_sizes(config)
+    return config.linear_num_key_heads, [key, key, values, values]
+
+
+def _rates(config) -> tuple[int, list[int]]:
+    return config.linear_num_key_heads, [config.linear_num_value_heads // config.linear_num_key_heads] * 2
+
+
+DELTA = {
+    "layers.*.linear_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), depthwise=True),
+    "layers.*.linear_attn.A_log": renamed("layers.*.self_attn.A_log"),
+    "layers.*.linear_attn.dt_bias": renamed("layers.*.self_attn.dt_bias"),
+    "layers.*.linear_attn.norm": renamed("layers.*.self_attn.norm"),
+    "layers.*.linear_attn.out_proj": renamed("layers.*.self_attn.o_proj"),
+    "layers.*.self_attn.q_proj": fused(
+        "q_proj", "output_gate.gate_proj", under="layers.*.self_attn", layout=_query_and_gate
+    ),
+}
+
+QWEN3_5 = ArchitectureMap(
+    native="qwen3_5_text",
+    preset=None,
+    fixed=HYBRID_FIXED,
+    fields=HYBRID_FIELDS,
+    weights=WEIGHTS
+    | QK_NORMS
+    | DELTA
+    | {
+        "layers.*.linear_attn.in_proj_qkv": fused(
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=_side_by_side
+        ),
+        "layers.*.linear_attn.in_proj_z": renamed("layers.*.self_attn.g_proj"),
+        "layers.*.linear_attn.in_proj_a": renamed("layers.*.self_attn.a_proj"),
+        "layers.*.linear_attn.in_proj_b": renamed("layers.*.self_attn.b_proj"),
+    },
+)
+
+QWEN3_NEXT = ArchitectureMap(
+    native="qwen3_next",
+    family="moe",
+    preset=None,
+    fixed={**HYBRID_FIXED, **ROUTING, "shared_expert_gate": True},
+    fields={
+        **HYBRID_FIELDS,
+        **MIXTURE_FIELDS,
+        **same("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
+        ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
+    },
+    weights=WEIGHTS
+    | QK_NORMS
+    | EXPERTS
+    | DELTA
+    | {
+        "layers.*.linear_attn.in_proj_qkvz": fused(
+            "q_proj", "k_proj", "v_proj", "g_proj", under="layers.*.self_attn", layout=_by_key_head
+        ),
+        "layers.*.linear_attn.in_proj_ba": fused("b_proj", "a_proj", under="layers.*.self_attn", layout=_rates),
+        "layers.*.mlp.shared_expert_gate": renamed("layers.*.mlp.shared_expert_gate"),
+        **{
+            f"layers.*.mlp.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}")
+            for part in ("gate_proj", "up_proj", "down_proj")
+        },
+    },
+)
