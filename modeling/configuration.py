@@ -151,8 +151,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def name_layers_without_rope(self):
         """Layer types whose `rope_parameters` are null become layers of `no_rope_layers`."""
-        unrotated = {name for name, value in (self.rope_parameters or {}).items() if value is None}
-        unrotated &= set(self.layer_types)
+        unrotated = {name for name in self.layer_types if (self.rope_parameters or {}).get(name, 0) is None}
         if not unrotated:
             return
         self.no_rope_layers = [int(name not in unrotated) for name in self.layer_types]

@@ -179,10 +179,6 @@ OF_KINDS = {
                     f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
                 ),
             ),
-            (
-                lambda c: c.linear_conv_kernel_dim < 1,
-                lambda c: f"linear_conv_kernel_dim={c.linear_conv_kernel_dim} is no number of tokens; 1 is each alone",
-            ),
         ),
     ),
     "compressive_attention": dict(

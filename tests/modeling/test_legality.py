@@ -45,6 +45,8 @@ CASES = {
         "position_encoding": "alibi",
     },
     "residual_multiplier=0 is not a positive number": {"residual_multiplier": 0},
+    "attention_gate='row' is not known; known: head, channel": {"attention_gate": "row"},
+    "attention_gate='head' does not go with linear_attention": {"attention_gate": "head", **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
@@ -106,7 +108,7 @@ ENCODER_CASES = {
         "sliding_window": 4,
     },
     "one kind of attention in attention_pattern, and": {"num_hidden_groups": 2, "skip_first_norm": True},
-    "skip_first_norm=True needs norm_position='pre' and embedding_norm=True": {"skip_first_norm": True},
+    "skip_first_norm=True needs norm_position='pre', block='sequential' and embedding_norm": {"skip_first_norm": True},
     "pos_att_type=['c2p', 'p2p'] is not known; known: c2p, p2c": DISENTANGLED | {"pos_att_type": ["c2p", "p2p"]},
     "position_encoding='relative' does not go with local_global_attention": {
         "position_encoding": "relative",
@@ -132,6 +134,11 @@ ENCODER_CASES = {
     "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
 }
 SEQ2SEQ_CASES = {
+    "block='parallel' has no place for attention to the encoder's tokens": {"block": "parallel"},
+    "no_rope_layers=[1, 1, 1, 1, 1, 1, 1, 0] names the layers of one stack": {
+        "position_encoding": "rotary",
+        "no_rope_layers": [1] * 7 + [0],
+    },
     "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
     "attention_pattern holds 'sliding_attention'": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},

@@ -35,7 +35,7 @@ GPUS = devices_of("8xH100-80GB")
 
 TINY = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-NATIVE = {"mamba": TINY, "gemma3_text": TINY | HEADS}
+NATIVE = {"mamba": TINY, "stablelm": TINY | HEADS}
 
 
 def preset(name: str) -> SimpleNamespace:

@@ -34,7 +34,7 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
     assert model.config._attn_implementation == before and torch.equal(model(**inputs)[0], logits)
     for layer in maps:
         if layer.weights is None:
-            assert "a sum of a fixed size" in layer.note
+            assert "of a fixed size" in layer.note
         else:
             sums = layer.weights.sum(-1)
             assert (sums - 1).abs().max() < EXACT, layer.name

@@ -207,9 +207,9 @@ def test_a_destination_in_use_is_refused_before_anything_is_loaded_and_an_empty_
 
 def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
     folder = save()
-    gemma = tmp_path / "gemma"
-    gemma.mkdir()
-    (gemma / "config.json").write_text(json.dumps({"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}))
+    other = tmp_path / "jamba"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": ["JambaForCausalLM"]}))
     broken = save("llama2")
     index = json.loads((broken / "model.safetensors.index.json").read_text())
     (broken / index["weight_map"]["model.norm.weight"]).unlink()
@@ -218,7 +218,7 @@ def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
         ([str(folder), "out", "--to", "jax"], "invalid choice: 'jax'"),
         ([str(folder), "out", "--to", "gguf"], "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe"),
         (["no/such/model/anywhere", "out"], "MODEL=no/such/model/anywhere"),
-        ([str(gemma), "out"], "model_type='gemma' has no anyformer twin"),
+        ([str(other), "out"], "model_type='jamba' has no anyformer twin"),
         ([str(broken), "out"], "cannot be loaded"),
     ):
         assert main(["convert", *arguments]) == 2

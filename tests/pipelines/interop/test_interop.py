@@ -38,9 +38,9 @@ from native_models import (
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
-    GemmaConfig,
     GenerationConfig,
     GPT2DoubleHeadsModel,
+    StableLmConfig,
 )
 from transformers.models.mpt.configuration_mpt import MptAttentionConfig
 
@@ -296,13 +296,13 @@ def test_layer_types_with_one_rotation_are_a_twin_and_with_two_are_none(tiny_con
 
 
 def test_an_unknown_architecture_a_foreign_head_and_the_wrong_direction_are_refused(tiny_config):
-    gemma = AutoModelForCausalLM.from_config(GemmaConfig(**(TOKENS | LLAMA | {"head_dim": 8})))
+    other = AutoModelForCausalLM.from_config(StableLmConfig(**(TOKENS | LLAMA)))
     ours = anyformer.AnyformerDecoderForCausalLM(tiny_config())
     for refused, words in (
-        (lambda: from_native(gemma), "model_type='gemma' has no anyformer twin"),
+        (lambda: from_native(other), "model_type='stablelm' has no anyformer twin"),
         (lambda: from_native(GPT2DoubleHeadsModel(native_config("gpt2"))), "GPT2DoubleHeadsModel has no counterpart"),
         (lambda: from_native(ours), "AnyformerDecoderForCausalLM is an anyformer model already"),
-        (lambda: to_native(gemma), "GemmaForCausalLM is no anyformer model"),
+        (lambda: to_native(other), "StableLmForCausalLM is no anyformer model"),
         (lambda: from_native(native_model("gpt2"), dtype="auto"), "dtype has no effect on a model that is loaded"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):

@@ -211,7 +211,7 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("model.num_attention_heads=7", "model.num_attention_heads=7 does not divide model.hidden_size=256; 4, 8 and"),
         ("model.rope_parameters.rope_type=x", "model.rope_parameters.rope_type='x' is not known; known: default"),
         ("model.rope_parameters={a: 1}", "model.rope_parameters.a: no such setting; known: attention_factor"),
-        ("model.rope_parameters={full_attention: null}", "model.rope_parameters.full_attention=None is not a mapping"),
+        ("model.rope_parameters={full_attention: null}", "model.rope_parameters is null for every kind of layer"),
         ("model.attention_pattern=[sliding_attention]", "model.sliding_window is not set, but sliding_attention"),
         (f"model.attention_pattern=[{', '.join(['full_attention'] * 7)}]", "model.attention_pattern names 7 layers"),
         ("batch_size=8", "batch_size: no such section; did you mean training.per_device_train_batch_size?"),
