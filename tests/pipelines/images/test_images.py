@@ -204,7 +204,8 @@ def test_images_of_another_aspect_ratio_are_said_and_cut_or_padded_by_the_saved_
     PIL.Image.fromarray(wide).save(tmp_path / "pictures" / "left" / "zz.png")
     data = {"files": str(pattern), "test_files": None, "validation_fraction": 0, "cache_dir": str(tmp_path)}
     recipe = str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None}))
-    said = "1 image squeezed to 8 x 8, of another aspect ratio; task.image_fit=crop cuts them instead, pad puts black around them"
+    ways_out = "task.image_fit=crop cuts them instead, pad puts black around them"
+    said = f"1 image squeezed to 8 x 8, of another aspect ratio; {ways_out}"
     assert prepare_data(load_recipe(recipe)).rows["train"].notes == [said]
     cut = prepare_data(load_recipe(recipe, ["task.image_fit=crop"]))
     assert cut.rows["train"].notes == []
