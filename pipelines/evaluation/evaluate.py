@@ -191,7 +191,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
 def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     """{"row", "prediction", "reference"} of each example, and the "part" that it is of where there are several.
 
-    The row is its number in the split, or among the answers. Where an example has one class, "scores" are the
+    The row is its number in the split, or among the answers. Where an example has classes, "scores" are the
     probabilities of all.
     """
     part = comparison.part
@@ -204,7 +204,7 @@ def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     ]
     if comparison.probabilities is not None:
         for answer, scores in zip(found, comparison.probabilities):
-            answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
+            answer["scores"] = {name: float(score) for name, score in zip(owner.score_names(len(scores)), scores)}
     return found
 
 
