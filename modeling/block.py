@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import BLOCKS, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
+from .traits import BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
 
 
 class RMSNorm(nn.RMSNorm):
@@ -38,6 +38,7 @@ def build_norm(config, size: int | None = None) -> nn.Module:
     return implementation("norm", config.norm_type, NORM_TYPES[config.norm_type])(config, size)
 
 
+@implements("feed forward", "mlp")
 class MLP(nn.Module):
     """down(act(up(x))), Vaswani et al. 2017, eq. 2, with any activation of transformers.
 
@@ -56,6 +57,7 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(self.up_proj(x_BTD))), None
 
 
+@implements("feed forward", "glu")
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), Shazeer 2020, eq. 6; SwiGLU with hidden_act='silu'."""
 
@@ -72,14 +74,16 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), None
 
 
-FEED_FORWARDS = {"mlp": MLP, "glu": GatedMLP}
-
-
 def build_feed_forward(config, layer_idx: int) -> nn.Module:
     """The feed-forward of a layer: dense, or experts."""
     if config.mlp_kinds[layer_idx] == "sparse":
         return implementation("feed forward", "sparse", module="experts")(config)
-    return FEED_FORWARDS[config.mlp_type](config)
+    return build_dense(config)
+
+
+def build_dense(config, channels: int | None = None) -> nn.Module:
+    """A dense feed-forward of `channels`; None: `intermediate_size`."""
+    return implementation("feed forward", config.mlp_type, MLP_TYPES[config.mlp_type].module)(config, channels)
 
 
 @implements("block", "pre", "post")

@@ -39,13 +39,7 @@ class TransformerConfig(PreTrainedConfig):
     `global_attention_mask`; Beltagy et al. 2020). `layer_types`, which transformers' caches read, follows from it; it
     may be given instead, one name per layer.
 
-    `position_encoding` is "none", "learned" (`position_offset`: rows of the table before position 0, 2 in RoBERTa and
-    BART), "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer type), "alibi" (`alibi_bias_max`),
-    "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`, one table for all layers or, with
-    `relative_attention_shared=False`, one each) or, in an encoder, "disentangled" (DeBERTa's).
-
-    New weights are normal with the standard deviation `initializer_range`; with `fan_in_init` instead 1 / sqrt(inputs),
-    and embeddings 1 (T5). `scale_residual_init` divides that of what writes to the residual stream by sqrt(2 x layers).
+    `position_encoding` is one of POSITION_SCHEMES in traits.py; the comment of a field names the scheme that reads it.
 
     Raises:
         ValueError: an illegal value or combination, or an unknown field, with one sentence that says what is legal.
@@ -86,10 +80,13 @@ class TransformerConfig(PreTrainedConfig):
     attention_bias: bool = False  # biases of queries, keys and values
     attention_out_bias: bool | None = None  # bias of the projection behind attention; null: as attention_bias
     attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
-    mlp_bias: bool = False  # biases of the feed-forward; experts have none
+    swiglu_limit: int | float = 7.0  # clamped_glu: gate and up are clamped at it (gpt-oss)
+    swiglu_alpha: int | float = 1.702  # clamped_glu: the gate's sigmoid reads this times the gate
+    mlp_bias: bool = False  # biases of the feed-forward, and of experts
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
     qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
     attention_gate: str | None = None  # a gate on attention's output, for each head or channel (Qiu et al. 2025)
+    attention_sinks: bool = False  # each head learns a score beside those of the tokens, of no value (gpt-oss)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -257,14 +254,11 @@ class AnyformerDecoderConfig(CausalConfig):
     "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them, written by
     `memory_update` "delta" or "linear") and "recurrent_attention" (such segments, and the `memory_length` tokens before
     each; with `memory_length` and no `attention_pattern` all layers are of this kind).
-
-    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of
-    ImageGPT, are only read, and are no labels.
     """
 
     model_type = "anyformer_decoder"
 
-    output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
+    output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all. Others are no labels
     segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
     memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
     memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)

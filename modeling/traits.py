@@ -87,17 +87,22 @@ class Kind:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """gated: whether a gate projection stands beside the up projection."""
+    """gated: whether a gate projection stands beside the up projection. module, experts: files of its classes."""
 
     gated: bool
+    module: str = "block"
+    experts: str = "experts"
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
+MLP_TYPES["clamped_glu"] = FeedForward(gated=True, module="glu_clamped", experts="experts_clamped")
 # Values of `norm_type`, and the residual forms, values of `norm_position` and of `block`: the file of this folder that
 # has their class.
 NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
+# Fields that give all layers another class of attention -> its file.
+ATTENTION_PARTS = {"attention_sinks": "attention_sinks"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
@@ -144,7 +149,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate".
+# "feed forward", "experts", "norm", "block", "attention gate", "attention part".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -250,6 +255,8 @@ def parts_of(c) -> list[str]:
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
+    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part)]
+    modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

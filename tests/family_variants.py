@@ -117,6 +117,14 @@ DECODERS = {
     },
     "gated": {"attention_gate": "channel", "attention_bias": True},
     "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sinks": {"attention_sinks": True},
+    "sinks-sliding-alibi": {
+        "attention_sinks": True,
+        "position_encoding": "alibi",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate": "head",
+    },
     "linear": LINEAR,
     "linear-none": LINEAR | {"position_encoding": "none"},
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
@@ -163,6 +171,17 @@ MIXTURES = {
         "moe_intermediate_size": 24,
     },
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "gpt_oss": {
+        "attention_sinks": True,
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "mlp_type": "clamped_glu",
+        "swiglu_limit": 0.5,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "router_bias": True,
+    },
+    "switch_biases": {"mlp_type": "mlp", "hidden_act": "relu", "mlp_bias": True, "shared_expert_intermediate_size": 16},
     "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
 }
 # Fields beside those of conftest.tiny_encoder_config.

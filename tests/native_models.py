@@ -162,6 +162,15 @@ MIXTURES = {
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},
     ),
 }
+GPT_OSS = MIXTRAL | {
+    "head_dim": 16,
+    "sliding_window": 6,
+    "layer_types": SLIDING,
+    "rope_parameters": YARN | {"truncate": False},
+}
+MIXTURES["gpt_oss"] = ("gpt_oss", GPT_OSS | {"attention_bias": False})
+if "swiglu_limit" in CONFIG_MAPPING["gpt_oss"].__dataclass_fields__:  # not in transformers < 5.23
+    MIXTURES["gpt_oss_clamped"] = ("gpt_oss", GPT_OSS | {"swiglu_limit": 0.5, "swiglu_alpha": 2.0})
 SWITCH = T5 | {"num_layers": 4, "num_decoder_layers": 4, "num_experts": 4, "relative_attention_max_distance": 20}
 SWITCHES = {
     "switch": ("switch_transformers", SWITCH | {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}),

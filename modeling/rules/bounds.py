@@ -22,6 +22,7 @@ GREATEST = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), WIDTH),
     "linear_conv_kernel_dim": 10_000,
     "residual_multiplier": 1e6,
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e6),
     **dict.fromkeys(("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"), 100),
     "router_jitter_noise": 100,
     **dict.fromkeys(("num_experts", "num_experts_per_tok"), 2**16),
@@ -37,6 +38,7 @@ LEAST = {
     "initializer_range": 1e-12,  # transformers' own tests draw weights that are as good as 0
     **dict.fromkeys(("routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),
     "residual_multiplier": 1e-6,
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e-6),
     "linear_conv_kernel_dim": 1,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }

@@ -23,9 +23,9 @@ from ..traits import (
 )
 from .bounds import bound_faults
 from .experts import EXPERT_ROWS
+from .parts import PART_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -40,6 +40,8 @@ POSITIVE = (
     "embedding_multiplier",
     "logit_multiplier",
     "residual_multiplier",
+    "swiglu_limit",
+    "swiglu_alpha",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -140,13 +142,6 @@ def _rope_layer_faults(c):
             f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
             f"queries and keys are rotated, 0 where not"
         )
-
-
-def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
-    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
-    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
-    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -265,14 +260,7 @@ ILLEGAL = [
         lambda c: c.qk_norm_width and not c.qk_norm,
         lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
     ),
-    (
-        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
-        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
-    ),
-    (
-        lambda c: c.attention_gate is not None and _ungated(c) is not None,
-        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
-    ),
+    *PART_ROWS,
     _first(_rope_layer_faults),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
