@@ -75,14 +75,11 @@ def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
     )
-    parser.add_argument(
-        "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
-    )
 
 
 # Option -> the one that it belongs to.
 BELONGS_TO = dict.fromkeys(("label", "beside"), "by_position")
-BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized", "lm_eval_task"), "shots")
+BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 
 def run(args) -> int:
@@ -159,27 +156,22 @@ def _one_model(args) -> None:
 
 
 def _few_shot(args) -> None:
-    from ..evaluation.request import check_shots, check_writable, choose_split, numbers_of_shots
+    from ..evaluation.request import check_shots, choose_split, numbers_of_shots
 
     numbers = numbers_of_shots(args.shots)
     recipe = _recipe(args, args.models[0])
     check_shots(recipe)
     split = choose_split(recipe, args.split)
     output = _output(args, recipe.name, "shots")
-    task = None if args.lm_eval_task is None else Path(args.lm_eval_task)
-    if task is not None:
-        check_writable(task, "--lm-eval-task")
     say_loading()
     from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
     shots = Shots(numbers, args.template, words, args.normalized)
-    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
+    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
     print_few_shot(result)
     _write(args, result, output)
     _write_predictions(result.answers, args.predictions, recipe, split)
-    if task is not None:
-        print(f"lm-eval's task is in {task}")
 
 
 def _compare(args) -> None:
