@@ -67,19 +67,18 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
-    """The processor that the recipe's model is saved with. Mean and std that no recipe sets are None for now."""
+    """The processor that the recipe's model is saved with. Mean and std of a fresh one are None for now."""
     if recipe.model.name_or_path is not None:
         return load_image_processor(recipe.model.name_or_path, recipe.trust_remote_code)
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    section = recipe.learned
     size, options = {"height": height, "width": width}, {}
-    if section.image_fit == "crop":
+    if recipe.learned.image_fit == "crop":
         options = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": max(height, width)}
     processor = AnyformerImageProcessor(size=size, num_channels=channels, **options)
-    processor.image_mean, processor.image_std = section.image_mean, section.image_std
+    processor.image_mean = processor.image_std = None
     return processor
 
 

@@ -245,21 +245,6 @@ def test_windows_that_get_nowhere_are_refused(prepare):
         prepare("task.stride=28")
 
 
-def test_a_data_set_with_answers_within_a_column_gives_the_same_windows(prepare, tmp_path):
-    import datasets
-
-    path = contexts(tmp_path / "rows.jsonl", 30)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    folder = tmp_path / "data"
-    datasets.Dataset.from_list(rows).to_parquet(folder / "train.parquet")
-    found = []
-    for source in ({"files": str(path)}, {"files": None, "dataset": str(folder)}):
-        data = source | {"test_files": None, "validation_fraction": 0.0}
-        prepared = prepare(data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None})
-        found.append([[*row["input_ids"].tolist(), *row["labels"].tolist()] for row in prepared.rows["train"]])
-    assert found[0] == found[1] and len(found[0]) >= 30
-
-
 def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,
