@@ -145,8 +145,8 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
     if training.auto_batch:
         raise UserError(f"training.auto_batch=true is not wired beside {words}; set it to false")
-    if training.torch_compile is True and kind == MESH:
-        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to auto")
+    if training.torch_compile and kind == MESH:
+        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
     if settings.pp > 1:
         _check_pipeline(words, recipe)
     if settings.sp * settings.cp > 1:

@@ -294,10 +294,7 @@ class TrainingSection:
     )
     bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
-    torch_compile: bool | Literal["auto"] = doc(
-        "compile the layers with torch.compile; auto: where a probe of one layer says that it pays back within the run",
-        False,
-    )
+    torch_compile: bool = doc("compile the layers with torch.compile", False)
     parallelism: ParallelismSettings | None = doc(
         "how several processes share the model, such as {dp_shard: 2, tp: 2} (by --launch mesh, torchrun or accelerate "
         "launch); null: as the launcher's engine does"

@@ -141,7 +141,7 @@ class Session:
     def trainer(self, model, recipe: Recipe | None = None, arguments: TrainingArguments | None = None):
         """The trainer of a model. recipe, arguments: of a trial; None: of the run."""
         from .checkpoints.weight_average import WeightAverage
-        from .compiled_layers import compiled_layers
+        from .compiled_layers import CompiledLayers, compile_arguments
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 
@@ -174,5 +174,5 @@ class Session:
             **objective.of_trainer(),
         )
         if section.torch_compile:
-            trainer.add_callback(compiled_layers(section, trainer))
+            trainer.add_callback(CompiledLayers(compile_arguments(section)))
         return trainer

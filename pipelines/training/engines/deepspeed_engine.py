@@ -29,7 +29,6 @@ class DeepSpeed(Engine):
     wrappers = ("DeepSpeedEngine",)
     keeps_steps = True
     reads_pickles = loads_by_itself = True
-    uncompiled = "DeepSpeed"
 
     @property
     def splits_weights(self) -> str | None:

@@ -67,8 +67,7 @@ def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
     return "  ".join(words)
 
 
-# The first steps take longer than the rest and are not counted: the loader's first batches, and at the end of the sixth
-# the trial of a compiled layer (compiled_layers.py).
+# The first steps take longer than the rest and are not counted: the loader's first batches, and compiling.
 STEPS_BEFORE_ETA = 6
 BAR_WIDTH = 10
 

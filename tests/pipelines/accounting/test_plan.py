@@ -156,7 +156,7 @@ def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
 @pytest.mark.slow
 def test_the_memory_of_a_node_is_that_of_what_each_engine_has_its_processes_make():
     gpus = devices_of("64xH100-80GB")
-    mesh = ("training.parallelism={tp: 4, dp_shard: 8, dp_replicate: 2}", "training.torch_compile=auto")
+    mesh = ("training.parallelism={tp: 4, dp_shard: 8, dp_replicate: 2}", "training.torch_compile=false")
     mesh += ("data.streaming=false",)
     whole = 4 * plan("gpt2_small", devices=gpus).parameters
     block = 4 * 50257 * 768  # the largest that is made at once, here the token table
