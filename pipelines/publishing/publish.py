@@ -41,7 +41,7 @@ PUBLISHED = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
-    *("router.jsonl", "router.png", "loss.png"),
+    *("router.jsonl", "loss.png"),
     *MODULE_FILES,
 ]
 LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that name folders of the machine that trained
