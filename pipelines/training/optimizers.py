@@ -130,7 +130,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         except (ValueError, KeyError) as error:
             raise UserError(
                 "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
-                "and AdamW; begin from its weights with --from-weights, or choose another output_dir"
+                "and AdamW; begin from its weights, by model.name_or_path, in another output_dir"
             ) from error
         self._share_groups()
 

@@ -37,8 +37,7 @@ from .learning_rate import share_of_steps
 class Session:
     """One run of this process. `data` are there after `prepare`.
 
-    began: when the command did, by time.monotonic(), which no change of the clock turns back. goes_on: whether it may
-    go on with a run in its output_dir.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back.
     """
 
     recipe: Recipe
@@ -47,16 +46,15 @@ class Session:
     folder: RunFolder
     began: float
     quiet: bool = False
-    goes_on: bool = True
     data: PreparedData | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, began: float, quiet: bool, goes_on: bool) -> "Session":
+    def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
         """The session of a recipe, with the process group started; raises UserError for what cannot be trained here."""
         section, engine = recipe.training, engine_for(recipe.training)
-        found = found_before(recipe) if section.auto_batch and goes_on else None
+        found = found_before(recipe) if section.auto_batch else None
         recipe = recipe if found is None else with_rows(recipe, found["rows"])
-        recipe = with_values_of_run(recipe) if goes_on else recipe
+        recipe = with_values_of_run(recipe)
         arguments = training_arguments(recipe, engine)
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
@@ -64,7 +62,7 @@ class Session:
         engine.check_run(recipe, StepGuard(section).decides)
         if section.auto_batch:
             check_auto_batch(engine)
-        return cls(recipe, engine, arguments, RunFolder(recipe, {}, auto_batch=found), began, quiet, goes_on)
+        return cls(recipe, engine, arguments, RunFolder(recipe, {}, auto_batch=found), began, quiet)
 
     @property
     def is_main(self) -> bool:

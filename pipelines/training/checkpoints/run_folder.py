@@ -121,8 +121,8 @@ class RunFolder:
             difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
         if difference is not None:
             raise UserError(
-                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, begin "
-                f"from its weights with --from-weights, or delete {folder} to start over"
+                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
+                f"(model.name_or_path={folder} begins there from its weights), or delete {folder} to start over"
             )
 
     def rows_per_step_before(self) -> int | None:
@@ -245,7 +245,7 @@ class RunFolder:
         if not checkpoints:
             raise UserError(
                 f"training.output_dir={self.path} holds a finished run of fewer steps and none of its checkpoints to "
-                f"go on from; begin from its weights with --from-weights, or choose another output_dir"
+                f"go on from; choose another output_dir (model.name_or_path={self.path} begins there from its weights)"
             )
         return None
 

@@ -180,7 +180,7 @@ def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypat
     monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
     calls = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
-    given = {"dry_run": True, "sets_aside": False, "began": train_command.BEGAN}
+    given = {"dry_run": True, "began": train_command.BEGAN}
     assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
 
 

@@ -130,7 +130,7 @@ def test_states_of_a_time_when_routers_were_muons_are_refused():
     optimizer = build(model)
     two_axes = [p for g in optimizer.param_groups for p in g["params"] if p.ndim == 2]
     old = optimizer.state_dict() | {"muon": BatchedMuon(two_axes, torch.float32).state_dict()}
-    with pytest.raises(UserError, match="begin from its weights with --from-weights"):
+    with pytest.raises(UserError, match="begin from its weights, by model"):
         optimizer.load_state_dict(old)
 
 
