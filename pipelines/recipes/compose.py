@@ -32,6 +32,8 @@ from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
 
 LEARNED = ("objective", "task")  # the sections that say what is learned
+# Settings of earlier versions, which wrote every default into the recipes of their runs: so they mean nothing.
+GONE = {"training": {"async_save": False, "auto_batch": False}}
 WHAT = {
     "objective": "what the model learns to predict of plain text or images",
     "task": "what the model learns from labelled examples, in place of an objective",
@@ -225,6 +227,7 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_no_secret(data, "")
+    data = _without_gone(data)
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
@@ -266,6 +269,16 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_model(recipe)
     check_recipe(recipe)
     return recipe
+
+
+def _without_gone(data: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without settings of earlier versions at the value that does nothing."""
+
+    def kept(section: str, settings: Any) -> Any:
+        gone = GONE.get(section, {}) if isinstance(settings, dict) else {}
+        return {k: v for k, v in settings.items() if k not in gone or v != gone[k]} if gone else settings
+
+    return {section: kept(section, settings) for section, settings in data.items()}
 
 
 def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, ObjectiveSettings | None]:
@@ -425,7 +438,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
+    before, after = (flat_settings(_numbered(without_signatures(_without_gone(side)))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
     for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name

@@ -143,8 +143,6 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    if training.auto_batch:
-        raise UserError(f"training.auto_batch=true is not wired beside {words}; set it to false")
     if training.torch_compile and kind == MESH:
         raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
     if settings.pp > 1:

@@ -265,10 +265,6 @@ class TrainingSection:
         at_least=1,
         at_most=2**30,
     )
-    auto_batch: bool = doc(
-        "take the most rows per forward pass that fit, found before the run begins; the rows of an optimizer step stay",
-        False,
-    )
     learning_rate: float = doc(
         "peak learning rate; unless set, or auto: 1e-3 for fresh weights, 2e-4 for an adapter, 5e-5 for a pretrained "
         "encoder or image model, 2e-5 for a pretrained decoder",

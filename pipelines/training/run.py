@@ -97,7 +97,6 @@ def fresh_model(session: Session):
     set_seed(session.arguments.seed)
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     check_length(session.data.objective, model.config, trains=True)
-    session.find_batch(model)
     return model
 
 
@@ -109,7 +108,7 @@ def check_by_trying(session: Session) -> int:
     model = fresh_model(session)
     trainer, facts = try_step(session, model)
     if session.is_main:
-        print_dry_run(session.data, trainer, facts | {"auto_batch": session.folder.auto_batch})
+        print_dry_run(session.data, trainer, facts)
     return 0
 
 
@@ -133,7 +132,7 @@ def start(session: Session) -> int:
     if session.is_main:
         write_beginning(session, trainer, checkpoint)
         if not session.quiet:
-            print_start(session.recipe, session.data, trainer, checkpoint, folder.auto_batch)
+            print_start(session.recipe, session.data, trainer, checkpoint)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:

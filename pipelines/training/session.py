@@ -27,7 +27,6 @@ from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
-from .fit.auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
@@ -52,17 +51,13 @@ class Session:
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
         """The session of a recipe, with the process group started; raises UserError for what cannot be trained here."""
         section, engine = recipe.training, engine_for(recipe.training)
-        found = found_before(recipe) if section.auto_batch else None
-        recipe = recipe if found is None else with_rows(recipe, found["rows"])
         recipe = with_values_of_run(recipe)
         arguments = training_arguments(recipe, engine)
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
         engine.check_run(recipe, StepGuard(section).decides)
-        if section.auto_batch:
-            check_auto_batch(engine)
-        return cls(recipe, engine, arguments, RunFolder(recipe, {}, auto_batch=found), began, quiet)
+        return cls(recipe, engine, arguments, RunFolder(recipe, {}), began, quiet)
 
     @property
     def is_main(self) -> bool:
@@ -111,25 +106,6 @@ class Session:
             self.recipe = self.folder.recipe = recipe
             self.arguments = training_arguments(recipe, self.engine, rows_of(self.arguments))
         return recipe
-
-    def find_batch(self, model) -> None:
-        """Take the most rows at a time that fit, where the recipe asks for it and no run has found them before."""
-        from accelerate.utils import gather_object
-
-        recipe, per_step = self.recipe, rows_of(self.arguments)
-        if not recipe.training.auto_batch or self.folder.auto_batch is not None:
-            return
-
-        def trial_trainer(trial: Recipe):
-            return self.trainer(model, trial, training_arguments(trial, self.engine, per_step))
-
-        def agree(fit: int) -> int:
-            return min(gather_object([fit]))
-
-        found = find_batch(recipe, self.engine, self.data, model, self.arguments, trial_trainer, agree)
-        self.recipe = self.folder.recipe = with_rows(recipe, found["rows"])
-        self.folder.auto_batch = found
-        self.arguments = training_arguments(self.recipe, self.engine, per_step)
 
     def identity_text(self) -> str:
         """What each checkpoint of the run says of it."""

@@ -78,15 +78,14 @@ class RunFolder:
 
     data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
     a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
-    known yet. auto_batch: what auto_batch.py has found. versions_by_step: of a run that has gone on under
-    other versions than those of its first steps, {"from_step": 0, "torch": ...} and so on, the oldest first.
+    known yet. versions_by_step: of a run that has gone on under other versions than those of its first steps,
+    {"from_step": 0, "torch": ...} and so on, the oldest first.
     """
 
     recipe: Recipe
     data: dict
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
     rows_per_step: int | None = None
-    auto_batch: dict | None = None
     versions_by_step: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -103,7 +102,6 @@ class RunFolder:
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
-            **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:
