@@ -13,10 +13,9 @@ from ..errors import UserError, did_you_mean, nearest
 from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
+from .argument_bounds import READ_WITH, SCHEDULE_BOUNDS
 from .schema import (
     DERIVED_FROM_TEXT,
-    READ_WITH,
-    SCHEDULE_BOUNDS,
     DataSection,
     MixtureSource,
     Recipe,

@@ -16,7 +16,7 @@ from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
 from ...json_text import json_text
 from ...plugins import loaded_plugins
-from ...recipes.compose import resume_difference
+from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, rows_per_step, same_step
 from ...recipes.schema import Recipe, TrainingSection
 from ...reporting.run_log import COMPLETING

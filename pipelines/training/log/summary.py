@@ -9,7 +9,7 @@ from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
 from ...objectives.prepare import PreparedData, describe_data
-from ...recipes.compose import flat_settings
+from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.schema import Recipe
 from ...reporting.interpret import interpret, with_interval

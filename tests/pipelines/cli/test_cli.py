@@ -202,7 +202,7 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
 
 
 def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):
-    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.field_docs import describe_fields
 
     def shown(*words):
         with pytest.raises(SystemExit) as exit:
