@@ -69,7 +69,7 @@ def run(args) -> int:
 
 
 def _print(answers: list[dict]) -> None:
-    from ..json_text import json_text
+    from ..storage.json_text import json_text
 
     for answer in answers:
         print(json_text(answer, None))

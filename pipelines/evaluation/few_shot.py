@@ -21,7 +21,6 @@ from scipy.special import softmax
 
 import anyformer
 
-from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
@@ -30,6 +29,7 @@ from ..objectives.class_task import are_unnamed
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..recipes.strict_yaml import format_yaml
+from ..reporting.console import wide_console
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments

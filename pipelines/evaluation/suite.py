@@ -9,10 +9,10 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError
 from ..metrics.significance import holm
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..words import human_time
 from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair
 from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds

@@ -14,9 +14,9 @@ from ..data.files import open_file, readable
 from ..data.image_files import is_image_file
 from ..data.patterns import find_files
 from ..errors import UserError, did_you_mean
-from ..packed_files import unpacked_name
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
+from ..storage.packed_files import unpacked_name
 
 Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # how errors call what is read

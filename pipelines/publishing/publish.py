@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
-from ..json_text import json_text
 from ..lazy import hub
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
+from ..storage.json_text import json_text
 from ..storage.local_facts import LOADING, names_only
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from ..words import counted

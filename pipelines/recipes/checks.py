@@ -10,10 +10,10 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
-from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
 from .argument_bounds import READ_WITH, SCHEDULE_BOUNDS
+from .optimizer_rows import ROWS, optimizer_of
 from .schema import (
     DERIVED_FROM_TEXT,
     DataSection,

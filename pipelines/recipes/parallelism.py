@@ -4,8 +4,8 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
-from ..optimizer_rows import optimizer_of
 from ..plugins import OBJECTIVES, objective_of
+from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 

@@ -8,9 +8,9 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..optimizer_rows import ROWS
 from ..words import Epochs
 from .introspection import family_names
+from .optimizer_rows import ROWS
 from .secrets import without_signatures
 
 LEARNED = ("objective", "task")  # the sections that say what is learned

@@ -6,10 +6,10 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from ..accounting.layers import freeze
 from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
-from ..layers import freeze
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids

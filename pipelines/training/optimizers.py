@@ -8,10 +8,10 @@ from collections import defaultdict
 import torch
 from transformers import TrainingArguments
 
+from ..accounting.layers import places_of
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError
-from ..layers import places_of
-from ..optimizer_rows import OwnOptimizer
+from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
 
 # Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.

@@ -7,14 +7,14 @@ from functools import partial
 
 from transformers import TrainingArguments
 
+from ..accounting.layers import freeze
 from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..generation import locate_model
-from ..layers import freeze
 from ..objectives.prepare import PreparedData, prepare_data
-from ..optimizer_rows import own_optimizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..recipes.checks import check_schedule
+from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
 from ..recipes.usual_rates import settled

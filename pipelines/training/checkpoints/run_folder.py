@@ -14,7 +14,6 @@ from typing import Any
 
 from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
-from ...json_text import json_text
 from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, rows_per_step, same_step
@@ -23,6 +22,7 @@ from ...reporting.run_log import COMPLETING
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
+from ...storage.json_text import json_text
 from .extend_run import differs_in_length_alone, section_of, shared_steps
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")

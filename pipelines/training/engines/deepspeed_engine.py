@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
-from ...optimizer_rows import optimizer_of
+from ...recipes.optimizer_rows import optimizer_of
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
 from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection

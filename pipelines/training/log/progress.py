@@ -10,10 +10,10 @@ from torch.utils.data import Dataset, Subset
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
-from ...json_text import json_text
-from ...optimizer_rows import RATES
+from ...recipes.optimizer_rows import RATES
 from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
+from ...storage.json_text import json_text
 from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import human_time, short_metric
 

@@ -18,9 +18,9 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import facts
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
 from anyformer.pipelines.recipes.introspection import family_config, family_row
+from anyformer.pipelines.recipes.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.schema import TrainingSection

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
+from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
 from transformers import MixtralConfig, MixtralForCausalLM

@@ -4,8 +4,8 @@ import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UserError
-from .words import short_number
+from ..errors import UserError
+from ..words import short_number
 
 LOOK = {
     "figure.dpi": 120,
