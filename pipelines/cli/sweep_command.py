@@ -21,15 +21,15 @@ def add_arguments(add_parser) -> None:
         "  anyformer sweep quickstart 'training.learning_rate=[1e-3,3e-3]' training.max_steps=100\n"
         "  anyformer sweep quickstart 'model.position_encoding=[rotary,alibi,none]' --seeds 3 --jobs 2\n"
         "  anyformer sweep quickstart 'training.learning_rate={min: 1e-4, max: 1e-2, log: true}' \\\n"
-        "    --sampler random --runs 12\n"
+        "    --sampler optuna --runs 12\n"
         "  anyformer sweep norm_position\n"
         "  anyformer sweep multi30k_en_de 'task.num_beams=[1,2,4,8]' --evaluate runs/multi30k_en_de\n\n"
         "A list that is one value of a setting stands in a list of its own: 'setting=[[a,b]]'.",
     )
     add_recipe(parser, help="a recipe or a sweep: a YAML file, or a shipped name")
     parser.add_argument("--seeds", metavar="N", help="so many seeds (or those of a list, 1,2,3) for each combination")
-    parser.add_argument("--sampler", choices=("grid", "random"), help="how combinations are chosen")
-    parser.add_argument("--runs", type=at_least(1), metavar="N", help="combinations that random tries")
+    parser.add_argument("--sampler", choices=("grid", "random", "optuna"), help="how combinations are chosen")
+    parser.add_argument("--runs", type=at_least(1), metavar="N", help="combinations that random and optuna try")
     parser.add_argument(
         "--metric", metavar="NAME", help="what runs are ordered by, such as accuracy or test_bleu (default: loss)"
     )
@@ -68,7 +68,9 @@ def run(args) -> int:
     recipe = load(sweep.fixed)
     if recipe.publish.repo_id is not None:
         raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with a sweep, whose runs are many")
-    known = legal(known_combinations(sweep, recipe.training.seed), sweep, args.legal_only, load)
+    known = known_combinations(sweep, recipe.training.seed)
+    if known is not None:
+        known = legal(known, sweep, args.legal_only, load)
     folder = Path(recipe.training.output_dir)
     folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
     plugins = [word for name in args.plugins for word in ("--plugin", name)]
@@ -87,10 +89,10 @@ def run(args) -> int:
     of_sweep = sweep, recipe, place, known, seeds, words, args.entry, plugins
     runs = SweepRuns(*of_sweep) if settings.evaluate is None else SweepMeasurements(*of_sweep, load=load)
     if args.dry_run:
-        for combination in known:
+        for combination in known or ():
             print(*(str(run.folder) for run in runs.runs_of(combination)), sep="\n")
         return 0
-    count = len(known) * len(seeds)
+    count = (settings.runs if known is None else len(known)) * len(seeds)
     print(f"{counted(count, runs.noun)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
     code = train(runs, args.jobs)
     print_table(runs)

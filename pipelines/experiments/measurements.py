@@ -69,6 +69,10 @@ class SweepMeasurements(SweepRuns):
         expected = self.load([*self.sweep.fixed, *combination.settings]).to_dict(), self.written
         return [Measurement(combination, None, self.folder / combination.name, expected=expected)]
 
+    def question(self) -> dict[str, Any]:
+        """What Optuna is asked."""
+        return super().question() | {"evaluate": self.sweep.settings.evaluate}
+
     def measure(self, at_once: int) -> int:
         """Nothing: there is no run to look into."""
         return 0

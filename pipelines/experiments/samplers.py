@@ -1,4 +1,4 @@
-"""Which combinations of a sweep are tried, in which order: a grid, or random ones."""
+"""Which combinations of a sweep are tried, in which order: a grid, random ones, or those Optuna chooses."""
 
 import hashlib
 import itertools
@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UserError
 from .sweep_file import Range, Sweep, setting
 
 LONGEST = 120  # letters of a folder's name
@@ -74,6 +75,58 @@ def drawn(sweep: Sweep, count: int, seed: int) -> list[Combination]:
     return list(found.values())
 
 
-def known_combinations(sweep: Sweep, seed: int) -> list[Combination]:
-    """Those that are tried: of a grid, or at random."""
+class Optuna:
+    """Combinations chosen by Optuna's TPE from the results so far (Bergstra et al. 2011).
+
+    The study lives in memory. What was chosen before is chosen again, and told what it reached, so a sweep goes on as
+    if it had not been stopped: a choice depends on the seed, its number and the results so far.
+
+    Args:
+        chosen: what an earlier part of this sweep chose, as `chosen` of the object has it; longer with each choice.
+    """
+
+    def __init__(self, sweep: Sweep, seed: int, lower_is_better: bool, chosen: list[dict[str, Any]]):
+        try:
+            import optuna
+        except ImportError:
+            raise UserError("--sampler optuna needs optuna; install it with: pip install anyformer[optuna]") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.sweep, self.seed, self.optuna, self.chosen = sweep, seed, optuna, chosen
+        self.study = optuna.create_study(direction="minimize" if lower_is_better else "maximize")
+        self.choices = {
+            key: optuna.distributions.CategoricalDistribution([repr(value) for value in values])
+            if not isinstance(values, Range)
+            else (optuna.distributions.IntDistribution if values.whole else optuna.distributions.FloatDistribution)(
+                values.min, values.max, log=values.log
+            )
+            for key, values in axes(sweep).items()
+        }
+
+    def choose(self, number: int) -> tuple[Combination, Any]:
+        """The combination with a number, from 0, and the trial whose result `tell` takes."""
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed + number, constant_liar=True)
+        if number < len(self.chosen):
+            self.study.enqueue_trial(self.chosen[number])
+        trial = self.study.ask(self.choices)
+        if number == len(self.chosen):
+            self.chosen.append(trial.params)
+        values = {}
+        for key, known in axes(self.sweep).items():
+            chosen = trial.params[key]
+            if isinstance(known, Range):
+                values[key] = chosen if known.whole else min(known.max, max(known.min, float(f"{chosen:.4g}")))
+            else:
+                values[key] = next(value for value in known if repr(value) == chosen)
+        return combination(self.sweep, values), trial
+
+    def tell(self, trial: Any, value: float | None) -> None:
+        """What the combination reached; None where its run failed."""
+        states = self.optuna.trial.TrialState
+        self.study.tell(trial, value, state=states.FAIL if value is None else states.COMPLETE)
+
+
+def known_combinations(sweep: Sweep, seed: int) -> list[Combination] | None:
+    """Those that are known before the first result: of a grid, or at random; None where results choose them."""
+    if sweep.settings.sampler == "optuna":
+        return None
     return grid(sweep) if sweep.settings.sampler == "grid" else drawn(sweep, sweep.settings.runs, seed)

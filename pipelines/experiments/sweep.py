@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
@@ -20,11 +21,11 @@ from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric
 from .afterwards import PLOT, measure_by_position
 from .columns import measure_columns
-from .samplers import Combination
+from .samplers import Combination, Optuna
 from .sweep_file import Sweep, setting
 from .workers import Command, run_commands
 
-TABLE, PAGE = "sweep.csv", "comparison.html"
+TABLE, CHOSEN, PAGE = "sweep.csv", "chosen.json", "comparison.html"
 SAID = "anyformer: "  # before the sentence with which a command of ours ends in an error
 ONE_SEED = (None,)
 
@@ -66,7 +67,7 @@ class SweepRuns:
     """The runs of a sweep in a folder of its own, made one after the other or some at a time. noun: what each is.
 
     Args:
-        known: the combinations.
+        known: the combinations of a grid or of a random choice; None where Optuna chooses.
         seeds: of each combination; (None,) for the recipe's own.
         words: of the command that makes a run, to which its settings are added.
         entry: runs a command in a process of its own, see `run_commands`.
@@ -83,7 +84,7 @@ class SweepRuns:
         sweep: Sweep,
         recipe: Recipe,
         folder: Path,
-        known: list[Combination],
+        known: list[Combination] | None,
         seeds: list[int] | tuple[None],
         words: list[str],
         entry: Callable[[list[str]], int],
@@ -140,7 +141,7 @@ class SweepRuns:
 
     def _train(self, at_once: int, watch: Callable[[list[str]], None]) -> int:
         code = run_commands(
-            self._known_at_once(),
+            self._chosen_by_results() if self.known is None else self._known_at_once(),
             at_once,
             self.entry,
             self._ended,
@@ -188,6 +189,38 @@ class SweepRuns:
             self.runs += self.runs_of(combination)
         for run in list(self.runs):
             yield from self._begun(run)
+
+    def _chosen_by_results(self) -> Iterator[Command]:
+        """Commands of the combinations Optuna chooses; it is told of one when the runs of all its seeds have ended."""
+        path, question = self.folder / CHOSEN, self.question()
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {**question, "chosen": []}
+        if {name: value for name, value in before.items() if name != "chosen"} != question:
+            raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
+        optuna = Optuna(self.sweep, self.recipe.training.seed, less_is_better(self.metric), before["chosen"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        open_trials: list[tuple[Any, list[Run]]] = []
+        for number in range(self.sweep.settings.runs):
+            for trial, runs in list(open_trials):
+                if all(run.state not in ("waiting", "running") for run in runs):
+                    values = [run.metrics[self.metric] for run in runs if self.metric in run.metrics]
+                    optuna.tell(trial, statistics.fmean(values) if len(values) == len(runs) else None)
+                    open_trials.remove((trial, runs))
+            combination, trial = optuna.choose(number)
+            write_atomically(path, json.dumps(question | {"chosen": optuna.chosen}, indent=1))
+            there = {run.folder: run for run in self.runs}  # what is chosen again is the run that is there
+            runs = [there.get(run.folder, run) for run in self.runs_of(combination)]
+            open_trials.append((trial, runs))
+            for run in runs:
+                if run.folder not in there:
+                    self.runs.append(run)
+                    yield from self._begun(run)
+
+    def question(self) -> dict[str, Any]:
+        """What Optuna is asked: another question needs another folder."""
+        sweep = self.sweep
+        question = {"recipe": sweep.settings.recipe, "fixed": sweep.fixed, "metric": self.metric}
+        varied = {key: str(values) for key, values in sweep.varied.items()}
+        return without_signatures(question | {"varied": varied, "variants": sweep.variants})
 
     def _begun(self, run: Run) -> Iterator[Command]:
         if run.is_known():

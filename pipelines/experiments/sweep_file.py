@@ -15,12 +15,12 @@ from ..recipes.types import as_mapping, build, show
 
 SECTIONS = ("model", "tokenizer", "data", "objective", "task", "training", "evaluation")  # of a recipe
 RANGE = {"min", "max", "log"}
-Sampler = Literal["grid", "random"]
+Sampler = Literal["grid", "random", "optuna"]
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two ends, which the random sampler draws from; whole numbers where both ends are."""
+    """Numbers between two ends, which samplers other than the grid draw from; whole numbers where both ends are."""
 
     min: float
     max: float
@@ -46,7 +46,7 @@ class SweepSettings:
     recipe: str = doc("a YAML file, or the name of a shipped recipe")
     description: str = doc("one line, for people", default="")
     metric: str | None = doc("what runs are ordered by; null: validation_loss, or the recipe's evaluation.best_metric")
-    sampler: Sampler = doc("grid: every combination; random: some of them", "grid")
+    sampler: Sampler = doc("grid: every combination; random: some of them; optuna: chosen by the results", "grid")
     runs: int | None = doc("combinations tried; null: all of a grid", at_least=1)
     seeds: int | str | None = doc(
         "a number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's own"
@@ -167,9 +167,9 @@ def _check_sampler(sweep: Sweep) -> None:
     settings, ranges = sweep.settings, [key for key, values in sweep.varied.items() if isinstance(values, Range)]
     if settings.sampler == "grid":
         if ranges:
-            raise UserError(f"{ranges[0]} is a range, which a grid cannot walk; give --sampler random")
+            raise UserError(f"{ranges[0]} is a range, which a grid cannot walk; give --sampler random or optuna")
         if settings.runs is not None:
-            raise UserError(f"--runs {settings.runs}: a grid tries every combination; give --sampler random")
+            raise UserError(f"--runs {settings.runs}: a grid tries every combination; give --sampler random or optuna")
     elif settings.runs is None:
         raise UserError(f"--sampler {settings.sampler} needs --runs, the number of combinations it tries")
 

@@ -9,7 +9,7 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.experiments.afterwards import check_by_position
 from anyformer.pipelines.experiments.columns import check_columns
-from anyformer.pipelines.experiments.samplers import drawn, grid, known_combinations
+from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
 from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.plugins import less_is_better
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -43,6 +43,33 @@ def test_random_combinations_differ_and_more_of_them_begin_with_the_same():
     assert {Range(1, 3).at(share / 100) for share in range(100)} == {1, 2, 3}
     listed = read_sweep("quickstart", ["training.seed=[1,2,3]"], sampler="random", runs=50)
     assert len(known_combinations(listed, 0)) == 3  # there are no more
+
+
+def test_optuna_goes_on_as_if_it_had_not_been_stopped():
+    pytest.importorskip("optuna")
+    sweep = read_sweep(
+        "quickstart",
+        ["training.learning_rate={min: 1e-4, max: 1e-1, log: true}", "model.norm_position=[pre,post]"],
+        sampler="optuna",
+        runs=30,
+    )
+
+    def reached(values):  # best at 3e-3 and pre
+        return abs(values["training.learning_rate"] - 3e-3) + (values["model.norm_position"] == "post")
+
+    def search(count, chosen):
+        optuna, found = Optuna(sweep, 3, True, chosen), []
+        for number in range(count):
+            combination, trial = optuna.choose(number)
+            found.append(combination)
+            optuna.tell(trial, reached(combination.values))
+        return found, optuna.chosen
+
+    whole, _ = search(30, [])
+    _, chosen = search(12, [])
+    again, _ = search(30, json.loads(json.dumps(chosen)))
+    assert again == whole
+    assert min(map(reached, (one.values for one in whole))) < 2e-3
 
 
 @pytest.mark.parametrize(
@@ -243,3 +270,15 @@ def test_a_second_sweep_of_one_folder_is_refused(tiny_recipe, command, tmp_path,
     assert command("sweep", tiny_recipe(), "training.learning_rate=[1e-3,3e-3]") == 2
     assert f"the sweep in {folder} is being made by process {first.pid} on" in capsys.readouterr().err
     first.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])  # with two it may be chosen again while it runs
+def test_optuna_s_runs_are_made_and_a_combination_chosen_twice_is_one_run(jobs, tiny_recipe, command, tmp_path):
+    pytest.importorskip("optuna")
+    words = ("sweep", tiny_recipe(), "model.norm_position=[pre,post]", "training.max_steps=4", "--sampler", "optuna")
+    assert command(*words, "--runs", "3", "--jobs", jobs) == 0
+    folder = tmp_path / "run-sweep"
+    assert len(json.loads((folder / "chosen.json").read_text())["chosen"]) == 3
+    assert len((folder / "sweep.csv").read_text().splitlines()) == 1 + len(list(folder.glob("*/run.json"))) == 3
+    assert (folder / "comparison.html").is_file()
