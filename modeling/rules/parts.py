@@ -12,8 +12,8 @@ def _own_classes(c) -> list[str]:
 
 
 def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
-    return next((name for name in _own_classes(c) if name != "gated_delta_attention"), None)
+    """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
+    return next((name for name in _own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
 
 
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
