@@ -61,7 +61,7 @@ class TransformerConfig(PreTrainedConfig):
     num_hidden_layers: int = 8  # layers; of seq2seq those of the encoder
     num_attention_heads: int = 8  # heads of attention
     num_key_value_heads: int | None = None  # heads of keys and values (Ainslie et al. 2023); null: num_attention_heads
-    head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
+    head_dim: int | None = None  # channels of a head; null: qk_rope_head_dim, or hidden_size / num_attention_heads
     position_encoding: str = "rotary"  # how positions are told apart
     rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
     no_rope_layers: list[int] | None = None  # rotary: for each layer 1, or 0: no positions there (Yang et al. 2025)
@@ -136,7 +136,7 @@ class TransformerConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim = getattr(self, "qk_rope_head_dim", None) or self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
             self.intermediate_size = gated if MLP_TYPES[self.mlp_type].gated else 4 * self.hidden_size
@@ -228,7 +228,8 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of "gated_delta_attention", named as Qwen3-Next's."""
+    """Fields of the families of decoders: of "gated_delta_attention", named as Qwen3-Next's, and of "latent_attention",
+    named as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers of that kind."""
 
     linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
@@ -236,6 +237,12 @@ class CausalConfig(TokenConfig):
     linear_value_head_dim: int | None = None  # gated_delta_: channels of a value; null: linear_key_head_dim
     linear_conv_kernel_dim: int = 4  # gated_delta_: tokens that the convolution before it sees
     linear_allow_neg_eigval: bool = False  # gated_delta_: writes up to 2, so that states can flip (Grazzi et al. 2025)
+    kv_lora_rank: int | None = None  # latent_attention: channels of which a token's keys and values are made
+    q_lora_rank: int | None = None  # latent_: channels of which a token's queries are made; null: the hidden states
+    qk_nope_head_dim: int | None = None  # latent_: channels of a query or key without positions
+    qk_rope_head_dim: int | None = None  # latent_: channels with positions, in keys one set for all heads
+    v_head_dim: int | None = None  # latent_: channels of a value
+    rope_interleave: bool = True  # latent_: rotated channels lie in pairs (0, 1), (2, 3), ..
 
     def derive(self):
         super().derive()
