@@ -42,7 +42,7 @@ def unserved(c, pages: bool = False) -> str | None:
     rope_types = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
     has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
     wrong = {
-        "layer_types": any(kind.keeps_states for kind in kinds),
+        "layer_types": any(kind.keeps_states or kind.cache_values for kind in kinds),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
     }
@@ -112,7 +112,8 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
         if not all(kind.flash for kind in kinds):
             self._supports_flash_attn = self._supports_attention_backend = False
-        if any(kind.keeps_states for kind in kinds):  # serving engines and context parallelism expect keys and values
+        # Serving engines and context parallelism expect keys and values.
+        if any(kind.keeps_states or kind.cache_values for kind in kinds):
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False

@@ -53,7 +53,7 @@ class TransformerConfig(PreTrainedConfig):
     num_hidden_layers: int = 8  # layers; of seq2seq those of the encoder
     num_attention_heads: int = 8  # heads of attention
     num_key_value_heads: int | None = None  # heads of keys and values (Ainslie et al. 2023); null: num_attention_heads
-    head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
+    head_dim: int | None = None  # channels of a head; null: qk_rope_head_dim, or hidden_size / num_attention_heads
     position_encoding: str = "rotary"  # how positions are told apart
     rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
     no_rope_layers: list[int] | None = None  # rotary: for each layer 1, or 0: no positions there (Yang et al. 2025)
@@ -131,7 +131,7 @@ class TransformerConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim = getattr(self, "qk_rope_head_dim", None) or self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
             self.intermediate_size = gated if MLP_TYPES[self.mlp_type].gated else 4 * self.hidden_size
@@ -226,7 +226,8 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's."""
+    """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
+    of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
@@ -235,6 +236,12 @@ class CausalConfig(TokenConfig):
     linear_conv_kernel_dim: int = 4  # delta nets: tokens that the convolution before it sees
     linear_norm_eps: float | None = None  # delta nets: norm_eps of the norm of their output; null: norm_eps
     linear_allow_neg_eigval: bool = False  # delta nets: writes up to 2, so that states can flip (Grazzi et al. 2025)
+    kv_lora_rank: int | None = None  # latent_attention: channels of which a token's keys and values are made
+    q_lora_rank: int | None = None  # latent_: channels of which a token's queries are made; null: the hidden states
+    qk_nope_head_dim: int | None = None  # latent_: channels of a query or key without positions
+    qk_rope_head_dim: int | None = None  # latent_: channels with positions, in keys one set for all heads
+    v_head_dim: int | None = None  # latent_: channels of a value
+    rope_interleave: bool = True  # latent_: rotated channels lie in pairs (0, 1), (2, 3), ..
 
     def validate_layer_type(self):
         """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
-# torch's grouped product refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of weights.
-CHANNELS = 8
 
 # Functions of the package's rules/, by name: a config asks them. The code in a saved model's folder has none.
 RULES: dict[str, Callable] = {}
@@ -66,6 +64,7 @@ class Kind:
     companions: dict[str, int] = field(default_factory=dict)  # values of these fields in listings and tests
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
     implied_by: str | None = None  # a field that alone says that all layers are of this kind
+    cache_values: Callable[..., int] | None = None  # config -> values of a token in a cache; None: keys and values
     lookback: Callable[..., int] | None = None  # config -> tokens before a query that a layer may see, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
@@ -136,6 +135,15 @@ ATTENTION_KINDS = {
     "strided_attention": Kind(),  # any past token may be needed again: nothing can leave the cache
     "local_global_attention": Kind(
         windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
+    ),
+    "latent_attention": Kind(
+        implied_by="kv_lora_rank",
+        cache_values=lambda c: c.kv_lora_rank + c.qk_rope_head_dim,
+        flash=True,
+        separable=True,
+        own_scores=True,
+        splits_heads=False,
+        module="attention_latent",
     ),
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
@@ -274,15 +282,6 @@ def parts_of(c) -> list[str]:
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 
-def odd_sizes(c) -> str | None:
-    """A size of the experts that torch's own grouped product refuses, as `name=value`, or None.
-
-    A size that is not set yet (None: the config derives it) is not judged.
-    """
-    sizes = {name: getattr(c, name) for name in ("hidden_size", "moe_intermediate_size")}
-    return next((f"{name}={size}" for name, size in sizes.items() if size is not None and size % CHANNELS), None)
-
-
 def image_sides(c) -> tuple[int, ...]:
     """Height and width of a vision transformer's images, in pixels."""
     return (c.image_size,) * 2 if isinstance(c.image_size, int) else tuple(c.image_size)
@@ -292,11 +291,3 @@ def own_fields() -> set[str]:
     """All config fields that belong to schemes or kinds of attention."""
     of_schemes = {name for scheme in POSITION_SCHEMES.values() for name in scheme.fields}
     return of_schemes | {name for kind in ATTENTION_KINDS.values() for name in kind.needs}
-
-
-def unregister(name: str) -> None:
-    """Take back what `register_position_scheme` or `register_attention_kind` added under a name."""
-    POSITION_SCHEMES.pop(name, None)
-    ATTENTION_KINDS.pop(name, None)
-    for key in [key for key in _implementations if key[1] == name]:
-        del _implementations[key]

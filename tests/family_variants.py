@@ -67,6 +67,8 @@ ROPES = {
     },
 }
 LINEAR = {"attention_pattern": ["linear_attention"]}
+LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+LATENT |= {"num_key_value_heads": None}
 COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
 DECODERS = {
     "rotary": {},
@@ -125,6 +127,10 @@ DECODERS = {
         "sliding_window": 4,
         "attention_gate": "head",
     },
+    "latent": LATENT | {"q_lora_rank": 9},
+    "latent-full-yarn": LATENT
+    | {"attention_pattern": ["latent_attention", "full_attention"], "rope_interleave": False}
+    | {"rope_parameters": ROPES["yarn"] | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "linear": LINEAR,
     "linear-none": LINEAR | {"position_encoding": "none"},
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
@@ -190,6 +196,9 @@ MIXTURES = {
         "shared_expert_gate": True,
         "moe_intermediate_size": 24,
     },
+    "deepseek_v3": LATENT
+    | {"num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "router_scoring": "sigmoid"}
+    | {"router_bias_update_rate": 0.01, "shared_expert_intermediate_size": 16, "mlp_pattern": ["dense", "sparse"]},
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
     "gpt_oss": {
         "attention_sinks": True,

@@ -72,6 +72,11 @@ def _plane_rope_type(c) -> str:
     return (c.rope_parameters or {}).get("rope_type", "default")
 
 
+def _rotated(c) -> int:
+    rope = c.rope_parameters or {}
+    return int(c.head_dim * (rope.get(PLAIN) or rope).get("partial_rotary_factor", 1.0))
+
+
 def _plane_rotated(c) -> int:
     head_dim = c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
     return int(head_dim * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
@@ -79,6 +84,12 @@ def _plane_rotated(c) -> int:
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
+LATENT = {
+    "kv_lora_rank": "the number of channels of which a token's keys and values are made",
+    "qk_nope_head_dim": "the channels of a query or key without positions",
+    "qk_rope_head_dim": "the channels of a query or key with positions",
+    "v_head_dim": "the channels of a value",
+}
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
 MEMORY = {"memory_length": "the number of tokens before a segment that it still sees"}
 
@@ -163,6 +174,36 @@ OF_KINDS = {
         families=(ENCODER,),
         needs=WINDOW,
         companions={"sliding_window": 3},
+    ),
+    "latent_attention": dict(
+        families=(DECODER, MOE),
+        needs=LATENT,
+        companions={"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 10}
+        | {"num_key_value_heads": None},
+        rules=(
+            (
+                lambda c: c.num_key_value_heads not in (None, c.num_attention_heads),
+                lambda c: (
+                    f"num_key_value_heads={c.num_key_value_heads} is not for latent_attention, which makes keys and "
+                    f"values of all {c.num_attention_heads} heads of one latent; leave it null"
+                ),
+            ),
+            (
+                lambda c: c.qk_norm,
+                lambda c: "qk_norm=True is not for latent_attention, which norms its latents; set qk_norm=False",
+            ),
+            (
+                lambda c: (
+                    POSITION_SCHEMES[c.position_encoding].acts_on == "rotation"
+                    and c.head_dim is not None
+                    and _rotated(c) != c.qk_rope_head_dim
+                ),
+                lambda c: (
+                    f"qk_rope_head_dim={c.qk_rope_head_dim} is what latent_attention rotates, but of head_dim="
+                    f"{c.head_dim} {_rotated(c)} channels rotate; leave head_dim null, or set partial_rotary_factor"
+                ),
+            ),
+        ),
     ),
     "linear_attention": dict(
         families=(DECODER,),

@@ -54,6 +54,11 @@ POSITIVE_OR_NONE = (
     "linear_num_value_heads",
     "linear_key_head_dim",
     "linear_value_head_dim",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "attention_multiplier",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -79,7 +84,7 @@ def scheme_of(c):
 
 
 def _head_dim(c):
-    return c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
+    return c.head_dim or getattr(c, "qk_rope_head_dim", None) or c.hidden_size // c.num_attention_heads
 
 
 def rope_parameters_of(c) -> dict[str, dict]:
@@ -253,7 +258,11 @@ ILLEGAL = [
         ),
     ),
     (
-        lambda c: c.head_dim is None and c.hidden_size % c.num_attention_heads != 0,
+        lambda c: (
+            c.head_dim is None
+            and getattr(c, "qk_rope_head_dim", None) is None
+            and c.hidden_size % c.num_attention_heads != 0
+        ),
         lambda c: (
             f"num_attention_heads={c.num_attention_heads} does not divide hidden_size={c.hidden_size}; "
             f"{_divisors(c.hidden_size, c.num_attention_heads)}"

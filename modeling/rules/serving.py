@@ -35,6 +35,10 @@ def _windows(c) -> list[str]:
     return _kinds(c, lambda kind: kind.windowed and not kind.own_scores)
 
 
+def _without_keys(c) -> list[str]:
+    return _kinds(c, lambda kind: kind.keeps_states or kind.cache_values)
+
+
 def _rope_types(c) -> set:
     rope = c.rope_parameters or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
@@ -63,8 +67,8 @@ REFUSALS = (
     ),
     (
         (CONTINUOUS_BATCHING,),
-        lambda c: _kinds(c, lambda kind: kind.keeps_states),
-        lambda c: f"{_kinds(c, lambda kind: kind.keeps_states)[0]} keeps states, and its pages hold keys and values",
+        lambda c: _without_keys(c),
+        lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",
     ),
     (
         (VLLM,),

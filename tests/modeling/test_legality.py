@@ -26,7 +26,16 @@ from anyformer import (
 )
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
+LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
 CASES = {
+    "kv_lora_rank is not set, but latent_attention layers": {"attention_pattern": ["latent_attention"]},
+    "v_head_dim is not set, but latent_attention layers need it": LATENT | {"v_head_dim": None},
+    "v_head_dim=4 is used by no layer; name latent_attention in attention_pattern": {"v_head_dim": 4},
+    "num_key_value_heads=2 is not for latent_attention, which": LATENT | {"num_key_value_heads": 2},
+    "qk_norm=True is not for latent_attention": LATENT | {"qk_norm": True},
+    "of head_dim=8 8 channels rotate; leave head_dim null": LATENT | {"head_dim": 8},
+    "attention_gate='head' does not go with latent_attention": LATENT | {"attention_gate": "head"},
+    "kv_lora_rank=0 is not a positive number": LATENT | {"kv_lora_rank": 0},
     "initializer_range=0.1 spreads no weight where fan_in_init=True": {"initializer_range": 0.1, "fan_in_init": True},
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and": {"hidden_size": 256, "num_attention_heads": 7},
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
