@@ -29,7 +29,7 @@ class Scheme:
     """A position scheme: a value of `position_encoding`.
 
     acts_on: what its module computes, once per forward pass.
-        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
+        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added where `position_at` says
         "rotation"    forward(x, position_ids) -> (cos, sin), each (B or 1, T, 2R) for the R channel pairs of a head
                       (cos twice; sin negated, then sin), rotating queries and keys of every layer
         "scores"      forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a
@@ -66,7 +66,7 @@ class Kind:
     companions: dict[str, int] = field(default_factory=dict)  # values of these fields in listings and tests
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
     implied_by: str | None = None  # a field that alone says that all layers are of this kind
-    lookback: Callable[..., int] | None = None  # config -> tokens before a query that a layer may see, beside states
+    lookback: Callable[..., int] | None = None  # config -> the last tokens that its cache keeps, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
     separable: bool = False  # packed documents can be attended one by one
@@ -103,14 +103,19 @@ POSITION_SCHEMES = {
     "learned": Scheme(acts_on="embeddings"),
     "sinusoidal": Scheme(acts_on="embeddings"),
     "rotary": Scheme(acts_on="rotation"),
-    "alibi": Scheme(acts_on="scores", splits_heads=False),
-    "relative": Scheme(acts_on="scores", splits_heads=False),
+    "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
+    "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "disentangled": Scheme(acts_on="attention", splits_heads=False, module="attention_disentangled"),
 }
 ATTENTION_KINDS = {
     PLAIN: Kind(flash=True, separable=True),
     "sliding_attention": Kind(layer_type="sliding_attention", windowed=True, flash=True, separable=True),
-    "strided_attention": Kind(),  # any past token may be needed again: nothing can leave the cache
+    # Any past token may be needed again: nothing can leave the cache.
+    "strided_attention": Kind(module="attention_strided"),
+    "chunked_attention": Kind(
+        layer_type="chunked_attention", lookback=lambda c: c.attention_chunk_size, module="attention_chunks"
+    ),
+    "block_sparse_attention": Kind(module="attention_blocks"),
     "local_global_attention": Kind(
         windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
     ),
@@ -144,7 +149,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate".
+# "feed forward", "norm", "block", "attention gate", "attention scales".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -244,12 +249,19 @@ def block_form(c) -> str:
     return c.norm_position if c.block == "sequential" else c.block
 
 
+def has_scales(c) -> bool:
+    """Whether something scales queries and keys behind their rotation."""
+    return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
+
+
 def parts_of(c) -> list[str]:
     """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
     blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
+    modules += ["attention_scales"] if has_scales(c) else []
+    modules += ["attention_positions"] if c.position_at == "queries_keys" else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

@@ -59,6 +59,8 @@ def _plane_rotated(c) -> int:
 
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
+CHUNK = {"attention_chunk_size": "the number of tokens of a chunk, outside which a query sees nothing"}
+BLOCKS = {"block_size": "the number of tokens of a block"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
 MEMORY = {"memory_length": "the number of tokens before a segment that it still sees"}
@@ -68,10 +70,11 @@ OF_SCHEMES = {
     "learned": dict(
         absolute=True,
         plane=True,
-        fields=("max_position_embeddings", "position_offset"),
+        fields=("max_position_embeddings", "position_offset", "position_at"),
     ),
     "sinusoidal": dict(
         absolute=True,
+        fields=("position_at",),
         plane=True,
         plane_rules=(
             (
@@ -139,6 +142,16 @@ OF_KINDS = {
         families=(DECODER, MOE),
         needs=STRIDE,
         companions={"attention_stride": 3},
+    ),
+    "chunked_attention": dict(
+        families=(DECODER, MOE),
+        needs=CHUNK,
+        companions={"attention_chunk_size": 4},
+    ),
+    "block_sparse_attention": dict(
+        families=(DECODER, MOE),
+        needs=BLOCKS,
+        companions={"block_size": 3},
     ),
     "local_global_attention": dict(
         families=(ENCODER,),

@@ -67,6 +67,11 @@ REFUSALS = (
         lambda c: f"{_kinds(c, lambda kind: kind.keeps_states)[0]} keeps states, and its pages hold keys and values",
     ),
     (
+        (CONTINUOUS_BATCHING,),
+        lambda c: _kinds(c, lambda kind: kind.lookback is not None),
+        lambda c: f"its pages have no {_kinds(c, lambda kind: kind.lookback is not None)[0]}",
+    ),
+    (
         (VLLM,),
         lambda c: c.model_type == ENCODER and _windows(c),
         lambda c: f"it counts the query in sliding_window={c.sliding_window}, and an encoder's does not",
@@ -97,6 +102,11 @@ REFUSALS = (
         OTHERS_KERNELS,
         lambda c: _has_experts(c) and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
         lambda c: f"its experts are gated silu, and ours mlp_type={c.mlp_type!r} with hidden_act={c.hidden_act!r}",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.apply_router_weight_on_input,
+        lambda c: "its experts weigh outputs, and apply_router_weight_on_input=True weighs what they read",
     ),
     (
         ENGINES,

@@ -32,7 +32,7 @@ class Weights:
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
-        rows = native.T if self.transposed and native.ndim == 2 else native
+        rows = native.mT if self.transposed and native.ndim >= 2 else native
         if self.as_row:
             rows = rows[0]
         if self.kernel is not None and native.ndim == 4:
@@ -62,7 +62,7 @@ class Weights:
         if self.kernel is not None and rows.ndim == 2:
             side = self.kernel if isinstance(self.kernel, int) else getattr(config, self.kernel)
             return rows.unflatten(1, (-1, side, side))
-        return rows.T if self.transposed and rows.ndim == 2 else rows
+        return rows.mT if self.transposed and rows.ndim >= 2 else rows
 
 
 def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
@@ -76,8 +76,8 @@ def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
 def renamed(ours: str, transposed: bool = False, as_row: bool = False, paired: bool = False) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there. paired:
-    see Weights.
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs), or experts that do. as_row: a vector of ours is
+    (1, N) there. paired: see Weights.
     """
     return Weights((ours,), transposed, as_row=as_row, paired=paired)
 
