@@ -19,7 +19,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .traits import ATTENTION_KINDS, Kind, implementation, implements
+from .traits import ATTENTION_KINDS, Kind, implementation
 
 # The name of a cache in transformers' mask functions and outputs.
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"  # < 5.24
@@ -51,17 +51,26 @@ def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
     return ids.view(shape), (index - cu_seq_lens[ids]).view(shape)
 
 
-@implements("mask", "strided_attention")
-def strided_mask_function(config):
-    """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
-    stride = config.attention_stride
+def first_tokens(attention_mask, document_ids):
+    """(B, T), where the document of each token begins; or (B, 1), where rows begin behind padding; None: at 0."""
+    if document_ids is not None:
+        return torch.searchsorted(document_ids, document_ids)
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    return (attention_mask.cumsum(-1) == 0).sum(-1, keepdim=True)
 
-    def strided(batch_idx, head_idx, q_idx, kv_idx):
-        distance = q_idx - kv_idx
-        return (distance < stride) | (distance % stride == 0)
 
-    strided.takes_tensors = True  # of indices, for backends that look at some of the keys
-    return strided
+def counted_from(first, mask_function):
+    """A mask function whose indices are counted from `first_tokens`, so that it hides the same in any row."""
+    if first is None:
+        return mask_function
+
+    def counted(batch_idx, head_idx, q_idx, kv_idx):
+        start = first[batch_idx, q_idx if first.shape[1] > 1 else 0]
+        return mask_function(batch_idx, head_idx, q_idx - start, kv_idx - start)
+
+    counted.takes_tensors = getattr(mask_function, "takes_tensors", False)
+    return counted
 
 
 def takes_no_mask(config) -> bool:
@@ -90,7 +99,8 @@ def layer_kinds(config) -> dict[str, LayerKind]:
     for name in dict.fromkeys(names):
         traits, index = ATTENTION_KINDS[name], names.index(name)
         by_states = implementation("attention", name, traits.module).token_positions if traits.keeps_states else None
-        kinds[name] = LayerKind(traits, index, config.layer_types[index], implementation("mask", name), by_states)
+        mask = implementation("mask", name, traits.module)
+        kinds[name] = LayerKind(traits, index, config.layer_types[index], mask, by_states)
     return kinds
 
 
@@ -132,7 +142,9 @@ def make_masks(
         if plain and own is None and fits_window(config, kind.traits, inputs_embeds.shape[1]):
             masks[name] = None
             continue
-        overlays = packed if own is None else [*packed, own(config)]
+        overlays = (
+            packed if own is None else [*packed, counted_from(first_tokens(attention_mask, document_ids), own(config))]
+        )
         more = {"and_mask_function": and_masks(*overlays) if overlays else None}
         if kind.traits.global_tokens and global_attention_mask is not None:
             more["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
@@ -179,8 +191,8 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
         text = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[0] - 1)
         last = position_ids[0, cu_seq_lens_q[1:].long() - 1]
         distances[kind] = position_ids[0, :, None] - (last[text] - (ends[text] - 1 - index))
-        own = implementation("mask", kind)
-        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, distances[kind], 0)
+        own, query = implementation("mask", kind, ATTENTION_KINDS[kind].module), position_ids[0, :, None]
+        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, query, query - distances[kind])
         # Half of the least number: a score bias may be added, also where a filled-up row sees nothing.
         masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)
     return masks, distances

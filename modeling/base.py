@@ -42,7 +42,7 @@ def unserved(c, pages: bool = False) -> str | None:
     rope_types = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
     has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
     wrong = {
-        "layer_types": any(kind.keeps_states or kind.cache_values for kind in kinds),
+        "layer_types": any(kind.lookback is not None or kind.cache_values for kind in kinds),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
     }
@@ -55,6 +55,7 @@ def unserved(c, pages: bool = False) -> str | None:
             "attention_sinks": c.attention_sinks,
             "hidden_act": has_experts and c.hidden_act not in ("silu", "swish"),
             "mlp_type": has_experts and (c.mlp_type != "glu" or c.mlp_bias),
+            "apply_router_weight_on_input": has_experts and c.apply_router_weight_on_input,
             "num_hidden_groups": getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
             "conv_kernel_size": getattr(c, "conv_kernel_size", 0),
             "output_vocab_size": getattr(c, "output_vocab_size", None) not in (None, getattr(c, "vocab_size", None)),

@@ -61,6 +61,7 @@ class TransformerConfig(PreTrainedConfig):
     relative_attention_num_buckets: int = 32  # relative: biases that a head learns (Raffel et al. 2020)
     relative_attention_max_distance: int = 128  # relative: distances from here on share the last bias
     relative_attention_shared: bool = True  # relative: one table for all layers, or one for each
+    position_at: str = "embeddings"  # learned, sinusoidal: added there, to the input of all layers, or to queries_keys
     position_offset: int = 0  # learned: rows of the table before position 0; 2 in RoBERTa and BART
     attention_pattern: list[str] | None = None  # kinds of attention, repeated over the layers; null: full_attention
     layer_types: list[str] | None = None  # a kind for each layer, in place of attention_pattern
@@ -229,6 +230,17 @@ class CausalConfig(TokenConfig):
     """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
     of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
+    block_size: int | None = None  # block_sparse_attention: tokens of a block (Zaheer et al. 2020, BigBird)
+    num_local_blocks: int = 2  # block_sparse_attention: a query's own block and those just before it
+    num_sink_blocks: int = 1  # block_sparse_attention: the first blocks, which all see
+    num_random_blocks: int = 0  # block_sparse_attention: drawn for each block, of those before it
+    block_stride: int | None = None  # block_sparse_attention: each n-th block before a query's own; null: none
+    block_seed: int = 0  # block_sparse_attention: of the blocks that are drawn
+    attn_temperature_tuning: bool = False  # queries of layers without positions grow with the position (Nakanishi 2025)
+    floor_scale: int = 8192  # attn_temperature_tuning: tokens after which they grow
+    attn_scale: int | float = 0.1  # attn_temperature_tuning: queries are multiplied by 1 + this x log(1 + steps)
+    qk_l2_norm: bool = False  # rotated queries and keys are divided by the root of their mean square (Llama 4)
+    attention_chunk_size: int | None = None  # chunked_attention: tokens of a chunk, which alone a query sees (Llama 4)
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim

@@ -175,7 +175,7 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.gate = TopKRouter(config)
         self.experts = build_experts(config)
-        self.capacity = config.expert_capacity
+        self.capacity, self.weighs_inputs = config.expert_capacity, config.apply_router_weight_on_input
         shared = config.shared_expert_intermediate_size
         self.shared_expert = build_dense(config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
@@ -188,7 +188,13 @@ class SparseMLP(nn.Module):
         if self.capacity is not None:
             kept_NK = within_capacity(index_NK, x_BTD.shape[0], logits_NE.shape[-1], self.capacity)
             weights_NK = weights_NK * kept_NK
-        out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
+        weights_NK = weights_NK.to(x_ND.dtype)
+        if self.weighs_inputs:
+            x_SD = (x_ND[:, None] * weights_NK[..., None]).flatten(0, 1)
+            out_SD = self.experts(x_SD, index_NK.view(-1, 1), torch.ones_like(weights_NK).view(-1, 1))
+            out_ND = out_SD.unflatten(0, index_NK.shape).sum(1)
+        else:
+            out_ND = self.experts(x_ND, index_NK, weights_NK)
         if self.shared_expert is not None:
             shared_ND, _ = self.shared_expert(x_ND)
             if self.shared_expert_gate is not None:

@@ -207,6 +207,8 @@ class TransformerStack:
 
 def run_layer(layer, x_BTD, routed: list, **context):
     """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    if "positions_of_layers" in context:
+        x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
     if getattr(layer, "gradient_checkpointing", False) and layer.training:
         # By place: through keyword arguments each layer's backward pass would run back to where they were made.

@@ -27,7 +27,7 @@ class Scheme:
     """A position scheme: a value of `position_encoding`.
 
     acts_on: what its module computes, once per forward pass.
-        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
+        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added where `position_at` says
         "rotation"    forward(x, position_ids) -> (cos, sin), each (B or 1, T, 2R) for the R channel pairs of a head
                       (cos twice; sin negated, then sin), rotating queries and keys of every layer
         "scores"      forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a
@@ -65,7 +65,7 @@ class Kind:
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
     implied_by: str | None = None  # a field that alone says that all layers are of this kind
     cache_values: Callable[..., int] | None = None  # config -> values of a token in a cache; None: keys and values
-    lookback: Callable[..., int] | None = None  # config -> tokens before a query that a layer may see, beside states
+    lookback: Callable[..., int] | None = None  # config -> the last tokens that its cache keeps, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
     separable: bool = False  # packed documents can be attended one by one
@@ -109,8 +109,8 @@ POSITION_SCHEMES = {
     "learned": Scheme(acts_on="embeddings"),
     "sinusoidal": Scheme(acts_on="embeddings"),
     "rotary": Scheme(acts_on="rotation"),
-    "alibi": Scheme(acts_on="scores", splits_heads=False),
-    "relative": Scheme(acts_on="scores", splits_heads=False),
+    "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
+    "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "disentangled": Scheme(acts_on="attention", splits_heads=False, module="attention_disentangled"),
 }
 DELTA = Kind(
@@ -132,7 +132,12 @@ DELTA = Kind(
 ATTENTION_KINDS = {
     PLAIN: Kind(flash=True, separable=True),
     "sliding_attention": Kind(layer_type="sliding_attention", windowed=True, flash=True, separable=True),
-    "strided_attention": Kind(),  # any past token may be needed again: nothing can leave the cache
+    # Any past token may be needed again: nothing can leave the cache.
+    "strided_attention": Kind(module="attention_strided"),
+    "chunked_attention": Kind(
+        layer_type="chunked_attention", lookback=lambda c: c.attention_chunk_size, module="attention_chunks"
+    ),
+    "block_sparse_attention": Kind(module="attention_blocks"),
     "local_global_attention": Kind(
         windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
     ),
@@ -170,7 +175,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "experts", "norm", "block", "attention gate", "attention part".
+# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -271,6 +276,11 @@ def block_forms(c) -> list[str]:
     return [form[kind] if isinstance(form, dict) else form for kind in attention_kinds(c)]
 
 
+def has_scales(c) -> bool:
+    """Whether something scales queries and keys behind their rotation."""
+    return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
+
+
 def parts_of(c) -> list[str]:
     """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
@@ -279,6 +289,8 @@ def parts_of(c) -> list[str]:
     modules += ["attention_gate"] if c.attention_gate is not None else []
     modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part)]
     modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
+    modules += ["attention_scales"] if has_scales(c) else []
+    modules += ["attention_positions"] if c.position_at == "queries_keys" else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

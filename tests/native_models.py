@@ -180,11 +180,17 @@ SEQ2SEQ = {
 }
 MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LLAMA4 = LLAMA | {"head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTURES = {
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral_sliding": ("mixtral", MIXTRAL | {"sliding_window": 6, "head_dim": 16, "num_local_experts": 3}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
     "qwen3_next": ("qwen3_next", QWEN3_MOE | HYBRID | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
+    "llama4": ("llama4_text", LLAMA4 | {"no_rope_layers": [1, 0, 1], "attention_chunk_size": 6, "floor_scale": 5}),
+    "llama4_dense_first": (
+        "llama4_text",
+        LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": None},
+    ),
     "qwen3_moe_unnormalised": (
         "qwen3_moe",
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},

@@ -11,6 +11,11 @@ GREATEST = {
     **dict.fromkeys(("hidden_size", "embedding_size", "head_dim", "num_attention_heads", "pooler_output_size"), WIDTH),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 2**24),
     **dict.fromkeys(("max_position_embeddings", "sliding_window", "attention_stride", "segment_length"), LENGTH),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale", "block_size", "block_stride"), LENGTH),
+    "attn_scale": 1e6,
+    **dict.fromkeys(("num_local_blocks", "num_sink_blocks"), LENGTH),
+    "num_random_blocks": 1000,
+    "block_seed": 2**31 - 1,
     **dict.fromkeys(("memory_length", "expert_capacity"), LENGTH),
     **dict.fromkeys(("relative_attention_max_distance", "max_relative_positions"), LENGTH),
     **dict.fromkeys(("relative_attention_num_buckets", "position_buckets"), WIDTH),
@@ -42,6 +47,9 @@ LEAST = {
     "residual_multiplier": 1e-6,
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e-6),
     "linear_conv_kernel_dim": 1,
+    "floor_scale": 1,
+    "attn_scale": 0,
+    "block_seed": 0,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }
 

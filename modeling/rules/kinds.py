@@ -83,6 +83,8 @@ def _plane_rotated(c) -> int:
 
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
+CHUNK = {"attention_chunk_size": "the number of tokens of a chunk, outside which a query sees nothing"}
+BLOCKS = {"block_size": "the number of tokens of a block"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
 LATENT = {
     "kv_lora_rank": "the number of channels of which a token's keys and values are made",
@@ -98,10 +100,11 @@ OF_SCHEMES = {
     "learned": dict(
         absolute=True,
         plane=True,
-        fields=("max_position_embeddings", "position_offset"),
+        fields=("max_position_embeddings", "position_offset", "position_at"),
     ),
     "sinusoidal": dict(
         absolute=True,
+        fields=("position_at",),
         plane=True,
         plane_rules=(
             (
@@ -169,6 +172,16 @@ OF_KINDS = {
         families=(DECODER, MOE),
         needs=STRIDE,
         companions={"attention_stride": 3},
+    ),
+    "chunked_attention": dict(
+        families=(DECODER, MOE),
+        needs=CHUNK,
+        companions={"attention_chunk_size": 4},
+    ),
+    "block_sparse_attention": dict(
+        families=(DECODER, MOE),
+        needs=BLOCKS,
+        companions={"block_size": 3},
     ),
     "local_global_attention": dict(
         families=(ENCODER,),

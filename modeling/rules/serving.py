@@ -71,6 +71,11 @@ REFUSALS = (
         lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",
     ),
     (
+        (CONTINUOUS_BATCHING,),
+        lambda c: _kinds(c, lambda kind: kind.lookback is not None),
+        lambda c: f"its pages have no {_kinds(c, lambda kind: kind.lookback is not None)[0]}",
+    ),
+    (
         (VLLM,),
         lambda c: c.model_type == ENCODER and _windows(c),
         lambda c: f"it counts the query in sliding_window={c.sliding_window}, and an encoder's does not",
@@ -111,6 +116,11 @@ REFUSALS = (
         OTHERS_KERNELS,
         lambda c: _has_experts(c) and c.mlp_bias,
         lambda c: "its experts are made without biases (mlp_bias=True)",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.apply_router_weight_on_input,
+        lambda c: "its experts weigh outputs, and apply_router_weight_on_input=True weighs what they read",
     ),
     (
         ENGINES,
