@@ -235,7 +235,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
         tracemalloc.start()
         store = store_of(corpus, tokenizer, tmp_path / "cache")
         rows = PackedDataset(store, 64)
-        assert store.num_tokens > times * 30_000 and rows.num_predictions and rows.fill_rate and rows.is_packed
+        assert store.num_tokens > times * 30_000 and rows.fill_rate and rows.is_packed
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0], peaks

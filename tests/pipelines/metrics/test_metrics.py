@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import anyformer
 
-CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
 AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
 COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
 few = settings(max_examples=15, deadline=None)

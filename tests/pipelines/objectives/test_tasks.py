@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from task_data import CHARACTERS, reviews, task_recipe, write_lines
 
 COLUMNS = {"text_field": "text", "label_field": "label"}
-NESTED = {"text_field": "doc.body", "label_field": "meta.label"}
 
 
 @pytest.fixture

@@ -167,7 +167,6 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
         ({}, ["objective.name=span_corruption"], "it takes seq2seq"),
         (MASKED, ["evaluation.metrics=[word_perplexity]"], "predicts only some; known: perplexity"),
         (MASKED, ["evaluation.sample_prompts=[x]"], "sample_prompts.0='x' has no mask for objective.name=masked"),
-        (MASKED, ["objective.max_span_length=3"], "no effect with objective.masking=token; it belongs to"),
         (SPANS, ["evaluation.sample_prompts=[x]"], "sample_prompts has no effect with objective.name=span_corruption"),
         (SPANS, ["objective.noise_density=0.9"], "objective.mean_span_length=3.0 must be at least 9"),
         (SPANS, ["tokenizer.sentinels=0"], "tokenizer.sentinels=0 does not go with objective.name=span_corruption"),
