@@ -18,8 +18,9 @@ from transformers.masking_utils import (
     create_sliding_window_causal_mask,
     packed_sequence_mask_function,
 )
+from transformers.utils.generic import is_flash_attention_requested
 
-from .traits import ATTENTION_KINDS, Kind, implementation, implements
+from .traits import ATTENTION_KINDS, Kind, implementation, implements, one_way_kind
 
 # The name of a cache in transformers' mask functions and outputs.
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"  # < 5.24
@@ -58,7 +59,7 @@ def strided_mask_function(config):
 
     def strided(batch_idx, head_idx, q_idx, kv_idx):
         distance = q_idx - kv_idx
-        return (distance < stride) | (distance % stride == 0)
+        return (distance.abs() < stride) | (distance % stride == 0)
 
     strided.takes_tensors = True  # of indices, for backends that look at some of the keys
     return strided
@@ -101,7 +102,7 @@ def make_masks(
     past_key_values=None,
     document_ids=None,
     kinds=None,
-    global_attention_mask=None,
+    seen_by_all=None,
 ) -> dict:
     """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
@@ -112,8 +113,13 @@ def make_masks(
             caches) a dict of ready masks.
         document_ids: None, or (B, T): tokens see only tokens with the same id. Unlike transformers' own detection it
             holds with a padding mask and with a cache, too, and costs no host sync.
-        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
+        seen_by_all: None, or (B, P), nonzero at tokens that all of their document see: in local_global_attention, and
+            in causal models (a prefix, Raffel et al. 2020, section 3.2.1), there no further than a layer's window.
+
+    Raises ValueError for a prefix that a kind of attention or the backend cannot show to the tokens before it.
     """
+    if seen_by_all is not None and config.is_causal:
+        check_prefix(config, attention_mask)
     if isinstance(attention_mask, dict):
         return attention_mask
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
@@ -121,6 +127,7 @@ def make_masks(
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
+    plain = plain and (seen_by_all is None or not config.is_causal)
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
         if kind.token_positions is not None:
             if attention_mask is not None and attention_mask.ndim == 4:
@@ -134,8 +141,9 @@ def make_masks(
             continue
         overlays = packed if own is None else [*packed, own(config)]
         more = {"and_mask_function": and_masks(*overlays) if overlays else None}
-        if kind.traits.global_tokens and global_attention_mask is not None:
-            more["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
+        if seen_by_all is not None and (kind.traits.global_tokens or config.is_causal):
+            nearer = config.sliding_window if kind.traits.windowed and config.is_causal else None
+            more["or_mask_function"] = seen_keys_mask_function(seen_by_all != 0, nearer)
         if config.is_causal:
             create = create_sliding_window_causal_mask if kind.traits.windowed else create_causal_mask
             # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
@@ -186,14 +194,29 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
     return masks, distances
 
 
-def global_keys_mask_function(is_global: torch.Tensor):
-    """Keys that every query sees; is_global (B, T)."""
+def seen_keys_mask_function(is_seen: torch.Tensor, nearer: int | None = None):
+    """Keys that every query sees, those `nearer` than so many tokens; is_seen (B, P) of the first P keys, bool."""
+    known = is_seen.shape[1]
 
-    def global_key(batch_idx, head_idx, q_idx, kv_idx):
-        return is_global[batch_idx, kv_idx]
+    def seen_key(batch_idx, head_idx, q_idx, kv_idx):
+        seen = is_seen[batch_idx, kv_idx.clamp(max=known - 1)] & (kv_idx < known)
+        return seen if nearer is None else seen & ((q_idx - kv_idx).abs() < nearer)
 
-    global_key.takes_tensors = True
-    return global_key
+    seen_key.takes_tensors = True
+    return seen_key
+
+
+def check_prefix(config, attention_mask) -> None:
+    """Raise ValueError where the tokens of a prefix cannot see those after them."""
+    if (kind := one_way_kind(config)) is not None:
+        raise ValueError(f"prefix_mask: {kind} layers read tokens in their order; full and sliding ones do not")
+    if is_flash_attention_requested(config):
+        raise ValueError(
+            f"prefix_mask: attn_implementation={config._attn_implementation!r} hides the future by itself; sdpa, eager "
+            f"and flex_attention take a mask"
+        )
+    if attention_mask is not None and (isinstance(attention_mask, dict) or attention_mask.ndim != 2):
+        raise ValueError("prefix_mask has no effect on a ready attention_mask; give (B, S), 0 at padding")
 
 
 def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:

@@ -228,8 +228,14 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of "gated_delta_attention", named as Qwen3-Next's."""
+    """Fields of the families of decoders; those of "gated_delta_attention" are named as Qwen3-Next's."""
 
+    prefix_lm: bool = False  # the tokens of a prompt see each other in both directions (Raffel et al. 2020)
+    mask_token_id: int | None = None  # token in place of a hidden one, in a decoder that fills masks, too
+
+    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
+    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
+    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
     linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # gated_delta_: channels of a query or key; null: head_dim
@@ -265,6 +271,3 @@ class AnyformerDecoderConfig(CausalConfig):
     model_type = "anyformer_decoder"
 
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
-    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
-    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
-    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)

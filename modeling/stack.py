@@ -37,8 +37,8 @@ class Batch:
 
     attention_mask: None, a (B, S) padding mask, or ready masks. position_ids: (B or 1, T). token_positions: what the
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
-    documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
-    (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
+    documents: None, or (B, T) ids of packed documents, which do not see each other. seen_by_all: None or (B, P), not 0
+    at global tokens, or at a prefix in causal models. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row (unpadding.py). distances:
     None, or {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
     """
@@ -48,7 +48,7 @@ class Batch:
     token_positions: torch.Tensor | tuple
     past_key_values: object = None
     documents: torch.Tensor | None = None
-    global_attention_mask: torch.Tensor | None = None
+    seen_by_all: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
     unpadded: object = None
     distances: dict | None = None
@@ -161,7 +161,7 @@ class TransformerStack:
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        caches, tokens = batch.past_key_values, batch.global_attention_mask
+        caches, tokens = batch.past_key_values, batch.seen_by_all
         return make_masks(self.config, x_BTE, attention_mask, caches, documents, self.layer_kinds, tokens), seen
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:

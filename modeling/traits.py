@@ -221,6 +221,11 @@ def attention_kinds(c) -> list[str]:
     return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
+def one_way_kind(c) -> str | None:
+    """A kind of attention in which no token can see one after it, whatever the mask: it keeps states, or chunks."""
+    return next((kind for kind in attention_kinds(c) if cache_type(kind) not in (PLAIN, "sliding_attention")), None)
+
+
 def cache_type(kind: str) -> str:
     """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
     return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind

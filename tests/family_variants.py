@@ -163,6 +163,13 @@ MIXTURES = {
         "moe_intermediate_size": 24,
     },
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "linear": LINEAR,
+    "recurrent_and_compressive": {
+        "attention_pattern": ["recurrent_attention", "compressive_attention"],
+        "segment_length": 5,
+        "memory_length": 4,
+        "position_encoding": "alibi",
+    },
     "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
 }
 # Fields beside those of conftest.tiny_encoder_config.
@@ -201,6 +208,9 @@ ENCODERS = {
     "rotary": PRE | {"position_encoding": "rotary", "qk_norm": True, "tie_word_embeddings": False},
     "sinusoidal": {"position_encoding": "sinusoidal", "embedding_size": 16},
     "none": {"position_encoding": "none", "type_vocab_size": 0, "embedding_norm": False},
+    "strided": PRE
+    | {"position_encoding": "rotary", "attention_pattern": ["strided_attention", "full_attention"]}
+    | {"attention_stride": 3},
     "experts": NO_LOSS | {"num_experts": 4, "mlp_pattern": ["sparse", "dense"], "shared_expert_intermediate_size": 16},
     "deberta_experts": DISENTANGLED
     | NO_LOSS
@@ -230,6 +240,14 @@ SEQ2SEQS = {
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
     | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    "t5_windows": T5 | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "rotary_windows": {
+        "position_encoding": "rotary",
+        "norm_position": "pre",
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+        "num_decoder_layers": 3,
+    },
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
 }
 # Fields beside those of conftest.tiny_vit_config.

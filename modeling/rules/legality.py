@@ -20,6 +20,7 @@ from ..traits import (
     image_sides,
     implied_kind,
     mlp_kinds,
+    one_way_kind,
 )
 from .bounds import bound_faults
 from .experts import EXPERT_ROWS
@@ -327,6 +328,13 @@ ILLEGAL = [
         lambda c: f"memory_update={c.memory_update!r} is not known; known: {', '.join(MEMORY_UPDATES)}",
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
+    (
+        lambda c: getattr(c, "prefix_lm", False) and one_way_kind(c) is not None,
+        lambda c: (
+            f"prefix_lm=True does not go with {one_way_kind(c)}, which reads tokens in their order only; "
+            f"full_attention, sliding_attention and strided_attention can look ahead"
+        ),
+    ),
     _first(_rotary_faults),
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
@@ -493,6 +501,13 @@ FAMILY_ILLEGAL = {
             lambda c: (
                 f"block={c.block!r} has no place for attention to the encoder's tokens; a sequence-to-sequence model "
                 f"can use 'sequential'"
+            ),
+        ),
+        (
+            lambda c: not c.attention_pattern and len(set(attention_kinds(c))) > 1,
+            lambda c: (
+                f"layer_types={c.layer_types} names the encoder's layers only; name attention_pattern, which both "
+                f"stacks follow"
             ),
         ),
         _positive("num_decoder_layers", optional=True),
