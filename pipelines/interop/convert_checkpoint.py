@@ -109,7 +109,7 @@ def change_family(source: str, destination: Path, family: str, trust: dict) -> s
         )
     with working(f"writing {destination}"):
         parts = [part for part in (twin, tokenizer) if part is not None]
-        save(parts, destination, source, {"converted_from": source}, same_model=False)
+        save(parts, destination, source, {"converted_from": source, "to_family": family}, same_model=False)
     count = sum(parameter.numel() for parameter in twin.parameters())
     return (
         f"{kinds}: {count:,} parameters, largest difference {difference:.2g} (largest number {scale:.3g}) where all "
