@@ -170,7 +170,14 @@ class CausalForMaskedLM(CausalLanguageModel):
     before a mask predicts what it hides. The first token of a text is never predicted."""
 
     @can_return_tuple
-    def forward(self, input_ids=None, attention_mask=None, labels=None, inputs_embeds=None, **kwargs):
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
         """labels: (B, T), the token that belongs at each position; -100 is not counted -> logits there, and loss."""
         given = input_ids if inputs_embeds is None else inputs_embeds
         kwargs |= {"prefix_mask": given.new_ones(given.shape[:2]), "use_cache": False, "return_dict": True}
