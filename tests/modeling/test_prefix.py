@@ -77,6 +77,16 @@ def test_documents_of_a_row_have_prefixes_of_their_own_and_do_not_see_each_other
     assert embeds.grad[:, 8:].abs().max() == 0 and embeds.grad[:, :8].abs().min() > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_of_long_packed_rows_show_prefixes_as_eager_does(tiny_config, kind):
+    fields, lengths = KINDS[kind] | {"max_position_embeddings": 400}, (250, 130)
+    ids, positions = torch.randint(3, 97, (1, 380)), torch.cat([torch.arange(n) for n in lengths])[None]
+    prefix = torch.cat([mask_of(250, 180), mask_of(130, 3)], 1)
+    eager, tiles = (build(tiny_config, backend, **fields) for backend in ("eager", "anyformer"))
+    given = {"position_ids": positions, "prefix_mask": prefix, "use_cache": False}
+    torch.testing.assert_close(tiles(ids, **given).logits, eager(ids, **given).logits, rtol=0, atol=ROUNDING)
+
+
 @pytest.mark.parametrize("family", ["decoder", "moe"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_reads_the_prompt_in_both_directions_with_every_cache(tiny_config, tiny_moe_config, family, kind):
