@@ -14,14 +14,12 @@ from ..traits import (
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
-    has_experts,
     image_sides,
     implied_kind,
-    mlp_kinds,
-    one_way_kind,
 )
 from .blocks import block_faults
 from .bounds import bound_faults
+from .directions import PREFIX_ROWS, STACK_ROWS
 from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
@@ -311,13 +309,7 @@ ILLEGAL = [
         lambda c: f"memory_update={c.memory_update!r} is not known; known: {', '.join(MEMORY_UPDATES)}",
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
-    (
-        lambda c: getattr(c, "prefix_lm", False) and one_way_kind(c) is not None,
-        lambda c: (
-            f"prefix_lm=True does not go with {one_way_kind(c)}, which reads tokens in their order only; "
-            f"full_attention, sliding_attention and strided_attention can look ahead"
-        ),
-    ),
+    *PREFIX_ROWS,
     _first(_rotary_faults),
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
@@ -486,21 +478,8 @@ FAMILY_ILLEGAL = {
                 f"can use 'sequential'"
             ),
         ),
-        (
-            lambda c: not c.attention_pattern and len(set(attention_kinds(c))) > 1,
-            lambda c: (
-                f"layer_types={c.layer_types} names the encoder's layers only; name attention_pattern, which both "
-                f"stacks follow"
-            ),
-        ),
         _positive("num_decoder_layers", optional=True),
-        (
-            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
-            lambda c: (
-                f"mlp_layer_types={c.mlp_layer_types} names the encoder's layers only; name mlp_pattern, which both "
-                f"stacks follow"
-            ),
-        ),
+        *STACK_ROWS,
         _probability("classifier_dropout", optional=True),
     ],
 }

@@ -7,7 +7,7 @@ What a token sees becomes another, so the model has to go on with its pretrainin
 import copy
 
 import torch
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES
 from transformers import PreTrainedModel
 
 from ..errors import UserError
@@ -78,7 +78,7 @@ def config_in_family(config, family: str):
     source, row = family_name(config), family_row(family)
     known, own = family_fields(family), family_fields(source)
     fields = {name: getattr(config, name) for name in own if name in known and name not in DERIVED}
-    if len(set(config.attention_kinds)) > 1 or config.attention_kinds[0] != "full_attention":
+    if set(config.attention_kinds) != {PLAIN}:
         fields["attention_pattern"] = list(config.attention_kinds)
     if getattr(config, "num_experts", None) is not None:
         fields["mlp_pattern"] = list(config.mlp_kinds)

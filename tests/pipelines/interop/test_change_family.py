@@ -108,7 +108,7 @@ def test_the_command_makes_a_native_decoder_an_encoder_with_a_mask_token(tmp_pat
     encoder, writer = tmp_path / "encoder", tmp_path / "writer"
     assert main(["convert", str(source), str(encoder), "--to", "encoder"]) == 0
     said = capsys.readouterr().out
-    assert "decoder -> encoder: " in said and "to be trained on" in said and "anyformer train RECIPE" in said
+    assert "decoder -> encoder: " in said and "to be trained on" in said
     tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModelForMaskedLM.from_pretrained(encoder)
     assert tokenizer.mask_token == "<|mask|>" and model.config.mask_token_id == 40 == model.config.vocab_size - 1
     assert model(**tokenizer("w3 <|mask|> w4", return_tensors="pt")).logits.shape == (1, 3, 41)
