@@ -45,6 +45,7 @@ def unserved(c, pages: bool = False) -> str | None:
         "layer_types": any(kind.lookback is not None or kind.cache_values for kind in kinds),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
+        "prefix_lm": getattr(c, "prefix_lm", False),
     }
     if not pages:
         windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal
@@ -111,7 +112,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         kinds = [ATTENTION_KINDS[kind] for kind in config.attention_kinds]
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
-        if not all(kind.flash for kind in kinds):
+        if not all(kind.flash for kind in kinds) or getattr(config, "prefix_lm", False):
             self._supports_flash_attn = self._supports_attention_backend = False
         # Serving engines and context parallelism expect keys and values.
         if any(kind.keeps_states or kind.cache_values for kind in kinds):

@@ -241,6 +241,11 @@ class CausalConfig(TokenConfig):
     attn_scale: int | float = 0.1  # attn_temperature_tuning: queries are multiplied by 1 + this x log(1 + steps)
     qk_l2_norm: bool = False  # rotated queries and keys are divided by the root of their mean square (Llama 4)
     attention_chunk_size: int | None = None  # chunked_attention: tokens of a chunk, which alone a query sees (Llama 4)
+    prefix_lm: bool = False  # the tokens of a prompt see each other in both directions (Raffel et al. 2020)
+    mask_token_id: int | None = None  # token in place of a hidden one, in a decoder that fills masks, too
+    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
+    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
+    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim
@@ -271,7 +276,4 @@ class AnyformerDecoderConfig(CausalConfig):
 
     model_type = "anyformer_decoder"
 
-    output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all. Others are no labels
-    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
-    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
-    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
+    output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)

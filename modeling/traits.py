@@ -252,6 +252,11 @@ def attention_kinds(c) -> list[str]:
     return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
+def one_way_kind(c) -> str | None:
+    """A kind of attention in which no token can see one after it, whatever the mask: it keeps states, or chunks."""
+    return next((kind for kind in attention_kinds(c) if cache_type(kind) not in (PLAIN, "sliding_attention")), None)
+
+
 def cache_type(kind: str) -> str:
     """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
     return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind
@@ -291,6 +296,7 @@ def parts_of(c) -> list[str]:
     modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
     modules += ["attention_scales"] if has_scales(c) else []
     modules += ["attention_positions"] if c.position_at == "queries_keys" else []
+    modules += ["score_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

@@ -261,6 +261,13 @@ MIXTURES = {
         "router_bias": True,
     },
     "switch_biases": {"mlp_type": "mlp", "hidden_act": "relu", "mlp_bias": True, "shared_expert_intermediate_size": 16},
+    "linear": LINEAR,
+    "recurrent_and_compressive": {
+        "attention_pattern": ["recurrent_attention", "compressive_attention"],
+        "segment_length": 5,
+        "memory_length": 4,
+        "position_encoding": "alibi",
+    },
     "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
 }
 # Fields beside those of conftest.tiny_encoder_config.
@@ -301,6 +308,9 @@ ENCODERS = {
     "albert_at_layers": {"position_at": "layers", "num_hidden_layers": 4, "num_hidden_groups": 2},
     "queries_and_keys": {"position_encoding": "sinusoidal", "position_at": "queries_keys"},
     "none": {"position_encoding": "none", "type_vocab_size": 0, "embedding_norm": False},
+    "strided": PRE
+    | {"position_encoding": "rotary", "attention_pattern": ["strided_attention", "full_attention"]}
+    | {"attention_stride": 3},
     "experts": NO_LOSS | {"num_experts": 4, "mlp_pattern": ["sparse", "dense"], "shared_expert_intermediate_size": 16},
     "deberta_experts": DISENTANGLED
     | NO_LOSS
@@ -331,6 +341,14 @@ SEQ2SEQS = {
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
     | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    "t5_windows": T5 | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "rotary_windows": {
+        "position_encoding": "rotary",
+        "norm_position": "pre",
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+        "num_decoder_layers": 3,
+    },
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
 }
 # Fields beside those of conftest.tiny_vit_config.

@@ -5,7 +5,7 @@ Standard library only.
 
 from dataclasses import replace
 
-from ..families import DECODER, ENCODER, FAMILIES, MOE
+from ..families import DECODER, ENCODER, FAMILIES, MOE, SEQ2SEQ
 from ..traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, Rule
 
 
@@ -164,12 +164,12 @@ OF_SCHEMES = {
 OF_KINDS = {
     PLAIN: dict(families=FAMILIES),
     "sliding_attention": dict(
-        families=(DECODER, MOE, ENCODER),
+        families=(DECODER, MOE, ENCODER, SEQ2SEQ),
         needs=WINDOW,
         companions={"sliding_window": 4},
     ),
     "strided_attention": dict(
-        families=(DECODER, MOE),
+        families=(DECODER, MOE, ENCODER),
         needs=STRIDE,
         companions={"attention_stride": 3},
     ),
@@ -219,7 +219,7 @@ OF_KINDS = {
         ),
     ),
     "linear_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         state_values=_head_matrices(1),
         rules=(
             _no_score_biases("linear_attention"),
@@ -235,13 +235,13 @@ OF_KINDS = {
         for kind in ("gated_delta_attention", "kimi_delta_attention", "mamba2_attention")
     },
     "compressive_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT,
         companions={"segment_length": 4},
         state_values=_head_matrices(2),
     ),
     "recurrent_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT | MEMORY,
         companions={"segment_length": 4, "memory_length": 4},
         rules=(

@@ -14,13 +14,12 @@ from ..traits import (
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
-    has_experts,
     image_sides,
     implied_kind,
-    mlp_kinds,
 )
 from .blocks import block_faults
 from .bounds import bound_faults
+from .directions import PREFIX_ROWS, STACK_ROWS
 from .experts import EXPERT_ROWS
 from .parts import PART_ROWS
 from .positions import position_place_faults, rope_layer_faults, rotary_faults, scale_faults, scheme_of
@@ -246,6 +245,7 @@ ILLEGAL = [
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
     _first(rotary_faults),
+    *PREFIX_ROWS,
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
 
@@ -414,13 +414,7 @@ FAMILY_ILLEGAL = {
             ),
         ),
         _positive("num_decoder_layers", optional=True),
-        (
-            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
-            lambda c: (
-                f"mlp_layer_types={c.mlp_layer_types} names the encoder's layers only; name mlp_pattern, which both "
-                f"stacks follow"
-            ),
-        ),
+        *STACK_ROWS,
         _probability("classifier_dropout", optional=True),
     ],
 }

@@ -128,6 +128,11 @@ REFUSALS = (
         lambda c: f"expert_capacity={c.expert_capacity} counts the tokens of a row, and its rows hold many texts",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "prefix_lm", False),
+        lambda c: "prefix_lm=True shows the tokens of a prompt those after them, and it hides the future from all",
+    ),
+    (
         OTHERS_KERNELS,
         lambda c: getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
         lambda c: f"layers share weights (num_hidden_groups={c.num_hidden_groups}), and it wants one module for each",
