@@ -75,7 +75,7 @@ class Attention(nn.Module):
         # softcap.
         self.backend_kwargs = {}
         kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
-        if kind.windowed and not kind.own_scores:
+        if kind.windowed and not kind.own_scores and not cross_attention:
             # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:

@@ -228,7 +228,10 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of "gated_delta_attention", named as Qwen3-Next's."""
+    """Fields of the families of decoders; those of "gated_delta_attention" are named as Qwen3-Next's."""
+
+    is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
+    add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
 
     linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads

@@ -21,16 +21,14 @@ from .attention_local_global import LocalGlobalAttention, global_attention_conte
 from .base import AnyformerPreTrainedModel
 from .configuration_encoder import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
+from .encoder_parts import HeadTransform, Pooler, masked_language_model_loss
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .families import ENCODER, FAMILIES
 from .lm_head import (
     IGNORE_INDEX,
-    HeadTransform,
     LanguageModelHead,
-    Pooler,
     loss_of_logits,
-    masked_language_model_loss,
     with_router_fields,
     without_logits,
 )

@@ -119,7 +119,7 @@ class TransformerStack:
             attention_mask,
             position_ids,
             token_positions=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
             documents=documents,
             loss_mask=attention_mask,
         )

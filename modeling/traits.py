@@ -144,7 +144,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate".
+# "feed forward", "norm", "block", "attention gate", "cross attention".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -250,6 +250,7 @@ def parts_of(c) -> list[str]:
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
+    modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

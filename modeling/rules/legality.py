@@ -260,6 +260,13 @@ ILLEGAL = [
         lambda c: c.parallel_norms != 1 and c.block != "parallel",
         lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
     ),
+    (
+        lambda c: getattr(c, "add_cross_attention", False) and c.block != "sequential",
+        lambda c: (
+            f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
+            f"feed-forward; 'sequential' does"
+        ),
+    ),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.qk_norm_width and not c.qk_norm,

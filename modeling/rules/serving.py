@@ -62,6 +62,11 @@ REFUSALS = (
         lambda c: f"its kernels have no {_not_of_kernels(c)[0]}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "add_cross_attention", False),
+        lambda c: "it gives a decoder no encoder's tokens (add_cross_attention=True)",
+    ),
+    (
         (CONTINUOUS_BATCHING,),
         lambda c: _kinds(c, lambda kind: kind.keeps_states),
         lambda c: f"{_kinds(c, lambda kind: kind.keeps_states)[0]} keeps states, and its pages hold keys and values",

@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from anyformer.modeling.encoder_parts import HeadTransform, masked_language_model_loss
 from anyformer.modeling.lm_head import (
-    HeadTransform,
     LanguageModelHead,
     _rows_per_chunk,
     language_model_loss,
     linear_cross_entropy,
-    masked_language_model_loss,
     shift_left,
 )
 from hypothesis import given, settings
