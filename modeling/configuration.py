@@ -267,6 +267,8 @@ class AnyformerDecoderConfig(CausalConfig):
 
     model_type = "anyformer_decoder"
 
+    num_nextn_predict_layers: int = 0  # modules that predict tokens further ahead (DeepSeek-AI 2024, section 2.2)
+    mtp_loss_coef: int | float = 0.3  # weight of their loss in training
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
     segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
     memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)

@@ -43,7 +43,7 @@ class CausalModel(TransformerStack):
     """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
 
     # Of heads in the same folder, which servers of embeddings would call unknown weights.
-    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs)\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs|mtp)\."]
 
     def __init__(self, config):
         super().__init__(config)
@@ -106,6 +106,9 @@ class CausalLanguageModel:
         super().__init__(config)
         self.model = self.base_class(config)
         self.lm_head = LanguageModelHead(config)
+        self.mtp = None
+        if getattr(config, "num_nextn_predict_layers", 0):
+            self.mtp = implementation("tokens ahead", "mtp", "multi_token")(config)
         self.post_init()
 
     def init_continuous_batching(self, *args, **kwargs):
@@ -113,6 +116,11 @@ class CausalLanguageModel:
         if (reason := self.serving_refusal(pages=True)) is not None:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
+
+    def _get_candidate_generator(self, generation_config, **kwargs):
+        if generation_config.use_mtp and self.mtp is not None:
+            return implementation("tokens ahead", "draft", "multi_token")(self, generation_config)
+        return super()._get_candidate_generator(generation_config=generation_config, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -146,16 +154,10 @@ class CausalLanguageModel:
         shift_labels = kwargs.pop("shift_labels", None)
         if encoder_hidden_states is not None:
             kwargs |= {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        inputs = kwargs | {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        inputs |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        outputs = self.model(past_key_values=past_key_values, use_cache=use_cache, **inputs)
+        hidden_states, loss, logits, mtp_loss = outputs.last_hidden_state, None, None, None
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
         if self.returns_logits(return_logits, shift_labels):
@@ -165,8 +167,12 @@ class CausalLanguageModel:
             loss = loss_of_logits(logits, shift_labels, num_items_in_batch)
         elif shift_labels is not None:
             loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
+        if self.mtp is not None and self.training and loss is not None:
+            mtp_loss = self.mtp(self.model, self.lm_head, hidden_states, shift_labels, num_items_in_batch, **inputs)
+            loss = loss + self.config.mtp_loss_coef * mtp_loss
+        own = {"logits": logits, "mtp_loss": mtp_loss}
         return self.head_output(
-            CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, logits=logits
+            CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **own
         )
 
 

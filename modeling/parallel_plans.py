@@ -61,6 +61,7 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or config.embedding_norm
         or config.embedding_multiplier != 1
         or getattr(config, "add_cross_attention", False)
+        or getattr(config, "num_nextn_predict_layers", 0)
     ):
         return None
     return {

@@ -144,7 +144,7 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate", "cross attention".
+# "feed forward", "norm", "block", "attention gate", "cross attention", "tokens ahead".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -251,6 +251,7 @@ def parts_of(c) -> list[str]:
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
     modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
+    modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

@@ -21,6 +21,8 @@ GREATEST = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), WIDTH),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), WIDTH),
     "linear_conv_kernel_dim": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "mtp_loss_coef": 100,
     "residual_multiplier": 1e6,
     **dict.fromkeys(("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"), 100),
     "router_jitter_noise": 100,
@@ -38,6 +40,7 @@ LEAST = {
     **dict.fromkeys(("routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),
     "residual_multiplier": 1e-6,
     "linear_conv_kernel_dim": 1,
+    "mtp_loss_coef": 0,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }
 

@@ -346,6 +346,14 @@ def _layers_per_group(c):
 # Rows of one family, after the shared ones.
 FAMILY_ILLEGAL = {
     "anyformer_decoder": [
+        _count("num_nextn_predict_layers", "modules"),
+        (
+            lambda c: c.num_nextn_predict_layers > 0 and c.add_cross_attention,
+            lambda c: (
+                f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules that read no encoder; set "
+                f"it to 0, or add_cross_attention=False"
+            ),
+        ),
         _positive("output_vocab_size", optional=True),
         (
             lambda c: c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0,
