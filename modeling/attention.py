@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
+from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, implementation
 
 
 def eager_attention(
@@ -20,7 +20,8 @@ def eager_attention(
 ) -> tuple:
     """softmax(q k^T * scaling + bias + mask) v, Vaswani et al. 2017, eq. 1: the readable reference backend.
 
-    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2).
+    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2); in
+    kwargs `s_aux` (H,) are scores of sinks beside those of the keys (attention_sinks.py).
 
     query (B, H, T, K); key, value (B, G, S, K); attention_mask additive (B, 1, T, S) or None.
     Returns the output (B, T, H, K) and the weights (B, H, T, S).
@@ -31,9 +32,11 @@ def eager_attention(
         scores = softcap * torch.tanh(scores / softcap)
     for extra in (position_bias, attention_mask):
         scores = scores if extra is None else scores + extra
+    if (sinks := kwargs.get("s_aux")) is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
     # At least fp32. fp64 is kept: masks are filled with its least number, which is -inf in fp32 and would give nan.
     at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)[..., : key.shape[2]]
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
@@ -59,8 +62,6 @@ class Attention(nn.Module):
 
     Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
-    `qk_norm` normalises queries and keys before the rotation (Henry et al. 2020): each head as in Qwen3, or with
-    `qk_norm_width` all heads at once as in OLMo 2.
     """
 
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
@@ -155,11 +156,11 @@ class Attention(nn.Module):
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
-        interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
-        run = self.own_backend(**kwargs) or interface
-        return run(
-            self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
+        run = self.own_backend(**kwargs) or ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.implementation(), eager_attention
         )
+        kwargs |= self.backend_arguments()
+        return run(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **kwargs)
 
     def backend_arguments(self) -> dict:
         """Arguments of the backend beside the mask and the scale."""
@@ -192,4 +193,6 @@ def build_attention(config, layer_idx: int) -> Attention:
         return implementation("attention", name, kind.module)(config, layer_idx)
     if scheme.acts_on == "attention":
         return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
-    return Attention(config, layer_idx)
+    part = next((part for part in ATTENTION_PARTS if getattr(config, part)), None)
+    make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
+    return make(config, layer_idx)

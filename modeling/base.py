@@ -17,7 +17,7 @@ from .attention import Attention
 from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
-from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES, parts_of
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, parts_of
 
 WITH_PARTS = "_with_parts"  # behind the family's name: in folders of models with parts that its file does not import
 PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
@@ -62,7 +62,9 @@ def unserved(c, pages: bool = False) -> str | None:
             "position_encoding": scheme.adds_to_scores,
             "attention_pattern": windows_to_both_sides or any(kind.own_scores or not kind.flash for kind in kinds),
             "attn_logit_softcapping": (c.attn_logit_softcapping or 1) < 1,
-            "hidden_act": has_experts and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+            "attention_sinks": c.attention_sinks,
+            "hidden_act": has_experts and c.hidden_act not in ("silu", "swish"),
+            "mlp_type": has_experts and (c.mlp_type != "glu" or c.mlp_bias),
             "num_hidden_groups": getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
             "conv_kernel_size": getattr(c, "conv_kernel_size", 0),
             "output_vocab_size": getattr(c, "output_vocab_size", None) not in (None, getattr(c, "vocab_size", None)),
@@ -124,6 +126,8 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False
+        if config.attention_sinks:
+            self._supports_flash_attn = self._supports_context_parallel = False
         enter_peft_defaults(config.model_type)
         super().__init__(config, *args, **kwargs)
 

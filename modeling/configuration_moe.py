@@ -29,6 +29,7 @@ class RoutedConfig(TokenConfig):
     mlp_pattern: list[str] | None = None  # sparse and dense, repeated over the layers; null: all are sparse
     mlp_layer_types: list[str] | None = None  # sparse or dense for each layer, in place of mlp_pattern
     router_scoring: str = "softmax"  # how a router scores experts
+    router_bias: bool = False  # a router's scores have a bias that is learned
     norm_topk_prob: bool = True  # the weights of the chosen experts sum to 1
     routed_scaling_factor: int | float = 1.0  # the weights of the chosen experts are multiplied by it
     router_aux_loss_coef: int | float = 0.01  # weight of the loss that balances experts (Fedus et al. 2021)

@@ -9,9 +9,7 @@ import math
 from ..families import DECODER, FAMILIES
 from ..traits import (
     ATTENTION_KINDS,
-    BLOCKS,
     MLP_TYPES,
-    NORM_POSITIONS,
     NORM_TYPES,
     POSITION_SCHEMES,
     attention_kinds,
@@ -21,11 +19,12 @@ from ..traits import (
     implied_kind,
     mlp_kinds,
 )
+from .blocks import block_faults
 from .bounds import bound_faults
 from .experts import EXPERT_ROWS
+from .parts import PART_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -40,6 +39,8 @@ POSITIVE = (
     "embedding_multiplier",
     "logit_multiplier",
     "residual_multiplier",
+    "swiglu_limit",
+    "swiglu_alpha",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -142,13 +143,6 @@ def _rope_layer_faults(c):
         )
 
 
-def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
-    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
-    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
-    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
-
-
 def _pattern_and_layer_types_differ(c):
     derived = [cache_type(kind) for kind in attention_kinds(c)]
     said = c.attention_pattern or implied_kind(c)
@@ -243,23 +237,7 @@ ILLEGAL = [
     _first(bound_faults),  # before anything counts up to one of these numbers
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
-    _one_of("norm_position", NORM_POSITIONS),
-    _one_of("block", BLOCKS),
-    (
-        lambda c: c.block == "parallel" and c.norm_position != "pre",
-        lambda c: (
-            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
-            f"'pre' does"
-        ),
-    ),
-    (
-        lambda c: c.parallel_norms not in (1, 2),
-        lambda c: f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)",
-    ),
-    (
-        lambda c: c.parallel_norms != 1 and c.block != "parallel",
-        lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
-    ),
+    _first(block_faults),
     (
         lambda c: getattr(c, "add_cross_attention", False) and c.block != "sequential",
         lambda c: (
@@ -272,14 +250,7 @@ ILLEGAL = [
         lambda c: c.qk_norm_width and not c.qk_norm,
         lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
     ),
-    (
-        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
-        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
-    ),
-    (
-        lambda c: c.attention_gate is not None and _ungated(c) is not None,
-        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
-    ),
+    *PART_ROWS,
     _first(_rope_layer_faults),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,

@@ -12,7 +12,7 @@ transformers 5.23.
 from collections.abc import Callable
 
 from ..families import DECODER, ENCODER, FAMILIES, MOE
-from ..traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, attention_kinds, mlp_kinds
+from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
@@ -87,6 +87,11 @@ REFUSALS = (
         lambda c: f"it drops attn_logit_softcapping={c.attn_logit_softcapping}",
     ),
     (
+        OTHERS_KERNELS,
+        lambda c: c.attention_sinks,
+        lambda c: "its kernels, made from the config, drop attention_sinks",
+    ),
+    (
         (VLLM,),
         lambda c: (c.attn_logit_softcapping or 1) < 1,
         lambda c: f"it computes attn_logit_softcapping={c.attn_logit_softcapping}, below 1, wrongly (Gemma 2's, too)",
@@ -100,8 +105,13 @@ REFUSALS = (
     ),
     (
         OTHERS_KERNELS,
-        lambda c: _has_experts(c) and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+        lambda c: _has_experts(c) and not (c.mlp_type == "glu" and c.hidden_act in ("silu", "swish")),
         lambda c: f"its experts are gated silu, and ours mlp_type={c.mlp_type!r} with hidden_act={c.hidden_act!r}",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.mlp_bias,
+        lambda c: "its experts are made without biases (mlp_bias=True)",
     ),
     (
         ENGINES,

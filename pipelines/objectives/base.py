@@ -388,6 +388,10 @@ class Objective(ABC):
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
         return value
 
+    def score_names(self, count: int) -> list:
+        """What each of `count` probabilities of an example is of."""
+        return [self.named(number) for number in range(count)]
+
     def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
         """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;
         none without `asks_for_classes`.

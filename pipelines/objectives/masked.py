@@ -18,8 +18,8 @@ class MaskedSettings(MaskingSettings, TextSettings):
 class Masked(MaskingObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
 
-    Some tokens of each row are hidden, and predicted from those on both sides: single ones, whole words or spans
-    of them (TokenHider). Documents follow each other in a row, each attending to itself alone; where a row's
+    Some tokens of each row are hidden, and predicted from those on both sides: single ones, or whole words
+    (TokenHider). Documents follow each other in a row, each attending to itself alone; where a row's
     end cuts one, the next row goes on with its next token. Raises UserError for a tokenizer without a mask token.
     """
 

@@ -15,7 +15,6 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .answering import by_length
 from .base import TOKENS
 from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
@@ -211,11 +210,7 @@ class Translation(TextTask):
             metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
             sources = rows.texts("source")[:SAMPLES]
             samples = [{"prompt": s, "reference": r, "text": t} for s, r, t in zip(sources, references, texts)]
-        prompts = self.recipe.evaluation.sample_prompts
-        if prompts:
-            texts = self.generate_texts(finished.model, prompts)
-            samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)]
-        return metrics, samples
+        return metrics, self.answers_to_prompts(finished) or samples
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
         references = rows.texts("target")
@@ -227,23 +222,30 @@ class Translation(TextTask):
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:
         """Translations of the rows `numbers`, in that order; every process answers for a share of them."""
-        return finished.shared(numbers, lambda mine: self.generate(finished.model, rows, mine, finished.batch_size))
 
-    def generate(self, model, rows, numbers: list[int], batch_size: int) -> list[str]:
-        """Translations of the rows `numbers`, in that order, by the model's generation config."""
+        def answer(mine: list[int]) -> list[str]:
+            ids = [rows[number]["input_ids"] for number in mine]
+            return self.written(finished, ids, lambda batches: watched(batches, "translating, batch"))
+
+        return finished.shared(numbers, answer)
+
+    def written(self, finished: FinishedModel, ids: list, watch: Callable = list) -> list[str]:
+        """What the model writes of some texts, as token ids, in their order, by its generation config."""
         from ..data.length_batching import batches_by_tokens
 
-        found, ids = {}, {i: rows[i]["input_ids"] for i in numbers}
-        for batch in watched(batches_by_tokens(ids, batch_size, lambda i: len(ids[i])), "translating, batch"):
-            found |= zip(batch, self._answers(model, [ids[i] for i in batch]))
-        return [found[i] for i in numbers]
+        model, found = finished.model, {}
+        for batch in watch(batches_by_tokens(range(len(ids)), finished.batch_size, lambda number: len(ids[number]))):
+            inputs = self.collator(packed=False)([{"input_ids": torch.as_tensor(ids[number])} for number in batch])
+            with torch.inference_mode():
+                output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+            found |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
+        return [found[number] for number in range(len(ids))]
 
-    def generate_texts(self, model, sources: list[str]) -> list[str]:
-        """Translations of texts that stand in no row."""
-        tokenizer, longest = text_tokenizer(self.tokenizer), self.settings.max_length
-        read = [self.source_text(text) for text in sources]
-        ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
-        return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
+    def answers_to_prompts(self, finished: FinishedModel) -> list[dict]:
+        """Samples of evaluation.sample_prompts."""
+        prompts = self.recipe.evaluation.sample_prompts
+        answers = self.predict(finished, list(map(self.source_text, prompts))) if prompts else []
+        return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
 
     # ---- rows without labels
 
@@ -261,18 +263,7 @@ class Translation(TextTask):
         end, longest = self.tokenizer.eos_token_id, self.settings.max_length
         ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # some end in a language's token
         self.cut += sum(len(row) >= longest for row in ids)
-
-        def answer(items: list[list[int]]) -> list[str]:
-            batches = in_batches(map(torch.tensor, items), finished.batch_size)
-            return [text for batch in batches for text in self._answers(finished.model, batch)]
-
-        return [{"prediction": text} for text in by_length(ids, list(map(len, ids)), answer)]
-
-    def _answers(self, model, ids: list) -> list[str]:
-        inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
-        with torch.inference_mode():
-            output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
-        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return [{"prediction": text} for text in self.written(finished, ids)]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         show_source_and_target(console, self, rows, number, row)

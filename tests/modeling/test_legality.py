@@ -34,6 +34,11 @@ CASES = {
     "position_encoding='rotery' is not known; known: none, learned, sinusoidal": {"position_encoding": "rotery"},
     "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
+    "norm_position.full_attention='middle' is not known": {"norm_position": {"full_attention": "middle"}},
+    "norm_position.linear_attention='pre' is read by no layer; layers of this model are full_attention": {
+        "norm_position": {"full_attention": "pre", "linear_attention": "pre"}
+    },
+    "norm_position has no entry for 'linear_attention', which layers": LINEAR | {"norm_position": {}},
     "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
     "add_cross_attention=True does not go with block='parallel'": {"block": "parallel", "add_cross_attention": True},
@@ -53,6 +58,10 @@ CASES = {
     "residual_multiplier=0 is not a positive number": {"residual_multiplier": 0},
     "attention_gate='row' is not known; known: head, channel": {"attention_gate": "row"},
     "attention_gate='head' does not go with linear_attention": {"attention_gate": "head", **LINEAR},
+    "hidden_act='gelu' is not read by mlp_type='clamped_glu'": {"mlp_type": "clamped_glu", "hidden_act": "gelu"},
+    "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
+    "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
+    "attention_sinks=True stands beside the scores of a softmax over tokens, and": {"attention_sinks": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},

@@ -217,7 +217,6 @@ def test_the_last_tokens_vector_is_classified():
         ({"router_jitter_noise": 1.5}, "router_jitter_noise=1.5 must be below 1"),
         ({"router_aux_loss_coef": -1.0}, "router_aux_loss_coef=-1.0 is negative"),
         ({"expert_capacity": 0}, "expert_capacity=0 is not a positive number"),
-        ({"mlp_bias": True}, "mlp_bias=True is not for experts"),
         ({"shared_expert_gate": True}, "shared_expert_gate=True needs a shared expert"),
     ],
 )

@@ -11,7 +11,7 @@ def mixture(*parts):
 
 RUNS = {
     "masked": ("encoder", {"name": "masked"}),
-    "spans of words": ("encoder", {"name": "masked", "masking": "span"}),
+    "whole words": ("encoder", {"name": "masked", "masking": "whole_word"}),
     "sentence_pairs": ("encoder", {"name": "sentence_pairs", "pairs": "sentence_order", "sequence_length": 44}),
     "span_corruption": ("seq2seq", {"name": "span_corruption"}),
     "denoising": ("seq2seq", {"name": "denoising"}),

@@ -117,28 +117,12 @@ def test_lengths_are_those_of_t5s_code(length, density, span):
     assert collator(length, density, span).target_length == t5_lengths(tokens)[1]
 
 
-@some_settings
-@given(items=st.integers(1, 200), segments=st.integers(1, 50), seed=st.integers(0, 99))
-def test_segments_are_as_many_as_asked_for_none_empty_and_nothing_over(items, segments, seed):
-    assume(segments <= items)
-    lengths = random_segments(items, segments, np.random.default_rng(seed))
-    assert len(lengths) == segments and lengths.sum() == items and lengths.min() >= 1
-
-
 def test_every_way_to_cut_is_equally_likely():
     generator = np.random.default_rng(0)
     found = [tuple(random_segments(6, 3, generator)) for _ in range(10_000)]
     counts = {cut: found.count(cut) for cut in set(found)}
     assert len(counts) == 10  # 5 places to cut, 2 of them chosen
     assert max(abs(count - 1000) for count in counts.values()) < 5 * 30  # 30: standard deviation
-
-
-def test_the_padded_last_row_is_hidden_by_a_mask():
-    rows = rows_of(100, 64)
-    batch = collator()(rows)
-    source = batch["input_ids"][1][batch["attention_mask"][1].bool()]
-    assert source[-1] == EOS and batch["attention_mask"][0].all()
-    assert (batch["input_ids"][1][len(source) :] == PAD).all()
 
 
 def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():

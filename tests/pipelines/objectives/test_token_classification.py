@@ -384,11 +384,6 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
         prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
 
 
-def test_of_last_tokens_no_strategy_is_advised(prepare, tmp_path):
-    objective = prepare("task.labelled_token=last").objective
-    assert objective.example_of_use(vars(objective.settings))[1] == {}
-
-
 @pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])
 def test_decoders_tag_words_at_their_last_token(tmp_path, command, capsys, family):
     model = {"family": family} | ({"num_experts": 2} if family == "moe" else {})
