@@ -230,6 +230,9 @@ class CausalConfig(TokenConfig):
     """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
     of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
+    is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
+    add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
+
     block_size: int | None = None  # block_sparse_attention: tokens of a block (Zaheer et al. 2020, BigBird)
     num_local_blocks: int = 2  # block_sparse_attention: a query's own block and those just before it
     num_sink_blocks: int = 1  # block_sparse_attention: the first blocks, which all see
@@ -276,4 +279,6 @@ class AnyformerDecoderConfig(CausalConfig):
 
     model_type = "anyformer_decoder"
 
+    num_nextn_predict_layers: int = 0  # modules that predict tokens further ahead (DeepSeek-AI 2024, section 2.2)
+    mtp_loss_coef: int | float = 0.3  # weight of their loss in training
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)

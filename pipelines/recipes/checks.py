@@ -116,6 +116,7 @@ def check_recipe(recipe: Recipe) -> None:
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)
+    _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
@@ -169,6 +170,27 @@ def _check_parts(objective, data: DataSection) -> None:
         raise UserError(f"data.{given[0]} has no effect where no fraction is held back; set data.validation_fraction")
     if data.stratify and objective.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
+
+
+def _check_heads(recipe: Recipe, objective) -> None:
+    """Raise UserError for parts of a model that nothing in the run would train."""
+    fields, smoothing = recipe.model.fields, recipe.training.extra.get("label_smoothing_factor")
+    if fields.get("add_cross_attention"):
+        raise UserError(
+            "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
+            "both, and docs/composites.md joins two models"
+        )
+    modules = fields.get("num_nextn_predict_layers")
+    if modules and objective.auto_class != "AutoModelForCausalLM":
+        raise UserError(
+            f"model.num_nextn_predict_layers={modules} predicts next tokens, and {objective.setting} does not; "
+            f"remove it"
+        )
+    if modules and smoothing:
+        raise UserError(
+            f"training.label_smoothing_factor={smoothing} computes the loss without the modules of "
+            f"model.num_nextn_predict_layers={modules}; remove one of them"
+        )
 
 
 def _check_training(recipe: Recipe) -> None:
