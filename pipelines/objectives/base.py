@@ -464,9 +464,11 @@ class Objective(ABC):
         """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
         return {}
 
+    shown: list[dict] = []  # the first answers that the latest `measure` has given, as samples
+
     def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
         """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
-        return []
+        return self.shown
 
     # ---- rows without labels
 
