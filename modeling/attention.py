@@ -59,8 +59,6 @@ class Attention(nn.Module):
 
     Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
-    `qk_norm` normalises queries and keys before the rotation (Henry et al. 2020): each head as in Qwen3, or with
-    `qk_norm_width` all heads at once as in OLMo 2.
     """
 
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):

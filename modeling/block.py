@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import BLOCKS, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
+from .traits import BLOCK_FORMS, NORM_TYPES, block_forms, implementation, implements
 
 
 class RMSNorm(nn.RMSNorm):
@@ -86,10 +86,9 @@ def build_feed_forward(config, layer_idx: int) -> nn.Module:
 class TransformerBlock(GradientCheckpointingLayer):
     """(B, T, D) -> (B, T, D); with experts (`is_sparse`), followed by the three parts of their Routing.
 
-    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other residual forms are
-    subclasses in files of their own. With `cross_attn` the
-    tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention and feed-forward
-    return (output, extra): the extra is attention weights or a Routing, or None.
+    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other forms are subclasses.
+    With `cross_attn` tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention
+    and feed-forward return (output, extra): the extra is attention weights or a Routing, or None.
 
     Args:
         self_attn, cross_attn: modules of attention.py.
@@ -97,7 +96,7 @@ class TransformerBlock(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int, self_attn: nn.Module, cross_attn: nn.Module | None = None):
         super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
+        self.is_pre_norm = block_forms(config)[layer_idx] == "pre"
         self.is_sparse = config.mlp_kinds[layer_idx] == "sparse"
         self.self_attn, self.cross_attn = self_attn, cross_attn
         self.mlp = build_feed_forward(config, layer_idx)
@@ -157,5 +156,5 @@ class TransformerBlock(GradientCheckpointingLayer):
 
 def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
     """The layer of the residual form that `norm_position` and `block` name."""
-    form = block_form(config)
-    return implementation("block", form, (NORM_POSITIONS | BLOCKS)[form])(config, layer_idx, *attentions)
+    form = block_forms(config)[layer_idx]
+    return implementation("block", form, BLOCK_FORMS[form])(config, layer_idx, *attentions)

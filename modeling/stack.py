@@ -27,6 +27,7 @@ from .positions import (
     apply_positions,
     build_positions,
 )
+from .traits import block_forms
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -82,7 +83,7 @@ class TransformerStack:
                 attentions.append(Attention(config, i, cross_attention=True))
             self.layers.append(build_block(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
-        self.norm = nn.Identity() if config.norm_position == "post" else build_norm(config)
+        self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds

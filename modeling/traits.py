@@ -10,7 +10,7 @@ its code with the model (pipelines/storage/plugin_code.py); where anyformer is i
 
 import importlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
@@ -74,6 +74,8 @@ class Kind:
     global_tokens: bool = False  # some tokens see all
     own_scores: bool = False  # a class computes it (role "attention"), not a mask (role "mask")
     splits_heads: bool = True  # tensor parallelism can split the heads
+    own_gate: bool = False  # its class has a gate on what it gathers
+    sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
     module: str | None = None  # the file of this folder that has its class
     # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
     state_values: Callable[..., int] | None = None  # config -> values that a layer's states hold in fp32, of one row
@@ -93,11 +95,11 @@ class FeedForward:
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
-# Values of `norm_type`, and the residual forms, values of `norm_position` and of `block`: the file of this folder that
-# has their class.
+# Values of `norm_type`, `norm_position` and `block`: the file of this folder that has their class.
 NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
+BLOCK_FORMS = NORM_POSITIONS | BLOCKS
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
@@ -107,6 +109,22 @@ POSITION_SCHEMES = {
     "relative": Scheme(acts_on="scores", splits_heads=False),
     "disentangled": Scheme(acts_on="attention", splits_heads=False, module="attention_disentangled"),
 }
+DELTA = Kind(
+    layer_type=STATE_LAYER_TYPE,
+    lookback=lambda c: 0,
+    flash=True,
+    own_scores=True,
+    splits_heads=False,
+    own_gate=True,
+    sizes={
+        "linear_num_key_heads": "num_attention_heads",
+        "linear_num_value_heads": "linear_num_key_heads",
+        "linear_key_head_dim": "head_dim",
+        "linear_value_head_dim": "linear_key_head_dim",
+        "linear_norm_eps": "norm_eps",
+    },
+    module="attention_delta",
+)
 ATTENTION_KINDS = {
     PLAIN: Kind(flash=True, separable=True),
     "sliding_attention": Kind(layer_type="sliding_attention", windowed=True, flash=True, separable=True),
@@ -117,14 +135,9 @@ ATTENTION_KINDS = {
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
     ),
-    "gated_delta_attention": Kind(
-        layer_type=STATE_LAYER_TYPE,
-        lookback=lambda c: 0,
-        flash=True,
-        own_scores=True,
-        splits_heads=False,
-        module="attention_delta",
-    ),
+    "gated_delta_attention": DELTA,
+    "kimi_delta_attention": replace(DELTA, module="attention_kimi_delta"),
+    "mamba2_attention": replace(DELTA, module="attention_ssm"),
     "compressive_attention": Kind(
         layer_type=STATE_LAYER_TYPE,
         lookback=lambda c: c.segment_length,
@@ -239,16 +252,17 @@ def mlp_kinds(c) -> list[str]:
     return list(c.mlp_layer_types or ["sparse"] * c.num_hidden_layers)
 
 
-def block_form(c) -> str:
-    """The residual form of a config's layers: the name of their class in the role "block"."""
-    return c.norm_position if c.block == "sequential" else c.block
+def block_forms(c) -> list[str]:
+    """The residual form of each layer: the name of its class in the role "block"."""
+    form = c.norm_position if c.block == "sequential" else c.block
+    return [form[kind] if isinstance(form, dict) else form for kind in attention_kinds(c)]
 
 
 def parts_of(c) -> list[str]:
     """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
-    blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
-    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
+    modules += [BLOCK_FORMS[form] for form in block_forms(c)]
+    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 

@@ -26,6 +26,7 @@ FALCON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "
 GEMMA = LLAMA | {"hidden_size": 64, "head_dim": 16}  # the factor of its embeddings is of fp32: 8 is exact
 HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
 HYBRID |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 UNTIED = {"tie_word_embeddings": False}
 
@@ -68,6 +69,33 @@ DECODERS = {
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6, "layer_types": SLIDING}),
     "olmo2": ("olmo2", LLAMA),
     "qwen3_5": ("qwen3_5_text", LLAMA | HYBRID),
+    "bamba": ("bamba", LLAMA | MAMBA2 | {"attn_layer_indices": [1]}),
+    "bamba_biases": ("bamba", LLAMA | MAMBA2 | {"attention_bias": True, "mlp_bias": True, "mamba_n_groups": 1}),
+    "granite_hybrid": (
+        "granitemoehybrid",
+        LLAMA
+        | MAMBA2
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 0}
+        | {"shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+        | {"logits_scaling": 4.0, "attention_multiplier": 0.5, "tie_word_embeddings": True},
+    ),
+    "granite_hybrid_rotary": (
+        "granitemoehybrid",
+        LLAMA
+        | MAMBA2
+        | {"layer_types": ["full_attention"] + ["linear_attention"] * 2, "num_local_experts": 0}
+        | {"position_embedding_type": "rope"},
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        LLAMA | {name: HYBRID[name] for name in HYBRID if name != "head_dim"} | {"rms_norm_eps": 1e-3},
+    ),
+    "olmo_hybrid_rotary": (
+        "olmo_hybrid",
+        LLAMA
+        | {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "linear_allow_neg_eigval": False},
+    ),
     "olmo3": ("olmo3", LLAMA | {"sliding_window": 6, "layer_types": SLIDING}),
     "gpt_neox_whole_rotation": ("gpt_neox", NEOX | {"rotary_pct": 1.0, "attention_bias": False}),
     "llama2": ("llama", LLAMA | {"num_key_value_heads": None, "rms_norm_eps": 1e-3}),

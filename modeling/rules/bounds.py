@@ -25,14 +25,14 @@ GREATEST = {
     **dict.fromkeys(("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"), 100),
     "router_jitter_noise": 100,
     **dict.fromkeys(("num_experts", "num_experts_per_tok"), 2**16),
-    "norm_eps": 1,
+    **dict.fromkeys(("norm_eps", "linear_norm_eps"), 1),
     "initializer_range": 100,
 }
 # Of those that the tables of legality.py do not look at from below.
 LEAST = {
     "relative_attention_num_buckets": 1,
     "relative_attention_max_distance": 1,
-    "norm_eps": 0,
+    **dict.fromkeys(("norm_eps", "linear_norm_eps"), 0),
     # Less leaves nothing to learn from: all weights, scores or logits are as good as equal.
     "initializer_range": 1e-12,  # transformers' own tests draw weights that are as good as 0
     **dict.fromkeys(("routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),

@@ -13,6 +13,16 @@ def _adds_single_scores(c) -> bool:
     return POSITION_SCHEMES[c.position_encoding].acts_on == "scores"
 
 
+def _no_score_biases(kind: str) -> Rule:
+    return (
+        _adds_single_scores,
+        lambda c: (
+            f"position_encoding={c.position_encoding!r} adds to single scores, which {kind} does not have; rotary, "
+            f"learned, sinusoidal and none go with it"
+        ),
+    )
+
+
 def _no_single_scores(setting: str, unset, instead: str) -> Rule:
     """Linear attention has no matrix of scores for this setting to act on."""
     return (
@@ -33,7 +43,7 @@ def _head_matrices(count: int):
 
 
 def _delta_sizes(c) -> tuple[int, int, int, int]:
-    """Heads of keys and of values, channels of a key and of a value, of gated_delta_attention."""
+    """Heads of keys and of values, channels of a key and of a value, of delta nets."""
     size = c.head_dim or c.hidden_size // c.num_attention_heads
     keys, values = c.linear_num_key_heads or c.num_attention_heads, c.linear_num_value_heads
     return keys, values or keys, c.linear_key_head_dim or size, c.linear_value_head_dim or c.linear_key_head_dim or size
@@ -42,6 +52,15 @@ def _delta_sizes(c) -> tuple[int, int, int, int]:
 def _delta_values(c) -> int:
     keys, values, key_size, value_size = _delta_sizes(c)
     return values * key_size * value_size + (2 * keys * key_size + values * value_size) * (c.linear_conv_kernel_dim - 1)
+
+
+_UNEVEN_DELTA_HEADS: Rule = (
+    lambda c: _delta_sizes(c)[1] % _delta_sizes(c)[0] != 0,
+    lambda c: (
+        f"linear_num_value_heads={_delta_sizes(c)[1]} is no multiple of linear_num_key_heads="
+        f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
+    ),
+)
 
 
 def _too_few_buckets(c) -> bool:
@@ -149,38 +168,18 @@ OF_KINDS = {
         families=(DECODER,),
         state_values=_head_matrices(1),
         rules=(
-            (
-                _adds_single_scores,
-                lambda c: (
-                    f"position_encoding={c.position_encoding!r} adds to single scores, which linear_attention does not "
-                    f"have; rotary, learned, sinusoidal and none go with it"
-                ),
-            ),
+            _no_score_biases("linear_attention"),
             _no_single_scores("attn_logit_softcapping", None, "leave it null"),
             _no_single_scores("attention_dropout", 0, "set it to 0 and use hidden_dropout"),
             _no_single_scores("attention_multiplier", None, "leave it null"),
         ),
     ),
-    "gated_delta_attention": dict(
-        families=(DECODER, MOE),
-        state_values=_delta_values,
-        rules=(
-            (
-                _adds_single_scores,
-                lambda c: (
-                    f"position_encoding={c.position_encoding!r} adds to single scores, which gated_delta_attention "
-                    f"does not have; rotary, learned, sinusoidal and none go with it"
-                ),
-            ),
-            (
-                lambda c: _delta_sizes(c)[1] % _delta_sizes(c)[0] != 0,
-                lambda c: (
-                    f"linear_num_value_heads={_delta_sizes(c)[1]} is no multiple of linear_num_key_heads="
-                    f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
-                ),
-            ),
-        ),
-    ),
+    **{
+        kind: dict(
+            families=(DECODER, MOE), state_values=_delta_values, rules=(_no_score_biases(kind), _UNEVEN_DELTA_HEADS)
+        )
+        for kind in ("gated_delta_attention", "kimi_delta_attention", "mamba2_attention")
+    },
     "compressive_attention": dict(
         families=(DECODER,),
         needs=SEGMENT,

@@ -9,9 +9,7 @@ import math
 from ..families import DECODER, FAMILIES
 from ..traits import (
     ATTENTION_KINDS,
-    BLOCKS,
     MLP_TYPES,
-    NORM_POSITIONS,
     NORM_TYPES,
     POSITION_SCHEMES,
     attention_kinds,
@@ -21,6 +19,7 @@ from ..traits import (
     implied_kind,
     mlp_kinds,
 )
+from .blocks import block_faults
 from .bounds import bound_faults
 from .experts import EXPERT_ROWS
 
@@ -143,10 +142,10 @@ def _rope_layer_faults(c):
 
 
 def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
-    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
+    """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
     scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
-    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
+    rows = ((name, ATTENTION_KINDS[name]) for name in attention_kinds(c) if name in ATTENTION_KINDS)
+    return next((name for name, kind in rows if kind.own_scores and not kind.own_gate), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -243,23 +242,7 @@ ILLEGAL = [
     _first(bound_faults),  # before anything counts up to one of these numbers
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
-    _one_of("norm_position", NORM_POSITIONS),
-    _one_of("block", BLOCKS),
-    (
-        lambda c: c.block == "parallel" and c.norm_position != "pre",
-        lambda c: (
-            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
-            f"'pre' does"
-        ),
-    ),
-    (
-        lambda c: c.parallel_norms not in (1, 2),
-        lambda c: f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)",
-    ),
-    (
-        lambda c: c.parallel_norms != 1 and c.block != "parallel",
-        lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
-    ),
+    _first(block_faults),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.qk_norm_width and not c.qk_norm,

@@ -1,8 +1,10 @@
-"""`anyformer prepare`: the data of a recipe made ready in the cache."""
+"""`anyformer prepare`: the data of a recipe made ready in the cache, whole or one machine's share of it."""
 
+import re
 import sys
 import time
 
+from ..errors import UserError
 from .common_arguments import add_recipe, add_trust, recipe_of
 from .output import quoted, say_loading, say_next
 
@@ -10,21 +12,40 @@ from .output import quoted, say_loading, say_next
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Fill the cache (data.cache_dir) with what training reads: the tokenizer and the tokens. The same\n"
-        "command goes on after an interruption.",
-        epilog="examples:\n  anyformer prepare my_recipe.yaml data.num_proc=16",
+        "command goes on after an interruption. With --shard, one of many machines does its part of the work;\n"
+        "the training finds the parts of all, and makes what is missing.",
+        epilog="examples:\n"
+        "  anyformer prepare my_recipe.yaml data.num_proc=16\n"
+        "  anyformer prepare my_recipe.yaml --shard 3/64\n"
+        "  sbatch --array=1-64 scripts/slurm/prepare.sbatch my_recipe.yaml",
     )
     add_recipe(parser)
+    parser.add_argument("--shard", metavar="I/N", help="make only share I, from 1, of N: one for each machine")
     add_trust(parser)
 
 
 def run(args) -> int:
+    share = None if args.shard is None else share_of(args.shard)
     recipe = recipe_of(args)
     say_loading()
-    from ..objectives.prepare import cache_of, describe_data, prepare_data
+    from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
 
-    begun = time.monotonic()
-    for split, text in describe_data(prepare_data(recipe, progress=sys.stdout.isatty())):
-        print(f"{split}: {text}")
+    begun, shown = time.monotonic(), sys.stdout.isatty()
+    if share is None:
+        for split, text in describe_data(prepare_data(recipe, progress=shown)):
+            print(f"{split}: {text}")
+    else:
+        made = prepare_share(recipe, *share, progress=shown)
+        print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
     print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
-    say_next(f"anyformer train {quoted(args.recipe)}")
+    say_next(f"anyformer train {quoted(args.recipe)}" + ("    # when every share is ready" if share else ""))
     return 0
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """(3, 64) of "3/64". Raises UserError for anything else."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= of:
+        raise UserError(f"--shard {text!r} is not I/N with I from 1 to N, such as 3/64")
+    return number, of

@@ -157,6 +157,10 @@ class Source(ABC):
         """
         return counted_from(place, self.items())
 
+    def parts(self, size: int) -> list["Source"]:
+        """Sources that make up this one, in order, each of about `size` bytes; itself where it cannot be divided."""
+        return [self]
+
     def size_hint(self) -> int | None:
         """Bytes of text, roughly, where that is known without reading it."""
         return None
@@ -206,6 +210,13 @@ class Corpus(ABC):
         """Bytes of text, roughly, where that is known without reading it."""
         return None
 
+    def parts(self, size: int) -> list["Corpus"]:
+        """Corpora that make up this one, in order, each of about `size` bytes and read without the others' files.
+
+        One, itself, where that cannot be known without reading everything.
+        """
+        return [self]
+
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""
         return []
@@ -213,3 +224,14 @@ class Corpus(ABC):
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
         return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []
+
+
+@dataclass(frozen=True)
+class Share:
+    """One machine's share of the work: share `number` of `of`, counted from 1."""
+
+    number: int
+    of: int
+
+    def holds(self, index: int) -> bool:
+        return index % self.of == self.number - 1

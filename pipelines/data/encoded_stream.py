@@ -77,10 +77,11 @@ class Framing:
 class EncodedStream:
     """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
 
-    start: where the first one begins. num_proc: processes that encode; 1: the threads of this one.
+    first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
+    number; those of others are read and passed over. num_proc: processes that encode; 1: the threads of this one.
 
-    Iterated once, it gives Encoded after Encoded, and a Border where a shard ends. Raises UserError where the corpus
-    cannot be read or a process is killed.
+    Iterated once, it gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError
+    where the corpus cannot be read or a process is killed.
     """
 
     def __init__(
@@ -90,12 +91,14 @@ class EncodedStream:
         framing: Framing,
         *,
         size: float = math.inf,
+        first: int = 0,
         start: Border = BEGINNING,
+        wanted: Callable[[int], bool] = lambda number: True,
         num_proc: int = 1,
     ):
         self.corpus, self.encoder, self.framing = corpus, encoder, framing
-        self.size, self.start, self.num_proc = size, start, num_proc
-        # (how many documents come before it, border): known before the document is given that it follows
+        self.size, self.first, self.start, self.wanted, self.num_proc = size, first, start, wanted, num_proc
+        # (how many wanted documents come before it, border): known before the document is given that it follows
         self._borders: deque[tuple[int, Border]] = deque()
 
     def __iter__(self) -> Iterator[Encoded | Border]:
@@ -108,13 +111,17 @@ class EncodedStream:
         yield from self._borders_until(done)
 
     def _documents(self) -> Iterator[Document]:
-        filled = given = 0
-        for given, (document, place) in enumerate(self.corpus.documents_from(self.start.place), start=1):
+        """The documents of the wanted shards."""
+        number, filled, given = self.first, 0, 0
+        for document, place in self.corpus.documents_from(self.start.place):
             filled += len(document.text.encode())
+            is_wanted = self.wanted(number)
+            given += is_wanted
             if filled >= self.size:
                 self._borders.append((given, Border(place, self._tally())))
-                filled = 0
-            yield document
+                number, filled = number + 1, 0
+            if is_wanted:
+                yield document
         self._borders.append((given, Border(None, self._tally())))
 
     def _tally(self) -> Any:
@@ -126,7 +133,7 @@ class EncodedStream:
             yield self._borders.popleft()[1]
 
     def _groups(self, items: Iterable, text_of: Callable[[Any], str]) -> Iterator[list]:
-        """The items, one for each document, in groups of about half a million characters, none across a border.
+        """The items, one for each wanted document, in groups of about half a million characters, none across a border.
 
         Items may be behind the documents that were read, never ahead.
         """

@@ -1,11 +1,12 @@
 """Local files as documents: plain text, and a column of any format with rows, also compressed."""
 
+import copy
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..packed_files import packing_of
+from ..storage.packed_files import packing_of
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
@@ -59,6 +60,21 @@ class FileSource(Source):
                 for item, after in counted_from(done, self._read(path)):
                     yield item, [number, after]
             done = 0
+
+    def parts(self, size: int) -> list["FileSource"]:
+        """Groups of files that follow each other, none of them cut."""
+        groups, total = [[]], 0
+        for path in self.paths:
+            if total >= size:
+                groups, total = [*groups, []], 0
+            groups[-1].append(path)
+            total += path.stat().st_size
+        return [self._of(paths) for paths in groups]
+
+    def _of(self, paths: list[Path]) -> "FileSource":
+        part = copy.copy(self)
+        part.paths = paths
+        return part
 
     def identity(self) -> Any:
         return {

@@ -1,23 +1,23 @@
-"""A corpus tokenised into a store: at once where it is small, else shard by shard.
+"""A corpus tokenised into a store: at once where it is small, else shard by shard, by any number of machines.
 
 A shard is a TokenStore of its own, of 64 MiB of text, in a folder of the cache that is complete or absent and has
-checksums: cache/shards/KEY/NUMBER. Its meta.json says at which place of the corpus the next one begins. So a run that
-was killed goes on after the last finished one, and a damaged one is made again. Where they end depends on the corpus
-alone. Once all are there, they are joined to the store of the whole corpus, which is byte for byte what would have been
-written at once, and removed.
+checksums: cache/shards/KEY/PART-NUMBER. Its meta.json says at which place of the corpus the next one begins. So a run
+that was killed goes on after the last finished one, a damaged one is made again, and machines that share the cache make
+shards for each other. Where they end depends on the corpus alone. Once all are there, they are joined to the store of
+the whole corpus, which is byte for byte what one process would have written, and removed.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..lazy import transformers
-from ..storage.cache import cached_folder, remove_at_once, sha
+from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
-from .documents import Corpus
+from .documents import Corpus, Share
 from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
 from .encoding import Encoder
 from .mapped_store import META
@@ -25,6 +25,10 @@ from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 
 _FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
+PART_BYTES = 2**30  # of files: what a machine reads alone
+
+
+WHOLE = Share(1, 1)
 
 
 def tokenize_corpus(
@@ -79,11 +83,9 @@ class Tokenization:
             size = self.corpus.size_hint()
             with Progress(self.corpus, progress) as bar, TokenWriter(folder, self.framing.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
-                    self._write(writer, iter(self._stream()), bar)
+                    self._write(writer, iter(self._stream(self.corpus)), bar)
                 else:
-                    for shard in self.shards(bar):
-                        writer.add_store(shard)
-                    self.corpus.restore(json.loads((shard / META).read_text())["tally"])
+                    self._join(writer, self.shards(WHOLE, bar))
                 skipped, met = asdict(self.corpus.skipped), writer.control_tokens
                 fingerprint = self.key if met else self.fingerprint
                 notes = [*self.corpus.notes(), *notes_of(met)]
@@ -93,34 +95,68 @@ class Tokenization:
         remove_at_once(self.cache / self._kind, beside=store.folder)
         return store
 
-    def shards(self, bar: "Progress") -> Iterator[Path]:
-        """The folders of all shards in their order, made where they are missing."""
+    def make_share(self, share: Share, progress: bool) -> int:
+        """Make the shards of one share, unless they are there; return how many it has: 0 once the store is there."""
+        if is_complete(self.cache / TokenStore.kind / self.key):
+            return 0
+        with Progress(self.corpus, progress) as bar:
+            return sum(folder is not None for folder in self.shards(share, bar))
+
+    def shards(self, share: Share, bar: "Progress") -> Iterator[Path | None]:
+        """The folders of all shards in their order, made where they are missing; None for one of another share.
+
+        A share is of whole parts of the corpus where there are enough of them: then nothing else is read.
+        """
+        parts = self.corpus.parts(PART_BYTES)
+        by_part = len(parts) >= share.of
+        for part, corpus in enumerate(parts):
+            if not by_part:
+                yield from self._shards_of(part, corpus, lambda number, part=part: share.holds(part + number), bar)
+            elif share.holds(part):
+                yield from self._shards_of(part, corpus, lambda number: True, bar)
+
+    def _shards_of(
+        self, part: int, corpus: Corpus, wanted: Callable[[int], bool], bar: "Progress"
+    ) -> Iterator[Path | None]:
         border, stream = BEGINNING, None
         for number in count():
-            is_made = False
+            name, is_made = f"{part:05}-{number:06}", False
 
-            def build(folder: Path, border=border) -> None:
+            def build(folder: Path, number=number, border=border) -> None:
                 nonlocal stream, is_made
-                stream = stream or iter(self._stream(border, SHARD_BYTES))
+                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
                 with TokenWriter(folder, self.framing.dtype) as writer:
                     after = self._write(writer, stream, bar)
-                    writer.finish(self.key, self.corpus.name, next=after.place, tally=after.tally)
+                    writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
                 is_made = True
 
-            name, files = f"{number:06}", self.corpus.files
-            folder = cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault, files)
-            meta = json.loads((folder / META).read_text())
-            border = Border(meta["next"], meta["tally"])
-            if not is_made:
-                bar.advance(meta["num_bytes"])
-                stream = stream and stream.close()  # it is behind
-            yield folder
+            folder = self.cache / self._kind / name
+            if wanted(number) or is_complete(folder):
+                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault, self.corpus.files)
+                meta = json.loads((folder / META).read_text())
+                border = Border(meta["next"], meta["tally"])
+                if not is_made:
+                    bar.advance(meta["num_bytes"])
+                    stream = stream and stream.close()  # it is behind
+                yield folder if wanted(number) else None
+            else:
+                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
+                border = next(stream)
+                yield None
             if border.place is None:
                 return
 
-    def _stream(self, start=BEGINNING, size=float("inf")) -> EncodedStream:
-        options = {"start": start, "size": size, "num_proc": self.num_proc}
-        return EncodedStream(self.corpus, self.encoder, self.framing, **options)
+    def _stream(self, corpus: Corpus, size=float("inf"), first=0, start=BEGINNING, wanted=lambda number: True):
+        return EncodedStream(
+            corpus,
+            self.encoder,
+            self.framing,
+            size=size,
+            first=first,
+            start=start,
+            wanted=wanted,
+            num_proc=self.num_proc,
+        )
 
     @staticmethod
     def _write(writer: TokenWriter, stream: Iterator, bar: "Progress") -> Border:
@@ -131,6 +167,16 @@ class Tokenization:
             writer.add(item.tokens, item.lengths, **item.sizes)
             bar.advance(item.sizes["num_bytes"])
         raise RuntimeError("a stream that ends without a border")
+
+    def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> None:
+        """Write all shards; then the corpus has counted what they have."""
+        tally, parts = None, {}
+        for folder in folders:
+            writer.add_store(folder)
+            parts[folder.name.split("-")[0]] = json.loads((folder / META).read_text())["tally"]  # of its last shard
+        for part in parts.values():
+            tally = part if tally is None else self.corpus.together(tally, part)
+        self.corpus.restore(tally)
 
     @property
     def _kind(self) -> str:

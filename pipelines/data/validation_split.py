@@ -138,6 +138,11 @@ class SourceCorpus(Corpus):
         if len(names) < NAMED:
             names.append(item.source)
 
+    def parts(self, size: int) -> list[Corpus]:
+        if self.rule is not None or self.max_documents is not None:
+            return [self]  # these count documents from the first one
+        return [SourceCorpus(self.split, source) for source in self.source.parts(size)]
+
     def tally(self) -> Any:
         return {"skipped": super().tally(), "names": {name: list(own) for name, own in self._skipped_names.items()}}
 

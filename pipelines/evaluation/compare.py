@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError
 from ..metrics.significance import differences
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
 from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds

@@ -20,7 +20,6 @@ from scipy.special import softmax
 
 import anyformer
 
-from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
@@ -28,6 +27,7 @@ from ..objectives.base import Objective, evenly_spread
 from ..objectives.class_task import are_unnamed
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..storage.cache import cache_folder
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions

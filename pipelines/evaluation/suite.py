@@ -9,9 +9,9 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..words import human_time
 from .compare import check_loads
 from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds

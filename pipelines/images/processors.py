@@ -73,10 +73,14 @@ def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    size, options = {"height": height, "width": width}, {}
-    if recipe.learned.image_fit == "crop":
-        options = {"do_center_crop": True, "crop_size": size}
-        size = {"shortest_edge": max(height, width)}
+    whole = {"height": height, "width": width}
+    sizes = {
+        "squeeze": whole,
+        "crop": {"shortest_edge": max(height, width)},
+        "pad": {"max_height": height, "max_width": width},  # transformers' crop puts zeros around what is smaller
+    }
+    size = sizes[recipe.learned.image_fit]
+    options = {} if size is whole else {"do_center_crop": True, "crop_size": whole}
     processor = AnyformerImageProcessor(size=size, num_channels=channels, **options)
     processor.image_mean = processor.image_std = None
     return processor
@@ -130,7 +134,7 @@ def prepare_images(
 
     def notes() -> list[str]:
         own = hasattr(processor, "num_channels")  # the processor of fresh models
-        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead" if own else ""
+        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if own else ""
         said = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
         return [*examples.notes(), *([said] if squeezed else [])]
 

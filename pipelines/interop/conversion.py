@@ -49,7 +49,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     names, tied = _parameter_names(cls, config)
     prefixes = _prefix(type(native), source), _prefix(cls, names)
     weights, copies = {}, []
-    for name, row, ours in architecture.pairs(auto_class, source, *prefixes):
+    for name, row, ours in architecture.pairs(auto_class, source, *prefixes, config):
         if row.tied:
             copies.append((name, ours[0]))
         elif row.ours:
@@ -89,7 +89,7 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
     names, _ = _parameter_names(cls, config, **arguments)
     prefixes = _prefix(cls, names), _prefix(type(model), source)
     weights = {}
-    for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes):
+    for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes, model.config):
         if row.tied or not row.ours:
             names.discard(name)  # transformers ties the one and computes the other
         else:

@@ -13,6 +13,7 @@ from ..errors import UserError, did_you_mean
 from ..recipes.introspection import family_fields, family_row
 from .architecture_map import SILENT_FIELDS, ArchitectureMap
 from .architectures.albert import ALBERT
+from .architectures.bamba import BAMBA, GRANITE_HYBRID
 from .architectures.bart import BART, MARIAN
 from .architectures.bert import BERT, LONGFORMER, ROBERTA
 from .architectures.bloom import BLOOM, MPT
@@ -25,7 +26,7 @@ from .architectures.imagegpt import IMAGEGPT
 from .architectures.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from .architectures.mixtral import MIXTRAL, QWEN3_MOE
 from .architectures.modernbert import MODERNBERT
-from .architectures.olmo import OLMO2, OLMO3
+from .architectures.olmo import OLMO2, OLMO3, OLMO_HYBRID
 from .architectures.qwen_hybrid import QWEN3_5, QWEN3_NEXT
 from .architectures.switch import SWITCH
 from .architectures.t5 import MT5, T5, UMT5
@@ -35,7 +36,8 @@ from .rotary import flat_rope
 
 # Where several match a config, the first is taken, unless the config records where it comes from.
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT, GRANITE, SMOLLM3)
-DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2, QWEN3_5)
+DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2, QWEN3_5, OLMO_HYBRID, BAMBA)
+DECODERS += (GRANITE_HYBRID,)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
 MIXTURES = (MIXTRAL, QWEN3_MOE, QWEN3_NEXT)

@@ -23,6 +23,7 @@ from ..recipes.types import default_of, show
 from ..words import counted
 
 if TYPE_CHECKING:
+    from ..data.documents import Share
     from ..data.rows import Rows
     from .finished_model import FinishedModel
     from .losses import OwnLoss
@@ -301,6 +302,17 @@ class Objective(ABC):
     def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
+    def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+        """Make one machine's share of what `rows` of this split reads; return how many shards that was.
+
+        `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
+        """
+        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
+
+    def check_shares(self) -> None:
+        """Raise UserError where the rows cannot be prepared in shares."""
+        raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
+
     def try_examples(self, examples: list, prepared: bool) -> None:
         """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each.
 
@@ -375,6 +387,10 @@ class Objective(ABC):
     def named(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
         return value
+
+    def score_names(self, count: int) -> list:
+        """What each of `count` probabilities of an example is of."""
+        return [self.named(number) for number in range(count)]
 
     def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
         """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;

@@ -21,9 +21,10 @@ class NormalizedSettings(ObjectiveSettings):
     """What objectives and tasks have whose model reads pixels, normalised by the training images."""
 
     image_field: str = doc("column that holds the image", "image")
-    image_fit: Literal["squeeze", "crop"] = doc(
+    image_fit: Literal["squeeze", "crop", "pad"] = doc(
         "how an image of another aspect ratio becomes one of the model's size: squeeze: each side is scaled; "
-        "crop: its shorter side fits, and what is beyond the middle is cut off",
+        "crop: its shorter side fits, and what is beyond the middle is cut off; "
+        "pad: its longer side fits, and black stands around it",
         "squeeze",
     )
 

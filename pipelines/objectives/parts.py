@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.documents import Corpus
+from ..data.documents import Corpus, Share
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np
@@ -138,6 +138,16 @@ class SeveralParts:
                 found[label] = self.parts[label].rows(own, split, cache, progress)
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
         return self.mixed(found, weights if split == "train" else None)
+
+    def check_shares(self) -> None:
+        self.of_each(lambda part: part.check_shares())
+
+    def prepare_share(self, source: dict, split: str, cache: Path, share: Share, progress: bool = False) -> int:
+        made = 0
+        for label, own in source.items():
+            with self.of_part(label):
+                made += self.parts[label].prepare_share(own, split, cache, share, progress)
+        return made
 
     def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
         """The rows of all parts as those of one split; weights as MixedRows takes them."""

@@ -120,6 +120,25 @@ def cache_of(recipe: Recipe) -> Path:
     return cache_folder(recipe.data.cache_dir)
 
 
+def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:
+    """Make share `number` (from 1) of the `of` shares of what prepare_data needs; split -> shards made or found.
+
+    Machines that share a cache (data.cache_dir) make theirs at the same time, and each its tokenizer, which comes out
+    the same. prepare_data then joins all shards, and makes those that are missing.
+
+    Raises:
+        UserError: as prepare_data, and for data that have no shards: labelled examples and images.
+    """
+    from ..data.tokenization import Share
+
+    objective, cache = objective_of(recipe), cache_of(recipe)
+    objective.check_shares()
+    sources = objective.open()
+    objective.prepare(sources, cache, progress)
+    share = Share(number, of)
+    return {split: objective.prepare_share(source, split, cache, share, progress) for split, source in sources.items()}
+
+
 def describe_data(data: PreparedData) -> list[tuple[str, str]]:
     """What each split holds, for people: (split, one or several lines)."""
     return [(split, "\n".join([data.objective.describe(rows), *rows.notes])) for split, rows in data.rows.items()]

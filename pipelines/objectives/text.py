@@ -15,7 +15,7 @@ from ..words import working
 from .base import Objective
 
 if TYPE_CHECKING:
-    from ..data.documents import Corpus
+    from ..data.documents import Corpus, Share
     from ..data.rows import Rows
     from .finished_model import FinishedModel
 
@@ -241,6 +241,12 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         # Every token of a validation text counts, so its last row is padded, never dropped.
         with working(f"packing {split}") if progress else nullcontext():
             return self.pack(store, section.tail if split == "train" else "pad")
+
+    def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+        return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)
+
+    def check_shares(self) -> None:
+        """Every text has shards."""
 
     @property
     def has_one_width(self) -> bool:

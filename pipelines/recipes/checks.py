@@ -10,13 +10,12 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
-from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
+from .argument_bounds import READ_WITH, SCHEDULE_BOUNDS
+from .optimizer_rows import ROWS, optimizer_of
 from .schema import (
     DERIVED_FROM_TEXT,
-    READ_WITH,
-    SCHEDULE_BOUNDS,
     DataSection,
     MixtureSource,
     Recipe,
@@ -75,7 +74,7 @@ OWNED_ARGUMENTS = {
         ),
         "use training.per_device_train_batch_size": ("per_gpu_train_batch_size",),
         "use training.per_device_eval_batch_size": ("per_gpu_eval_batch_size",),
-        "use training.auto_batch, which finds the batch before the run begins": ("auto_find_batch_size",),
+        "anyformer plan says how many rows fit": ("auto_find_batch_size",),
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),

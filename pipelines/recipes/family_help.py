@@ -8,7 +8,7 @@ from anyformer.modeling.rules.bounds import GREATEST, LEAST
 from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
 
 from . import introspection
-from .compose import FieldDoc
+from .field_docs import FieldDoc
 from .types import type_words
 
 CHOICES = {

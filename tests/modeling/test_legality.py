@@ -34,6 +34,11 @@ CASES = {
     "position_encoding='rotery' is not known; known: none, learned, sinusoidal": {"position_encoding": "rotery"},
     "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
+    "norm_position.full_attention='middle' is not known": {"norm_position": {"full_attention": "middle"}},
+    "norm_position.linear_attention='pre' is read by no layer; layers of this model are full_attention": {
+        "norm_position": {"full_attention": "pre", "linear_attention": "pre"}
+    },
+    "norm_position has no entry for 'linear_attention', which layers": LINEAR | {"norm_position": {}},
     "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
     "parallel_norms=3 is not known": {"block": "parallel", "parallel_norms": 3},

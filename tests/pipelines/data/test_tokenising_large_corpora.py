@@ -14,7 +14,7 @@ from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
 from anyformer.pipelines.data.packing import PackedDataset, RowStarts
 from anyformer.pipelines.data.text_files import FileSource
-from anyformer.pipelines.data.tokenization import Tokenization, tokenize_corpus
+from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus
 from anyformer.pipelines.data.validation_split import SourceCorpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
@@ -128,7 +128,7 @@ def test_a_process_that_is_overtaken_takes_the_store_of_the_faster_one(
 def make_some_shards(corpus, tokenizer, cache, number):
     work = Tokenization(corpus, tokenizer, cache, add_bos=False, add_eos=True)
     with tokenization.Progress(corpus, False) as bar:
-        shards = work.shards(bar)
+        shards = work.shards(tokenization.WHOLE, bar)
         return [next(shards) for _ in range(number)]
 
 
@@ -174,6 +174,22 @@ def test_a_damaged_shard_is_named_and_alone_made_again(corpus, tokenizer, tmp_pa
     again = [(folder / "tokens.bin").stat().st_ino for folder in folders]
     assert [old == new for old, new in zip(times, again)] == [True, False, True, True]
     assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_machines_make_each_shard_once_and_the_last_one_joins_them(
+    files, corpus, tokenizer, tmp_path, small_shards, monkeypatch, own_files
+):
+    if own_files:  # without a validation split by numbers each machine reads its own files alone
+        monkeypatch.setattr(tokenization, "PART_BYTES", 1000)
+        corpus = SourceCorpus("train", FileSource(f"{files}/*.txt", LIMITS, document="line"))
+    expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
+    shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
+    made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
+    assert sum(made) == len(shard_folders(tmp_path / "cache")) and min(made) > 0
+    monkeypatch.setattr(encoded_stream.EncodedStream, "__iter__", None)  # nothing is left to encode
+    assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
+    assert shares[0].make_share(Share(1, 3), False) == 0
 
 
 def die(texts):

@@ -193,7 +193,7 @@ def test_a_label_that_is_no_class_is_refused_with_its_place(prepared, tmp_path, 
     assert words in str(error.value)
 
 
-def test_images_of_another_aspect_ratio_are_said_and_cut_by_the_saved_processor_where_asked(tmp_path):
+def test_images_of_another_aspect_ratio_are_said_and_cut_or_padded_by_the_saved_processor_where_asked(tmp_path):
     from anyformer.pipelines.images.processors import load_image_processor
 
     import anyformer
@@ -204,7 +204,8 @@ def test_images_of_another_aspect_ratio_are_said_and_cut_by_the_saved_processor_
     PIL.Image.fromarray(wide).save(tmp_path / "pictures" / "left" / "zz.png")
     data = {"files": str(pattern), "test_files": None, "validation_fraction": 0, "cache_dir": str(tmp_path)}
     recipe = str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None}))
-    said = "1 image squeezed to 8 x 8, of another aspect ratio; task.image_fit=crop cuts them instead"
+    ways_out = "task.image_fit=crop cuts them instead, pad puts black around them"
+    said = f"1 image squeezed to 8 x 8, of another aspect ratio; {ways_out}"
     assert prepare_data(load_recipe(recipe)).rows["train"].notes == [said]
     cut = prepare_data(load_recipe(recipe, ["task.image_fit=crop"]))
     assert cut.rows["train"].notes == []
@@ -215,6 +216,9 @@ def test_images_of_another_aspect_ratio_are_said_and_cut_by_the_saved_processor_
     assert pixels.shape[-2:] == (8, 8) and np.asarray(pixels).min() > 190
     stored = cut.rows["train"].store.images(range(len(cut.rows["train"])))
     assert any((image > 190).all() for image in stored)
+    padded = prepare_data(load_recipe(recipe, ["task.image_fit=pad"])).rows["train"].store
+    rows_of_light = [int((image > 100).any(-1).sum()) for image in padded.images(range(len(padded)))]
+    assert 2 in rows_of_light or 3 in rows_of_light  # a third of 8 rows; above and below them is black
 
 
 # -------------------------------------------------------------------------------------------- augmentation

@@ -34,7 +34,10 @@ def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, cap
     assert {answer["label"]: answer["score"] for answer in found} == pytest.approx(
         dict(zip(sorted(SUBJECTS), scores)), abs=1e-6
     )
-    assert command("evaluate", run, "task.threshold=0.9999999") == 0
+    answers = tmp_path / "answers.jsonl"
+    assert command("evaluate", run, "task.threshold=0.9999999", "--predictions", answers) == 0
+    first = json.loads(answers.read_text().splitlines()[0])
+    assert list(first["scores"]) == sorted(SUBJECTS) and not first["prediction"]
     assert json.loads((run / "evaluation-recipe.json").read_text())["metrics"]["f1_micro"] == 0
 
 

@@ -10,7 +10,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.publishing.model_card import MARKER, TEMPLATE, render_model_card, write_model_card
 from anyformer.pipelines.publishing.publish import files_to_publish
 from anyformer.pipelines.publishing.run_facts import RunFacts
-from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.own_settings import own_settings
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
