@@ -18,9 +18,9 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
-from .base import evenly_spread
 from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
+from .measuring import evenly_spread
 from .showing import answer_text
 from .text_task import TextTask
 
