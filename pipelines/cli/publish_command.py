@@ -19,10 +19,9 @@ def add_arguments(add_parser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="list what would be uploaded, with the card; nothing is")
     how.add_argument("--to", metavar="FOLDER", help="write what would be uploaded into this new folder instead")
-    parser.add_argument("--private", action="store_true", help="create the repository (and collection) as private")
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
     parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
     parser.add_argument("--revision", help="branch to push to (default: main)")
-    parser.add_argument("--collection", metavar="TITLE", help="put the model into your collection of this title")
     parser.add_argument("--no-check", action="store_true", help="publish without what `anyformer check` finds")
 
 
@@ -32,7 +31,7 @@ def run(args) -> int:
     check = None if args.no_check else checked
     if args.dry_run or args.to is not None:
         return instead_of_upload(args, check)
-    how = {"private": args.private, "revision": args.revision, "license": args.license, "collection": args.collection}
+    how = {"private": args.private, "revision": args.revision, "license": args.license}
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
     return 0
@@ -45,8 +44,8 @@ def instead_of_upload(args, check) -> int:
     from ..storage.model_folder import open_model_folder
 
     destination = None if args.to is None else destination_folder(args.to, "--to")
-    if args.to is not None and (args.private or args.revision or args.collection):
-        raise UserError(f"--to={args.to} writes a folder here; leave out --private, --revision and --collection")
+    if args.to is not None and (args.private or args.revision):
+        raise UserError(f"--to={args.to} writes a folder here; leave out --private and --revision")
     model = open_model_folder(args.folder)
     contents = with_card(files_to_publish(model), model, args.repo_id, license=args.license, check=check)
     if destination is None:

@@ -190,7 +190,7 @@ def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
     assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
     pushed = fake_module("publishing.publish", "https://hub/a/b")
     assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1", "--no-check"]) == 0
-    how = {"private": True, "revision": "v1", "license": None, "collection": None, "check": None}
+    how = {"private": True, "revision": "v1", "license": None, "check": None}
     assert pushed == [(("runs/x", "a/b"), how)]
     assert capsys.readouterr().out == "https://hub/a/b\n"
 
