@@ -253,8 +253,6 @@ def _check_training(recipe: Recipe) -> None:
             )
         if name != "lora" and training.lora is not None:
             raise UserError(f"training.{name} has no effect with training.lora, which freezes the checkpoint; keep one")
-    if training.ema_decay is None and not training.ema_warmup:
-        raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 

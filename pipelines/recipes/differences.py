@@ -53,7 +53,6 @@ FREE_ON_RESUME = [
     # They act where a run would have ended, and only report elsewhere.
     "training.bad_step",
     "training.max_bad_steps",
-    "training.*_spike",
     "training.*_warning",
     "training.stall_minutes",
 ]

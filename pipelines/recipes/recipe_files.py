@@ -83,7 +83,16 @@ def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
 
 
 # Settings of earlier versions, which wrote every default into the recipes of their runs: so they mean nothing.
-GONE = {"training": {"async_save": False, "auto_batch": False}}
+GONE = {
+    "training": {
+        "async_save": False,
+        "auto_batch": False,
+        "ema_warmup": True,
+        "loss_spike": None,
+        "grad_norm_spike": None,
+        "grad_norm_warning": 10.0,
+    }
+}
 
 
 def without_gone(data: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ OF_TRAINING = (
     Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
-KNOWN = {"step", "time", "epoch", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
+KNOWN = {"step", "time", "epoch", "loss", "tokens", "skipped_steps"}
 KNOWN |= {quantity.key for quantity in OF_TRAINING}
 OF_ROUTERS = (
     Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),

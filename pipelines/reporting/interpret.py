@@ -75,10 +75,6 @@ def mishaps(run: dict) -> list[str]:
             f"{counted(number, 'step')} of {run['steps']} {'was' if number == 1 else 'were'} left out, for a bad loss "
             f"or gradient norm ({shown}); run.json says why"
         )
-    if "grad_norm_warnings" in run:
-        found.append(
-            f"{counted(run['grad_norm_warnings'], 'gradient norm')} far above the usual; metrics.jsonl has them"
-        )
     if "collapsed_layers" in run:
         layers = ", ".join(map(str, run["collapsed_layers"]))
         found.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")

@@ -28,7 +28,6 @@ from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .guards.safety import watch_of
-from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
 
 
@@ -56,7 +55,7 @@ class Session:
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
-        engine.check_run(recipe, StepGuard(section).decides)
+        engine.check_run(recipe)
         return cls(recipe, engine, arguments, RunFolder(recipe, {}), began, quiet)
 
     @property
@@ -140,7 +139,7 @@ class Session:
             layer_decay=section.layer_decay,
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, section) if own_schedule else None,
-            average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
+            average=None if section.ema_decay is None else WeightAverage(section.ema_decay),
             patience=recipe.evaluation.patience,
             audits_samples=section.audit_samples,
             watch=watch_of(section, recipe.trust_remote_code),

@@ -362,7 +362,7 @@ class AnyformerTrainer(Trainer):
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
                 logs.update(self.part_losses.collect(self.accelerator.reduce))
-            self.steps.collect(logs, speaks=self.is_world_process_zero())
+            self.steps.collect(logs)
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:

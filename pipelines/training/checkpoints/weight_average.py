@@ -3,7 +3,7 @@
 The moving average is measured, and saved at the end.
 
 After step n: average = decay_n * average + (1 - decay_n) * weights (Polyak and Juditsky 1992, in the exponential form).
-With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in tf.train.ExponentialMovingAverage and diffusers' EMAModel:
+decay_n = min(decay, (1 + n) / (10 + n)), as in tf.train.ExponentialMovingAverage and diffusers' EMAModel:
 the random weights of the beginning are soon forgotten, also in a short run.
 """
 
@@ -32,17 +32,16 @@ class WeightAverage(TrainerCallback):
 
     Args:
         decay: share of the average that stays in a step, at least 0 and below 1; 0: the average is the weights.
-        warmup: whether the first steps have a smaller decay.
     """
 
-    def __init__(self, decay: float, warmup: bool = True):
-        self.decay, self.warmup = decay, warmup
+    def __init__(self, decay: float):
+        self.decay = decay
         self.weights: dict[str, torch.Tensor] = {}  # by the name of the parameter
         self._start: Path | None = None
 
     def decay_of(self, step: int) -> float:
         """The decay of the optimizer step `step`, counted from 1."""
-        return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
+        return min(self.decay, (1 + step) / (10 + step))
 
     def begin(self, checkpoint: str | Path | None) -> None:
         """Say where the next training starts: from the average of a checkpoint, or from the model's weights."""

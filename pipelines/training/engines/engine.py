@@ -65,17 +65,12 @@ class Engine:
         self._check_checkpoint_average(recipe.evaluation.average_checkpoints)
         self.check_launcher(device, devices)
 
-    def check_run(self, recipe: Recipe, decides_steps: bool) -> None:
-        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself.
-
-        decides_steps: whether steps are judged before they are made (StepGuard.decides).
-        """
+    def check_run(self, recipe: Recipe) -> None:
+        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself."""
         section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
-        if decides_steps and (self.keeps_steps or self.parallelism is not None):
-            names = ("loss_spike", "grad_norm_spike", "bad_step")
-            name = next(n for n in names if getattr(section, n) not in (None, "stop"))
+        if section.bad_step == "skip" and (self.keeps_steps or self.parallelism is not None):
             raise UserError(
-                f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but "
+                "training.bad_step=skip looks at losses and gradients of whole steps, but "
                 f"{splitter} keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
             )
         if section.log_gradient_norms_per_layer and splitter is not None:

@@ -99,12 +99,12 @@ def test_answers_of_some_rows_may_choose_the_best_one(tmp_path, command):
 def test_the_best_answers_need_a_whole_model(tmp_path, monkeypatch):
     evaluation = {"metrics": ["bleu"], "best_metric": "bleu"}
     recipe = load_recipe(str(task_recipe(tmp_path, "translation", evaluation=evaluation)))
-    engine_for(recipe.training).check_run(recipe, False)
+    engine_for(recipe.training).check_run(recipe)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match="best_metric=bleu is measured on answers of the whole model, but FSDP splits"):
-        engine_for(recipe.training).check_run(recipe, False)
+        engine_for(recipe.training).check_run(recipe)
     recipe.evaluation.best_metric = "loss"
-    engine_for(recipe.training).check_run(recipe, False)
+    engine_for(recipe.training).check_run(recipe)
 
 
 def test_a_metric_of_whole_texts_is_none_of_validations(tiny_recipe):

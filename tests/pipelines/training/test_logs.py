@@ -243,11 +243,11 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
 
 def test_engines_that_split_gradients_are_refused(monkeypatch):
     section = TrainingSection(output_dir="x", log_gradient_norms_per_layer=True)
-    engine_for(section).check_run(Recipe(training=section), False)
+    engine_for(section).check_run(Recipe(training=section))
     section.parallelism = ParallelismSettings(tp=2)
     with pytest.raises(UserError, match="parallelism splits them"):
-        engine_for(section).check_run(Recipe(training=section), False)
+        engine_for(section).check_run(Recipe(training=section))
     section.parallelism = None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match="FSDP splits them"):
-        engine_for(section).check_run(Recipe(training=section), False)
+        engine_for(section).check_run(Recipe(training=section))

@@ -1,4 +1,4 @@
-"""Bad steps are left out without a trace or end the run, alike in all processes; what is unusual is reported."""
+"""Bad steps are left out without a trace or end the run, alike in all processes; so are lazy routers reported."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.guards.safety import Watch
-from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
+from anyformer.pipelines.training.guards.step_guard import StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
@@ -71,13 +71,11 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return len(ours) == len(theirs) and all(a.equal(b) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, 50.0])
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of_the_logged_loss(
     factor, tiny_config, tmp_path, capsys
 ):
-    trainer = trainer_of(
-        tiny_config(), tmp_path, {20: factor}, {"bad_step": "skip", "loss_spike": 5.0}, logging_steps=4
-    )
+    trainer = trainer_of(tiny_config(), tmp_path, {20: factor}, {"bad_step": "skip"}, logging_steps=4)
     before = {}
 
     class Look(type(trainer.stop_signal).__mro__[1]):
@@ -96,9 +94,8 @@ def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of
     assert all(0 < line["loss"] < 6 for line in lines)
     (report,) = trainer.steps.facts()["skipped_steps"]["steps"]
     assert report["step"] == 20 and len(report["rows"]) == 4
-    word = "times the median of the last 19 steps" if factor == 50 else f"the loss is {factor}"
-    said = capsys.readouterr().err
-    assert word in report["why"] and f"anyformer: step 20 is left out: {report['why']} (training rows " in said
+    assert report["why"] == f"the loss is {factor}"
+    assert f"anyformer: step 20 is left out: {report['why']} (training rows " in capsys.readouterr().err
 
 
 def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_routers(tmp_path):
@@ -119,8 +116,7 @@ def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_rou
 
 
 def test_a_resumed_run_leaves_out_the_same_steps(tiny_config, tmp_path):
-    """What is usual is in the checkpoint: four steps after it would not say."""
-    factors, section = {9: math.nan, 23: 8.0}, {"bad_step": "skip", "loss_spike": 4.0}
+    factors, section = {9: math.nan, 23: math.nan}, {"bad_step": "skip"}
     whole = trainer_of(tiny_config(hidden_dropout=0.1), tmp_path / "run", factors, section)
     whole.train()
     resumed = trainer_of(tiny_config(hidden_dropout=0.1), tmp_path / "other", factors, section)
@@ -129,17 +125,13 @@ def test_a_resumed_run_leaves_out_the_same_steps(tiny_config, tmp_path):
     assert whole.steps.skipped == 2
 
 
-def test_too_many_bad_steps_in_a_row_end_the_run_and_so_does_a_spike_where_none_is_skipped(tiny_config, tmp_path):
+def test_too_many_bad_steps_in_a_row_end_the_run(tiny_config, tmp_path):
     bad = dict.fromkeys(range(5, 10), math.nan)
     trainer = trainer_of(tiny_config(), tmp_path / "a", bad, {"bad_step": "skip", "max_bad_steps": 3})
     with pytest.raises(
         UserError, match=r"the loss is nan at step 8 \(training rows .*\), bad step number 4 in a row; "
     ):
         trainer.train()
-    trainer = trainer_of(tiny_config(), tmp_path / "b", {22: 90.0}, {"grad_norm_spike": 6.0})
-    with pytest.raises(UserError, match=r"the gradient norm \S+ is \S+ times the median of .* at step 22 .*=skip$"):
-        trainer.train()
-    assert [found.name for found in list_checkpoints(tmp_path / "b")] == ["checkpoint-20"]
 
 
 def rank_with_a_bad_step_in_one(config, folder) -> list:
@@ -156,40 +148,14 @@ def test_all_processes_leave_out_the_step_that_is_bad_in_one(tiny_config, tmp_pa
     assert all(torch.tensor(x).isfinite().all() for x in one[2])
 
 
-def test_a_gradient_norm_far_above_the_usual_is_reported_once_read(capsys):
-    steps = StepGuard(TrainingSection(grad_norm_warning=8.0))
-    for number, norm in enumerate([40.0] + [1.0, 2.0] * ENOUGH + [18.0, 12.0], start=1):
-        assert not steps.leaves_out(number, torch.tensor(norm), None, None, None)
-    logs = {"loss": 1.0}
-    steps.collect(logs, speaks=True)
-    assert logs == {"loss": 1.0} and steps.facts() == {"grad_norm_warnings": 1}
-    step, times = 2 * ENOUGH + 2, 18 / 2  # 40, sixteen 1s and sixteen 2s before it: the median is 2
-    said = capsys.readouterr().err
-    assert said == (
-        f"anyformer: step {step}: the gradient norm 18 is {times:.3g} times the median of the last 33 steps\n"
-    )
-
-
-def test_many_gradient_norms_far_above_the_usual_are_counted_and_some_of_them_said(capsys):
-    steps = StepGuard(TrainingSection(grad_norm_warning=8.0))
-    for number, norm in enumerate([1.0] * 2 * ENOUGH + ([1.0] * 3 + [9.0]) * 2 * SAID, start=1):
-        assert not steps.leaves_out(number, torch.tensor(norm), None, None, None)
-    steps.collect({"loss": 1.0}, speaks=True)
-    assert steps.facts() == {"grad_norm_warnings": 2 * SAID}
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == SAID and said[-1].endswith("only counted, in run.json") and "counted" not in said[-2]
-
-
 def test_judging_steps_is_refused_under_deepspeed(monkeypatch):
     def judged(section):
-        engine_for(section).check_run(Recipe(training=section), StepGuard(section).decides)
+        engine_for(section).check_run(Recipe(training=section))
 
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     judged(TrainingSection())
     with pytest.raises(UserError, match=r"^training\.bad_step=skip looks at losses and gradients .* DeepSpeed"):
         judged(TrainingSection(bad_step="skip"))
-    with pytest.raises(UserError, match=r"^training\.loss_spike=3"):
-        judged(TrainingSection(loss_spike=3.0))
 
 
 def test_a_router_that_uses_few_experts_is_reported_once_until_it_recovers(tmp_path, capsys):

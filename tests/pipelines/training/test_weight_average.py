@@ -31,14 +31,13 @@ def steps_of(average: WeightAverage, steps: int = 40):
     return model, seen
 
 
-@pytest.mark.parametrize("warmup", [True, False])
-def test_the_average_is_the_one_kept_by_hand_and_the_weights_come_back_exactly(warmup):
-    average = WeightAverage(0.9, warmup)
+def test_the_average_is_the_one_kept_by_hand_and_the_weights_come_back_exactly():
+    average = WeightAverage(0.9)
     model, seen = steps_of(average)
     for name in ("0.weight", "0.bias", "1.weight"):
         by_hand = seen[0][name]
         for step, weights in enumerate(seen[1:], 1):
-            decay = min(0.9, (1 + step) / (10 + step)) if warmup else 0.9
+            decay = min(0.9, (1 + step) / (10 + step))
             by_hand = decay * by_hand + (1 - decay) * weights[name]
         assert (average.weights[name] - by_hand).abs().max() < TOLERANCE
     with average.swapped_in(model):
@@ -89,7 +88,6 @@ def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recip
 
 REFUSED = {
     ("training.ema_decay=1.0",): "must be below 1",
-    ("training.ema_warmup=false",): r"no effect without training\.ema_decay",
     ("training.ema_decay=0.9", "evaluation.average_checkpoints=2"): "are two averages; keep one",
 }
 
