@@ -7,7 +7,9 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention, paged_eager_attention
-from .traits import CHANNELS, implements
+from .traits import implements
+
+CHANNELS = 8  # of which kernels want multiples
 
 
 def sdpa_with_sinks(module, query, key, value, attention_mask, scaling, s_aux, **kwargs) -> tuple:

@@ -71,6 +71,11 @@ CASES = {
     "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
     "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
     "attention_sinks=True stands beside the scores of a softmax over tokens, and": {"attention_sinks": True, **LINEAR},
+    "attention_sinks=True and position_at='queries_keys' are two classes of attention": {
+        "attention_sinks": True,
+        "position_at": "queries_keys",
+        "position_encoding": "learned",
+    },
     "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
