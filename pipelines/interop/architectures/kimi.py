@@ -1,4 +1,4 @@
-"""Kimi Linear: three layers of delta attention to one of latent attention without positions; experts as DeepSeek-V3's."""
+"""Kimi Linear: delta attention, and in each fourth layer latent attention without positions; DeepSeek-V3's experts."""
 
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..weights import Weights, renamed
