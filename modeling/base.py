@@ -45,6 +45,7 @@ def unserved(c, pages: bool = False) -> str | None:
         "layer_types": any(kind.keeps_states for kind in kinds),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
+        "differential_attention": getattr(c, "differential_attention", False),
     }
     if not pages:
         windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal

@@ -126,21 +126,24 @@ class TransformerBlock(GradientCheckpointingLayer):
         if self.cross_attn is not None and cache is not None:
             context["past_key_values"] = cache.self_attention_cache
 
-        x_BTD, _ = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
+        x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
         if self.cross_attn is not None:
             cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
             x_BTD, _ = self.residual(
                 self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
             )
         x_BTD = self.kept(x_BTD, kept_tokens)
-        x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        x_BTD, (routing,) = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        return self.outputs(x_BTD, routing, values)
 
-        # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.
-        return x_BTD if routing is None else (x_BTD, *routing)
+    @staticmethod
+    def outputs(x_BTD, routing, values: list):
+        """Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within."""
+        return (x_BTD, *(routing or ()), *values) if routing or values else x_BTD
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        """x + part(norm(x)), or post-norm norm(x + part(x)); and the part's extra."""
-        out_BTD, extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
+        """x + part(norm(x)), or post-norm norm(x + part(x)); and what else the part returns, a list."""
+        out_BTD, *extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
         x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
 

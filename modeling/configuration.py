@@ -226,8 +226,11 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's."""
+    """Fields of the families of decoders; those of "gated_" and "kimi_delta_attention" as Qwen3-Next's."""
 
+    value_residual: bool = False  # the first layer's values are mixed into all others' (Zhou et al. 2024)
+    differential_attention: bool = False  # the difference of two softmaxes (Ye et al. 2024)
+    lambda_std_dev: int | float = 0.1  # differential_attention: deviation of new weights of its difference
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim

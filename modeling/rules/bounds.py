@@ -23,6 +23,7 @@ GREATEST = {
     "linear_conv_kernel_dim": 10_000,
     "residual_multiplier": 1e6,
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e6),
+    "lambda_std_dev": 100,
     **dict.fromkeys(("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"), 100),
     "router_jitter_noise": 100,
     **dict.fromkeys(("num_experts", "num_experts_per_tok"), 2**16),
@@ -39,6 +40,7 @@ LEAST = {
     **dict.fromkeys(("routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),
     "residual_multiplier": 1e-6,
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e-6),
+    "lambda_std_dev": 0,
     "linear_conv_kernel_dim": 1,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }

@@ -16,6 +16,27 @@ def _ungated(c):
     return next((name for name in _own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
 
 
+def _of_softmax(c):
+    """A part that only attention of the plain class has, or None."""
+    names = ("attention_sinks", "value_residual", "differential_attention")
+    return next((name for name in names if getattr(c, name, False)), None)
+
+
+def _differential_faults(c):
+    """Faults of differential attention, one sentence each."""
+    if not getattr(c, "differential_attention", False):
+        return
+    heads = c.num_key_value_heads or c.num_attention_heads
+    if heads % 2:
+        field = "num_attention_heads" if c.num_key_value_heads is None else "num_key_value_heads"
+        yield f"{field}={heads} is odd, but differential_attention=True pairs heads; choose an even number"
+    if c.attention_dropout:
+        yield (
+            f"attention_dropout={c.attention_dropout} would differ in the two softmaxes of "
+            f"differential_attention=True; set it to 0 and use hidden_dropout"
+        )
+
+
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
 PART_ROWS = [
     (
@@ -41,10 +62,18 @@ PART_ROWS = [
         lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
     ),
     (
-        lambda c: c.attention_sinks and bool(_own_classes(c)),
+        lambda c: _of_softmax(c) is not None and bool(_own_classes(c)),
         lambda c: (
-            f"attention_sinks=True stands beside the scores of a softmax over tokens, and {_own_classes(c)[0]} is "
-            f"computed by a class without; set attention_sinks=False"
+            f"{_of_softmax(c)}=True is a part of softmax attention over tokens, and {_own_classes(c)[0]} is computed "
+            f"by a class without; set {_of_softmax(c)}=False"
         ),
+    ),
+    (
+        lambda c: c.attention_sinks and getattr(c, "differential_attention", False),
+        lambda c: "attention_sinks=True does not go with differential_attention=True; no paper says what they would be",
+    ),
+    (
+        lambda c: next(_differential_faults(c), None) is not None,
+        lambda c: next(_differential_faults(c)),
     ),
 ]
