@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, implementation
+from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, has_scales, implementation
 
 
 def eager_attention(
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         # softcap.
         self.backend_kwargs = {}
         kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
-        if kind.windowed and not kind.own_scores:
+        if kind.windowed and not kind.own_scores and not cross_attention:
             # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
@@ -96,6 +96,10 @@ class Attention(nn.Module):
         self.shows_values, self.value_mix = residual and layer_idx == 0, None
         if residual and layer_idx > 0:
             self.value_mix = implementation("value residual", "learned", "attention_values")()
+
+        self.scales = None
+        if has_scales(config) and not cross_attention:
+            self.scales = implementation("attention scales", "queries and keys", "attention_scales")(config, layer_idx)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
@@ -146,6 +150,8 @@ class Attention(nn.Module):
             v_BGSK = self.value_mix(v_BGSK, kwargs.pop("first_values"))
         if position_embeddings is not None:
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
+        if self.scales is not None:
+            q_BHTK, k_BGSK = self.scales(q_BHTK, k_BGSK, kwargs["position_ids"])
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
         if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching, which backends read before
@@ -201,6 +207,8 @@ def build_attention(config, layer_idx: int) -> Attention:
         return implementation("attention", name, kind.module)(config, layer_idx)
     if scheme.acts_on == "attention":
         return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
+    if config.position_at == "queries_keys":
+        return implementation("scheme attention", config.position_at, "attention_positions")(config, layer_idx)
     part = next((part for part in ATTENTION_PARTS if getattr(config, part, False)), None)
     make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
     return make(config, layer_idx)

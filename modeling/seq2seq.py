@@ -5,11 +5,12 @@ block.py (norms, feed-forward, the layer), attention.py, positions.py, lm_head.p
 configuration_seq2seq.py have the fields.
 """
 
+import copy
 from typing import Unpack
 
 import torch
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, modeling_outputs
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache, modeling_outputs
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import ModelOutput
@@ -34,6 +35,7 @@ from .lm_head import (
 )
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .traits import PLAIN
 from .unpadding import PaddedTextStack
 
 BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)
@@ -118,7 +120,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
             both = (position_ids, encoder_position_ids)
             documents = [document_ids_from_positions(x.expand(inputs_embeds.shape[0], -1)) for x in both]
         if use_cache and packs and not self.training:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache())
         batch = self.read_batch(inputs_embeds, attention_mask, position_ids, past_key_values, packs)
         if loss_mask is not None:
             batch.loss_mask = loss_mask
@@ -244,6 +246,20 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         self.model = AnyformerSeq2SeqModel(config)
         self.lm_head = LanguageModelHead(config)
         self.post_init()
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        """As transformers', but an encoder's tokens are kept whole, in layers with windows, too."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get(CACHE)
+        windows = any(kind.traits.windowed for kind in self.model.decoder.layer_kinds.values())
+        if windows and isinstance(cache, EncoderDecoderCache) and not any(cache.is_updated.values()):
+            cross = copy.copy(self.config.stack_config(is_causal=True))
+            cross.sliding_window, cross.layer_types = None, [PLAIN] * cross.num_hidden_layers
+            if isinstance(cache.cross_attention_cache, StaticCache):
+                length = model_kwargs["encoder_outputs"][0].shape[1]
+                cache.cross_attention_cache = StaticCache(config=cross, max_cache_len=length)
+            else:
+                cache.cross_attention_cache = DynamicCache(config=cross)
 
     def prepare_decoder_input_ids_from_labels(
         self, labels: torch.LongTensor, decoder_position_ids: torch.LongTensor | None = None

@@ -1,25 +1,26 @@
 """The legality table's rows about parts of attention and of feed-forwards, for legality.py. Standard library only."""
 
-from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds
+from ..traits import ATTENTION_KINDS, ATTENTION_PARTS
+from .positions import own_classes
 
 ATTENTION_GATES = ("head", "channel")
 
 
-def _own_classes(c) -> list[str]:
-    """Kinds of attention that classes of their own compute, and the position scheme where it has one."""
-    kinds = [kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores]
-    return kinds + ([c.position_encoding] if POSITION_SCHEMES[c.position_encoding].acts_on == "attention" else [])
-
-
 def _ungated(c):
     """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
-    return next((name for name in _own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
+    return next((name for name in own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
 
 
 def _of_softmax(c):
     """A part that only attention of the plain class has, or None."""
     names = ("attention_sinks", "value_residual", "differential_attention")
     return next((name for name in names if getattr(c, name, False)), None)
+
+
+def _classes(c) -> list[str]:
+    """The settings that each give all layers another class of attention."""
+    of_parts = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
+    return of_parts + ([f"position_at={c.position_at!r}"] if c.position_at == "queries_keys" else [])
 
 
 def _differential_faults(c):
@@ -62,15 +63,15 @@ PART_ROWS = [
         lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
     ),
     (
-        lambda c: _of_softmax(c) is not None and bool(_own_classes(c)),
+        lambda c: _of_softmax(c) is not None and bool(own_classes(c)),
         lambda c: (
-            f"{_of_softmax(c)}=True is a part of softmax attention over tokens, and {_own_classes(c)[0]} is computed "
+            f"{_of_softmax(c)}=True is a part of softmax attention over tokens, and {own_classes(c)[0]} is computed "
             f"by a class without; set {_of_softmax(c)}=False"
         ),
     ),
     (
-        lambda c: c.attention_sinks and getattr(c, "differential_attention", False),
-        lambda c: "attention_sinks=True does not go with differential_attention=True; no paper says what they would be",
+        lambda c: len(_classes(c)) > 1,
+        lambda c: f"{' and '.join(_classes(c))} are two classes of attention; set one of them",
     ),
     (
         lambda c: next(_differential_faults(c), None) is not None,
