@@ -14,7 +14,6 @@ from .attention_masks import (
     document_ids_from_positions,
     documents_of_borders,
     flash_sequences,
-    fold_into_bias,
     layer_kinds,
     make_masks,
     takes_no_mask,
@@ -27,7 +26,7 @@ from .positions import (
     apply_positions,
     build_positions,
 )
-from .traits import block_forms
+from .traits import POSITION_SCHEMES, block_forms, implementation
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -84,6 +83,8 @@ class TransformerStack:
             self.layers.append(build_block(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
         self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
+        by_scores = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
+        self.fold_masks = implementation("masks", "scores", "attention_bias") if by_scores else None
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds
@@ -153,8 +154,9 @@ class TransformerStack:
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(names, per_layer)]
         # transformers' own attention to pages drops a score bias beside a mask.  # transformers < 5.23
-        if takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa":
-            per_layer = self.fold_masks(per_layer)
+        folds = takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"
+        if folds and self.fold_masks is not None:
+            per_layer = self.fold_masks(per_layer, self.config.is_causal)
         seen |= {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         return x_BTD, per_layer, seen | self.extra_layer_kwargs(x_BTD, batch)
 
@@ -168,24 +170,6 @@ class TransformerStack:
             attention_mask = None
         caches, tokens = batch.past_key_values, batch.global_attention_mask
         return make_masks(self.config, x_BTE, attention_mask, caches, documents, self.layer_kinds, tokens), seen
-
-    def fold_masks(self, per_layer: list[dict]) -> list[dict]:
-        """Masks and score biases as one tensor, made once for all layers that share them."""
-        done, folded = [], []
-        for own in per_layer:
-            if "position_bias" in own:
-                mask, bias = own["attention_mask"], own["position_bias"]
-                if mask is not None and not torch.is_tensor(mask):  # a backend's own, which takes the bias, too
-                    folded.append(own)
-                    continue
-                # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
-                both = next((both for m, b, both in done if m is mask and b is bias), None)
-                if both is None:
-                    both = fold_into_bias(bias, mask, self.config.is_causal)
-                    done.append((mask, bias, both))
-                own = {"attention_mask": both}
-            folded.append(own)
-        return folded
 
     def project_embeddings(self, x_BTE, position_ids):
         """Norm and dropout of the embeddings before the first layer. (B, T, E) -> (B, T, D)."""

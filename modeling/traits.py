@@ -163,7 +163,7 @@ ATTENTION_KINDS = {
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
 # "feed forward", "experts", "norm", "block", "attention gate", "attention part", "cross attention",
-# "tokens ahead".
+# "tokens ahead", "masks".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -272,6 +272,7 @@ def parts_of(c) -> list[str]:
     modules += ["attention_gate"] if c.attention_gate is not None else []
     modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part)]
     modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
+    modules += ["attention_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
     modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
     modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
     return [module for module in dict.fromkeys(modules) if module is not None]

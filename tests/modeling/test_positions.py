@@ -79,7 +79,7 @@ def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
 
 
 def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
-    from anyformer.modeling.attention_masks import fold_into_bias
+    from anyformer.modeling.attention_bias import fold_into_bias
 
     bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
