@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, implementation
+from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, has_scales, implementation
 
 
 def eager_attention(
@@ -93,6 +93,10 @@ class Attention(nn.Module):
         gate = config.attention_gate
         self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
 
+        self.scales = None
+        if has_scales(config) and not cross_attention:
+            self.scales = implementation("attention scales", "queries and keys", "attention_scales")(config, layer_idx)
+
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
         return None, kwargs
@@ -138,6 +142,8 @@ class Attention(nn.Module):
             q_BHTK, k_BGSK, v_BGSK = self.heads(q, self.q_norm), self.heads(k, self.k_norm), self.heads(v)
         if position_embeddings is not None:
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
+        if self.scales is not None:
+            q_BHTK, k_BGSK = self.scales(q_BHTK, k_BGSK, kwargs["position_ids"])
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
         if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching, which backends read before
@@ -193,6 +199,8 @@ def build_attention(config, layer_idx: int) -> Attention:
         return implementation("attention", name, kind.module)(config, layer_idx)
     if scheme.acts_on == "attention":
         return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
+    if config.position_at == "queries_keys":
+        return implementation("scheme attention", config.position_at, "attention_positions")(config, layer_idx)
     part = next((part for part in ATTENTION_PARTS if getattr(config, part)), None)
     make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
     return make(config, layer_idx)

@@ -51,10 +51,11 @@ def unserved(c, pages: bool = False) -> str | None:
     rope_types = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
     has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
     wrong = {
-        "layer_types": any(kind.keeps_states for kind in kinds),
+        "layer_types": any(kind.lookback is not None or kind.cache_values for kind in kinds),
         "add_cross_attention": getattr(c, "add_cross_attention", False),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
+        "prefix_lm": getattr(c, "prefix_lm", False),
     }
     if not pages:
         windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal
@@ -65,6 +66,7 @@ def unserved(c, pages: bool = False) -> str | None:
             "attention_sinks": c.attention_sinks,
             "hidden_act": has_experts and c.hidden_act not in ("silu", "swish"),
             "mlp_type": has_experts and (c.mlp_type != "glu" or c.mlp_bias),
+            "apply_router_weight_on_input": has_experts and c.apply_router_weight_on_input,
             "num_hidden_groups": getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
             "conv_kernel_size": getattr(c, "conv_kernel_size", 0),
             "output_vocab_size": getattr(c, "output_vocab_size", None) not in (None, getattr(c, "vocab_size", None)),
@@ -120,9 +122,10 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         kinds = [ATTENTION_KINDS[kind] for kind in config.attention_kinds]
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
-        if not all(kind.flash for kind in kinds):
+        if not all(kind.flash for kind in kinds) or getattr(config, "prefix_lm", False):
             self._supports_flash_attn = self._supports_attention_backend = False
-        if any(kind.keeps_states for kind in kinds):  # serving engines and context parallelism expect keys and values
+        # Serving engines and context parallelism expect keys and values.
+        if any(kind.keeps_states or kind.cache_values for kind in kinds):
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False

@@ -72,7 +72,15 @@ class CausalModel(TransformerStack):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
     def hidden_states(
-        self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
+        self,
+        input_ids,
+        attention_mask,
+        position_ids,
+        past_key_values,
+        inputs_embeds=None,
+        use_cache=None,
+        prefix_mask=None,
+        **kwargs,
     ) -> tuple:
         """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
@@ -87,6 +95,7 @@ class CausalModel(TransformerStack):
         elif kwargs.get("encoder_hidden_states") is not None:
             raise ValueError("encoder_hidden_states cannot be read by a decoder built without add_cross_attention=True")
         batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, **kwargs)
+        batch.seen_by_all = prefix_mask
         if paged:
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
@@ -95,7 +104,7 @@ class CausalModel(TransformerStack):
 
 
 class CausalLanguageModel:
-    """`base_class` with a language-model head: next-token loss, logits. A family adds GenerationMixin."""
+    """`base_class` with a language-model head: next-token loss, logits. A family adds PrefixGenerationMixin."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -144,7 +153,8 @@ class CausalLanguageModel:
         Args:
             labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
             kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
-                signature, see `takes_label_smoothing`.
+                signature, see `takes_label_smoothing`. `prefix_mask` (B, P), nonzero at tokens that all of their
+                document see, those before them, too: a prefix (Raffel et al. 2020), or with ones all of a row.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
             return_logits: whether `logits` is filled; None: see `returns_logits`.
@@ -180,6 +190,53 @@ class CausalLanguageModel:
 CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 
+class CausalForMaskedLM(CausalLanguageModel):
+    """Masks filled in by a decoder trained for it (Charpentier and Samuel 2024): all tokens see each other, and the one
+    before a mask predicts what it hides. The first token of a text is never predicted."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """labels: (B, T), the token that belongs at each position; -100 is not counted -> logits there, and loss."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        kwargs |= {"prefix_mask": given.new_ones(given.shape[:2]), "use_cache": False, "return_dict": True}
+        outputs = super().forward(input_ids, attention_mask, inputs_embeds=inputs_embeds, labels=labels, **kwargs)
+        if outputs.get("logits") is not None:
+            outputs.logits = nn.functional.pad(outputs.logits[:, :-1], (0, 0, 1, 0))
+        return outputs
+
+
+class PrefixGenerationMixin(GenerationMixin):
+    """`generate` for models with `prefix_lm`: the prompt's tokens see each other, and what follows is causal."""
+
+    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
+        prompt, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        if self.config.prefix_lm and model_kwargs.get("prefix_mask") is None:
+            model_kwargs["prefix_mask"] = torch.ones(prompt.shape[:2], dtype=torch.long, device=prompt.device)
+        return prompt, name, model_kwargs
+
+    def prepare_inputs_for_generation(
+        self, input_ids, attention_mask=None, inputs_embeds=None, prefix_mask=None, **kwargs
+    ):
+        """As transformers', with a `prefix_mask` while the prompt is read. Raises ValueError for one read in pieces."""
+        given = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs = super().prepare_inputs_for_generation(input_ids, **given, **kwargs)
+        cache = kwargs.get(CACHE)
+        past = 0 if cache is None else cache.get_seq_length()
+        if prefix_mask is None or past >= prefix_mask.shape[1]:
+            return inputs
+        read = next(inputs[name].shape[1] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None)
+        if past + read < prefix_mask.shape[1]:
+            raise ValueError("prefix_lm reads a prompt at once; leave prefill_chunk_size out of the generation config")
+        return inputs | {"attention_mask": attention_mask, "prefix_mask": prefix_mask}
+
+
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
     _can_record_outputs = LAYERS_THAT_CROSS
@@ -190,7 +247,11 @@ class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):
     """Token embeddings, positions and a stack of causal blocks; no head."""
 
 
-class AnyformerDecoderForCausalLM(CausalLanguageModel, AnyformerDecoderPreTrainedModel, GenerationMixin):
+class AnyformerDecoderForCausalLM(CausalLanguageModel, AnyformerDecoderPreTrainedModel, PrefixGenerationMixin):
+    base_class = AnyformerDecoderModel
+
+
+class AnyformerDecoderForMaskedLM(CausalForMaskedLM, AnyformerDecoderPreTrainedModel):
     base_class = AnyformerDecoderModel
 
 

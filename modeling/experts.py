@@ -35,6 +35,7 @@ class TopKRouter(nn.Module):
 
     With `router_bias_update_rate` the experts are chosen by score + bias, while weights stay scores: a bias that
     `experts_bias.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
+    With `n_group` they are chosen within the best `topk_group` groups of experts: see `within_groups`.
     """
 
     def __init__(self, config):
@@ -42,6 +43,7 @@ class TopKRouter(nn.Module):
         self.top_k, self.num_experts = config.num_experts_per_tok, config.num_experts
         self.scoring, self.normalises = config.router_scoring, config.norm_topk_prob
         self.scaling, self.jitter = config.routed_scaling_factor, config.router_jitter_noise
+        self.groups = None if config.n_group is None else (config.n_group, config.topk_group)
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.bias_update_rate = config.router_bias_update_rate
@@ -72,11 +74,13 @@ class TopKRouter(nn.Module):
                 x_ND = x_ND * torch.empty_like(x_ND).uniform_(1 - self.jitter, 1 + self.jitter)
             logits_NE = functional.linear(x_ND, self.weight.float(), None if self.bias is None else self.bias.float())
             scores_NE = scores_of(logits_NE, self.scoring)
+            choice_NE = scores_NE.detach()
             if self.bias_update_rate > 0:
-                index_NK = (scores_NE.detach() + self.e_score_correction_bias).topk(self.top_k, dim=-1).indices
-                weights_NK = scores_NE.gather(1, index_NK)
-            else:
-                weights_NK, index_NK = scores_NE.topk(self.top_k, dim=-1)
+                choice_NE = choice_NE + self.e_score_correction_bias
+            if self.groups is not None:
+                choice_NE = within_groups(choice_NE, *self.groups, best=1 if self.scoring == "softmax" else 2)
+            index_NK = choice_NE.topk(self.top_k, dim=-1).indices
+            weights_NK = scores_NE.gather(1, index_NK)
             if self.normalises:
                 weights_NK = weights_NK / (weights_NK.sum(dim=-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
             return logits_NE, weights_NK * self.scaling, index_NK
@@ -85,6 +89,17 @@ class TopKRouter(nn.Module):
 def scores_of(logits: torch.Tensor, scoring: str) -> torch.Tensor:
     """Router logits (..., E) -> scores of the experts."""
     return logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
+
+
+def within_groups(choice_NE: torch.Tensor, groups: int, kept: int, best: int) -> torch.Tensor:
+    """The scores (N, E) by which experts are chosen, -inf outside of the `kept` best of `groups` equal groups.
+
+    A group is as good as the sum of its `best` best: of one (DeepSeek-V2, section 2.2.2), or of two (V3, 2.1.2).
+    """
+    of_groups = choice_NE.unflatten(-1, (groups, -1))
+    index_NG = of_groups.topk(best, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
+    hidden_NG = torch.ones_like(of_groups[..., 0], dtype=torch.bool).scatter(-1, index_NG, False)
+    return of_groups.masked_fill(hidden_NG.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
 class Experts(nn.Module):
@@ -160,7 +175,7 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.gate = TopKRouter(config)
         self.experts = build_experts(config)
-        self.capacity = config.expert_capacity
+        self.capacity, self.weighs_inputs = config.expert_capacity, config.apply_router_weight_on_input
         shared = config.shared_expert_intermediate_size
         self.shared_expert = build_dense(config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
@@ -173,7 +188,13 @@ class SparseMLP(nn.Module):
         if self.capacity is not None:
             kept_NK = within_capacity(index_NK, x_BTD.shape[0], logits_NE.shape[-1], self.capacity)
             weights_NK = weights_NK * kept_NK
-        out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
+        weights_NK = weights_NK.to(x_ND.dtype)
+        if self.weighs_inputs:
+            x_SD = (x_ND[:, None] * weights_NK[..., None]).flatten(0, 1)
+            out_SD = self.experts(x_SD, index_NK.view(-1, 1), torch.ones_like(weights_NK).view(-1, 1))
+            out_ND = out_SD.unflatten(0, index_NK.shape).sum(1)
+        else:
+            out_ND = self.experts(x_ND, index_NK, weights_NK)
         if self.shared_expert is not None:
             shared_ND, _ = self.shared_expert(x_ND)
             if self.shared_expert_gate is not None:

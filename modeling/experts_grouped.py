@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from .traits import CHANNELS, odd_sizes
+from .experts_sizes import CHANNELS, odd_sizes
 
 IMPLEMENTATION = "anyformer_grouped"
 

@@ -5,11 +5,12 @@ block.py (norms, feed-forward, the layer), attention.py, positions.py, lm_head.p
 configuration_seq2seq.py have the fields.
 """
 
+import copy
 from typing import Unpack
 
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationMixin, modeling_outputs
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache, modeling_outputs
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -19,7 +20,6 @@ from .attention_cross import read_encoder
 from .attention_masks import CACHE, given_cache
 from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
-from .encoder_parts import Pooler
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
 from .families import FAMILIES, SEQ2SEQ
 from .lm_head import (
@@ -30,8 +30,10 @@ from .lm_head import (
     with_router_fields,
     without_logits,
 )
+from .masked_head import Pooler
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .traits import PLAIN
 from .unpadding import PaddedTextStack
 
 BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)
@@ -229,6 +231,20 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         self.model = AnyformerSeq2SeqModel(config)
         self.lm_head = LanguageModelHead(config)
         self.post_init()
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        """As transformers', but an encoder's tokens are kept whole, in layers with windows, too."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get(CACHE)
+        windows = any(kind.traits.windowed for kind in self.model.decoder.layer_kinds.values())
+        if windows and isinstance(cache, EncoderDecoderCache) and not any(cache.is_updated.values()):
+            cross = copy.copy(self.config.stack_config(is_causal=True))
+            cross.sliding_window, cross.layer_types = None, [PLAIN] * cross.num_hidden_layers
+            if isinstance(cache.cross_attention_cache, StaticCache):
+                length = model_kwargs["encoder_outputs"][0].shape[1]
+                cache.cross_attention_cache = StaticCache(config=cross, max_cache_len=length)
+            else:
+                cache.cross_attention_cache = DynamicCache(config=cross)
 
     def prepare_decoder_input_ids_from_labels(
         self, labels: torch.LongTensor, decoder_position_ids: torch.LongTensor | None = None

@@ -37,8 +37,8 @@ class Batch:
 
     attention_mask: None, a (B, S) padding mask, or ready masks. position_ids: (B or 1, T). token_positions: what the
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
-    documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
-    (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
+    documents: None, or (B, T) ids of packed documents, which do not see each other. seen_by_all: None or (B, P), not 0
+    at global tokens, or at a prefix in causal models. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row (unpadding.py). distances:
     None, or {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
     """
@@ -48,7 +48,7 @@ class Batch:
     token_positions: torch.Tensor | tuple
     past_key_values: object = None
     documents: torch.Tensor | None = None
-    global_attention_mask: torch.Tensor | None = None
+    seen_by_all: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
     unpadded: object = None
     distances: dict | None = None
@@ -71,6 +71,8 @@ class TransformerStack:
         # The name by which libraries look for a rotary module; weights of the others are saved under ours.
         self.positions_name = "rotary_emb" if isinstance(positions, ROTARY) else "position_encoding"
         setattr(self, self.positions_name, positions)
+        biased = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
+        self.fold_masks = implementation("scores", "folded", "score_bias") if biased else None
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -83,8 +85,6 @@ class TransformerStack:
             self.layers.append(build_block(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
         self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
-        by_scores = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
-        self.fold_masks = implementation("masks", "scores", "attention_bias") if by_scores else None
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds
@@ -168,7 +168,7 @@ class TransformerStack:
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        caches, tokens = batch.past_key_values, batch.global_attention_mask
+        caches, tokens = batch.past_key_values, batch.seen_by_all
         return make_masks(self.config, x_BTE, attention_mask, caches, documents, self.layer_kinds, tokens), seen
 
     def project_embeddings(self, x_BTE, position_ids):
@@ -195,6 +195,8 @@ class TransformerStack:
 
 def run_layer(layer, x_BTD, routed: list, **context):
     """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    if "positions_of_layers" in context:
+        x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
     if getattr(layer, "gradient_checkpointing", False) and layer.training:
         # By place: through keyword arguments each layer's backward pass would run back to where they were made.

@@ -19,9 +19,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
 from .configuration_vit import AnyformerViTConfig
-from .encoder_parts import Pooler
 from .families import FAMILIES, VIT
 from .image_losses import class_loss, masked_pixel_loss
+from .masked_head import Pooler
 from .patch_embeddings import PatchEmbeddings
 from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack

@@ -7,15 +7,9 @@ needs the standard library alone.
 import re
 import sys
 
+from anyformer.modeling.experts_sizes import CHANNELS, odd_sizes
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.traits import (
-    ATTENTION_KINDS,
-    CHANNELS,
-    POSITION_SCHEMES,
-    attention_kinds,
-    has_experts,
-    odd_sizes,
-)
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, has_experts
 
 from .errors import UserError, did_you_mean, first_line
 

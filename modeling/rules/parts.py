@@ -1,19 +1,14 @@
 """The legality table's rows about parts of attention and of feed-forwards, for legality.py. Standard library only."""
 
-from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds
+from ..traits import ATTENTION_KINDS
+from .positions import own_classes
 
 ATTENTION_GATES = ("head", "channel")
 
 
-def _own_classes(c) -> list[str]:
-    """Kinds of attention that classes of their own compute, and the position scheme where it has one."""
-    kinds = [kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores]
-    return kinds + ([c.position_encoding] if POSITION_SCHEMES[c.position_encoding].acts_on == "attention" else [])
-
-
 def _ungated(c):
     """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
-    return next((name for name in _own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
+    return next((name for name in own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
 
 
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
@@ -41,10 +36,14 @@ PART_ROWS = [
         lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
     ),
     (
-        lambda c: c.attention_sinks and bool(_own_classes(c)),
+        lambda c: c.attention_sinks and bool(own_classes(c)),
         lambda c: (
-            f"attention_sinks=True stands beside the scores of a softmax over tokens, and {_own_classes(c)[0]} is "
+            f"attention_sinks=True stands beside the scores of a softmax over tokens, and {own_classes(c)[0]} is "
             f"computed by a class without; set attention_sinks=False"
         ),
+    ),
+    (
+        lambda c: c.attention_sinks and c.position_at == "queries_keys",
+        lambda c: "attention_sinks=True and position_at='queries_keys' are two classes of attention; set one of them",
     ),
 ]

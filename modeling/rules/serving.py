@@ -35,6 +35,10 @@ def _windows(c) -> list[str]:
     return _kinds(c, lambda kind: kind.windowed and not kind.own_scores)
 
 
+def _without_keys(c) -> list[str]:
+    return _kinds(c, lambda kind: kind.keeps_states or kind.cache_values)
+
+
 def _rope_types(c) -> set:
     rope = c.rope_parameters or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
@@ -68,8 +72,13 @@ REFUSALS = (
     ),
     (
         (CONTINUOUS_BATCHING,),
-        lambda c: _kinds(c, lambda kind: kind.keeps_states),
-        lambda c: f"{_kinds(c, lambda kind: kind.keeps_states)[0]} keeps states, and its pages hold keys and values",
+        lambda c: _without_keys(c),
+        lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",
+    ),
+    (
+        (CONTINUOUS_BATCHING,),
+        lambda c: _kinds(c, lambda kind: kind.lookback is not None),
+        lambda c: f"its pages have no {_kinds(c, lambda kind: kind.lookback is not None)[0]}",
     ),
     (
         (VLLM,),
@@ -114,9 +123,19 @@ REFUSALS = (
         lambda c: "its experts are made without biases (mlp_bias=True)",
     ),
     (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.apply_router_weight_on_input,
+        lambda c: "its experts weigh outputs, and apply_router_weight_on_input=True weighs what they read",
+    ),
+    (
         ENGINES,
         lambda c: _has_experts(c) and c.expert_capacity is not None,
         lambda c: f"expert_capacity={c.expert_capacity} counts the tokens of a row, and its rows hold many texts",
+    ),
+    (
+        ENGINES,
+        lambda c: getattr(c, "prefix_lm", False),
+        lambda c: "prefix_lm=True shows the tokens of a prompt those after them, and it hides the future from all",
     ),
     (
         OTHERS_KERNELS,

@@ -198,8 +198,8 @@ def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]
 
 def _prefix(cls, names) -> str:
     """The attribute of a class that holds its base model, with a dot; "" for base models and classes without one."""
-    prefix = f"{cls.base_model_prefix}."
-    return prefix if any(name.startswith(prefix) for name in names) else ""
+    prefixes = (f"{cls.base_model_prefix}.", "model.")  # Llama 4's class says "language_model", and has none
+    return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
 
 
 def _build(

@@ -85,7 +85,7 @@ def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
 def renamed(ours: str, transposed: bool = False, paired: bool = False, ones: tuple[int, ...] = ()) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs). paired, ones: see Weights.
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs), or experts that do. paired, ones: see Weights.
     """
     return Weights((ours,), transposed, paired=paired, ones=ones)
 

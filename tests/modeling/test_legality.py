@@ -26,7 +26,16 @@ from anyformer import (
 )
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
+LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
 CASES = {
+    "kv_lora_rank is not set, but latent_attention layers": {"attention_pattern": ["latent_attention"]},
+    "v_head_dim is not set, but latent_attention layers need it": LATENT | {"v_head_dim": None},
+    "v_head_dim=4 is used by no layer; name latent_attention in attention_pattern": {"v_head_dim": 4},
+    "num_key_value_heads=2 is not for latent_attention, which": LATENT | {"num_key_value_heads": 2},
+    "qk_norm=True is not for latent_attention": LATENT | {"qk_norm": True},
+    "of head_dim=8 8 channels rotate; leave head_dim null": LATENT | {"head_dim": 8},
+    "attention_gate='head' does not go with latent_attention": LATENT | {"attention_gate": "head"},
+    "kv_lora_rank=0 is not a positive number": LATENT | {"kv_lora_rank": 0},
     "initializer_range=0.1 spreads no weight where fan_in_init=True": {"initializer_range": 0.1, "fan_in_init": True},
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and": {"hidden_size": 256, "num_attention_heads": 7},
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
@@ -62,6 +71,7 @@ CASES = {
     "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
     "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
     "attention_sinks=True stands beside the scores of a softmax over tokens, and": {"attention_sinks": True, **LINEAR},
+    "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
@@ -93,7 +103,30 @@ CASES = {
     },
     "rope_parameters.partial_rotary_factor=0.12": {"head_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.12}},
     "relative_attention_max_distance=16": {"position_encoding": "relative", "relative_attention_max_distance": 16},
-    "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
+    "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["conv"]},
+    "attention_chunk_size is not set, but chunked_attention layers need": {"attention_pattern": ["chunked_attention"]},
+    "attention_chunk_size=4 is used by no layer; name chunked_attention in attention": {"attention_chunk_size": 4},
+    "block_size is not set, but block_sparse_attention": {"attention_pattern": ["block_sparse_attention"]},
+    "block_size=4 is used by no layer; name block_sparse_attention in attention_pattern": {"block_size": 4},
+    "num_local_blocks=0 is not a positive number": {"num_local_blocks": 0},
+    "num_sink_blocks=-1 is not a number of blocks": {"num_sink_blocks": -1},
+    "num_random_blocks=-1 is not a number of blocks": {"num_random_blocks": -1},
+    "floor_scale=0 must be at least 1": {"floor_scale": 0},
+    "attn_temperature_tuning=True is for layers without positions, and": {"attn_temperature_tuning": True},
+    "attn_temperature_tuning=True does not go with linear_attention": {
+        "attn_temperature_tuning": True,
+        "position_encoding": "none",
+        **LINEAR,
+    },
+    "qk_l2_norm=True is for rotated queries, not for": {"qk_l2_norm": True, "position_encoding": "alibi"},
+    "qk_l2_norm=True and qk_norm=True are two norms": {"qk_l2_norm": True, "qk_norm": True},
+    "position_at='heads' is not known; known: embeddings, layers, queries_keys": {"position_at": "heads"},
+    "position_at='layers' says where position embeddings are added": {"position_at": "layers"},
+    "position_at='queries_keys' does not go with linear_attention": {
+        "position_at": "queries_keys",
+        "position_encoding": "learned",
+        **LINEAR,
+    },
     "segment_length is not set, but compressive_attention layers": {"attention_pattern": ["compressive_attention"]},
     "segment_length is not set, but recurrent_attention layers need it": {"memory_length": 4},
     "memory_length is not set, but": {"attention_pattern": ["recurrent_attention"], "segment_length": 4},
@@ -112,6 +145,11 @@ CASES = {
 DISENTANGLED = {"position_encoding": "disentangled"}
 ENCODER_CASES = {
     "embedding_size=0 is not a positive number": {"embedding_size": 0},
+    "position_at='layers' adds hidden_size=512 channels; leave embedding_size=64 null": {
+        "position_at": "layers",
+        "position_encoding": "learned",
+        "embedding_size": 64,
+    },
     "position_buckets=0 is not a positive number": DISENTANGLED | {"position_buckets": 0},
     "max_relative_positions=-1 is not a positive number": DISENTANGLED | {"max_relative_positions": -1},
     "pooler_type='max' is not known; known: cls, mean": {"pooler_type": "max"},
@@ -141,10 +179,10 @@ ENCODER_CASES = {
     "conv_groups=3 does not divide hidden_size=512; 2, 4 and 8 do": {"conv_kernel_size": 3, "conv_groups": 3},
     "conv_groups=0 does not divide hidden_size=512": {"conv_groups": 0},
     "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
-    "'strided_attention', which an encoder": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+    "'linear_attention', which an encoder": LINEAR,
     "sliding_window is not set, but local_global_attention layers": {"attention_pattern": ["local_global_attention"]},
     "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in": {"sliding_window": 4},
-    "attention_stride=4 is used by no layer; name no such setting here": {"attention_stride": 4},
+    "attention_stride=4 is used by no layer; name strided_attention in": {"attention_stride": 4},
     "position_offset=-2 is not a number of rows; 0 means none": {"position_offset": -2},
     "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
 }
@@ -156,8 +194,12 @@ SEQ2SEQ_CASES = {
     },
     "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
-    "attention_pattern holds 'sliding_attention'": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "attention_pattern holds 'strided_attention'": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
     "sliding_window=4 is used by no layer": {"sliding_window": 4},
+    "names the encoder's layers only; name attention_pattern": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 4,
+    },
     "classifier_dropout=-0.1 is not a probability": {"classifier_dropout": -0.1},
     "names the encoder's layers only; name mlp_pattern": {"num_experts": 4, "mlp_layer_types": ["dense", "sparse"] * 4},
 }

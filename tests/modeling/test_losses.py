@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.encoder_parts import HeadTransform, masked_language_model_loss
 from anyformer.modeling.lm_head import (
     LanguageModelHead,
     _rows_per_chunk,
@@ -12,6 +11,7 @@ from anyformer.modeling.lm_head import (
     linear_cross_entropy,
     shift_left,
 )
+from anyformer.modeling.masked_head import HeadTransform, masked_language_model_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode

@@ -77,7 +77,8 @@ def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_c
 @pytest.mark.parametrize("family", family_names())
 def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
     names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
-    assert set(family_row(family).heads) == {head for name in names for head in heads_of(name)}
+    own = {"AutoModelForMaskedLM"} if family in ("decoder", "moe") else set()  # no native decoder fills in masks
+    assert set(family_row(family).heads) - own == {head for name in names for head in heads_of(name)}
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -1,4 +1,7 @@
-"""What stands between an encoder's layers and its heads, and the loss of masked tokens."""
+"""What only heads of encoders have: the layers before a head, and the loss of masked tokens.
+
+B rows, T tokens, D hidden size, E embedding size.
+"""
 
 import torch
 from torch import nn
