@@ -21,6 +21,7 @@ PARTS = {
     **{name: ("decoder", {"attention_pattern": [name]} | ATTENTION_KINDS[name].companions) for name in DECODER_KINDS},
     "attn_logit_softcapping": ("decoder", {"attn_logit_softcapping": 50.0}),
     "attn_logit_softcapping below 1": ("decoder", {"attn_logit_softcapping": 0.5}),
+    "attention_sinks": ("decoder", {"attention_sinks": True}),
     "final_logit_softcapping": ("decoder", {"final_logit_softcapping": 30.0}),
     "logit_multiplier": ("decoder", {"logit_multiplier": 0.5}),
     "logit_multiplier and a soft cap": ("decoder", {"logit_multiplier": 0.5, "final_logit_softcapping": 30.0}),
