@@ -74,6 +74,13 @@ PART_ROWS = [
         lambda c: f"{' and '.join(_classes(c))} are two classes of attention; set one of them",
     ),
     (
+        lambda c: getattr(c, "value_residual", False) and getattr(c, "num_nextn_predict_layers", 0) > 0,
+        lambda c: (
+            f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules behind the layers, which the first "
+            f"layer's values do not reach; set value_residual=False"
+        ),
+    ),
+    (
         lambda c: next(_differential_faults(c), None) is not None,
         lambda c: next(_differential_faults(c)),
     ),

@@ -88,6 +88,10 @@ CASES = {
         "attention_dropout": 0.1,
         "differential_attention": True,
     },
+    "num_nextn_predict_layers=1 adds modules behind the layers, which the first": {
+        "num_nextn_predict_layers": 1,
+        "value_residual": True,
+    },
     "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
