@@ -106,8 +106,8 @@ BLOCK_FORMS = NORM_POSITIONS | BLOCKS
 ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
-    "learned": Scheme(acts_on="embeddings"),
-    "sinusoidal": Scheme(acts_on="embeddings"),
+    "learned": Scheme(acts_on="embeddings", module="positions_absolute"),
+    "sinusoidal": Scheme(acts_on="embeddings", module="positions_absolute"),
     "rotary": Scheme(acts_on="rotation"),
     "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
