@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import Attention
 from .attention_masks import given_cache, make_masks
@@ -24,6 +25,14 @@ PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: impo
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 # Backends of transformers and ours; all others are those of an engine.
 OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
+
+
+# What `output_hidden_states` and `output_attentions` collect of layers that may attend to an encoder's tokens.
+LAYERS_THAT_CROSS = {
+    "hidden_states": TransformerBlock,
+    "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
+    "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
+}
 
 
 def is_own_backend(implementation: str | None) -> bool:
@@ -43,6 +52,7 @@ def unserved(c, pages: bool = False) -> str | None:
     has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
     wrong = {
         "layer_types": any(kind.lookback is not None or kind.cache_values for kind in kinds),
+        "add_cross_attention": getattr(c, "add_cross_attention", False),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
         "prefix_lm": getattr(c, "prefix_lm", False),

@@ -74,6 +74,11 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), None
 
 
+# A layer's arguments of an encoder -> what cross-attention calls them. Without hidden states there is none.
+OF_ENCODER = {"encoder_hidden_states": "key_value_states", "encoder_attention_mask": "attention_mask"}
+OF_ENCODER |= {"encoder_cache": "past_key_values"}
+
+
 def build_feed_forward(config, layer_idx: int) -> nn.Module:
     """The feed-forward of a layer: dense, or experts."""
     if config.mlp_kinds[layer_idx] == "sparse":
@@ -113,25 +118,17 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.multiplier = None if config.residual_multiplier == 1 else config.residual_multiplier
 
     def forward(self, hidden_states, *trained, trained_names=(), kept_tokens=None, **context):
-        """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
+        """context: keyword arguments of self-attention, and of cross-attention by the names of OF_ENCODER.
 
         trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
         kept_tokens: those of which the feed-forward part, which mixes no tokens, is computed: K, the first of each row,
             -> (B, K, D), or indices among all B * T -> (1, K, D).
         """
         context |= dict(zip(trained_names, trained))
-        encoder_hidden_states = context.pop("encoder_hidden_states", None)
-        encoder_attention_mask = context.pop("encoder_attention_mask", None)
-        cache = context.get("past_key_values")
-        if self.cross_attn is not None and cache is not None:
-            context["past_key_values"] = cache.self_attention_cache
-
+        cross = {name: context.pop(given, None) for given, name in OF_ENCODER.items()}
         x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
-        if self.cross_attn is not None:
-            cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
-            x_BTD, _ = self.residual(
-                self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
-            )
+        if cross["key_value_states"] is not None:
+            x_BTD, _ = self.residual(self.cross_attention_layernorm, self.cross_attn, x_BTD, **cross)
         x_BTD = self.kept(x_BTD, kept_tokens)
         x_BTD, (routing,) = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
         return self.outputs(x_BTD, routing, values)

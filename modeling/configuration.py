@@ -230,6 +230,9 @@ class CausalConfig(TokenConfig):
     """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
     of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
+    is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
+    add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
+
     value_residual: bool = False  # the first layer's values are mixed into all others' (Zhou et al. 2024)
     differential_attention: bool = False  # the difference of two softmaxes (Ye et al. 2024)
     lambda_std_dev: int | float = 0.1  # differential_attention: deviation of new weights of its difference
@@ -279,4 +282,6 @@ class AnyformerDecoderConfig(CausalConfig):
 
     model_type = "anyformer_decoder"
 
+    num_nextn_predict_layers: int = 0  # modules that predict tokens further ahead (DeepSeek-AI 2024, section 2.2)
+    mtp_loss_coef: int | float = 0.3  # weight of their loss in training
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)

@@ -29,6 +29,7 @@ class RouterFields(ModelOutput):
     router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; of base models, and of
         heads without labels.
     aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
+    mtp_loss: of the modules that predict tokens further ahead (multi_token.py), without coefficient; part of `loss`.
     router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
     router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
     router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
@@ -37,6 +38,7 @@ class RouterFields(ModelOutput):
 
     aux_loss: torch.FloatTensor | None = None
     z_loss: torch.FloatTensor | None = None
+    mtp_loss: torch.FloatTensor | None = None
     router_losses: torch.FloatTensor | None = None
     router_load: torch.FloatTensor | None = None
     router_entropy: torch.FloatTensor | None = None

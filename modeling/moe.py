@@ -7,7 +7,7 @@ the row of layers), block.py (norms, dense feed-forward, the layer), experts.py,
 configuration.py and configuration_moe.py have the fields.
 """
 
-from .base import AnyformerPreTrainedModel
+from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_moe import AnyformerMoeConfig
 from .decoder import CausalForMaskedLM, CausalLanguageModel, CausalModel, PrefixGenerationMixin
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
@@ -17,7 +17,7 @@ from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForToke
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
-    _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
+    _can_record_outputs = LAYERS_THAT_CROSS | ROUTER_LOGITS
     auto_classes = FAMILIES[MOE].heads
 
 

@@ -19,6 +19,7 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
         heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+    attentions = attentions + ("cross_attn",) * getattr(config, "add_cross_attention", False)
     return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
 
 
@@ -63,6 +64,8 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or config.embedding_norm
         or config.embedding_multiplier != 1
         or getattr(config, "value_residual", False)  # of which later stages get nothing
+        or getattr(config, "add_cross_attention", False)
+        or getattr(config, "num_nextn_predict_layers", 0)
     ):
         return None
     return {

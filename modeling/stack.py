@@ -121,7 +121,7 @@ class TransformerStack:
             attention_mask,
             position_ids,
             token_positions=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
             documents=documents,
             loss_mask=attention_mask,
         )
@@ -135,6 +135,17 @@ class TransformerStack:
         kept_tokens: those of which the last layer computes its feed-forward part (see TransformerBlock); None: all.
         context: keyword arguments for the layers.
         """
+        x_BTD, per_layer, common = self.enter(x_BTE, batch, added_BTE)
+        if kept_tokens is not None:
+            per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
+        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context, **common)
+        x_BTD, fields = self.norm(x_BTD), {}
+        if routed:
+            fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
+        return x_BTD, fields
+
+    def enter(self, x_BTE, batch: Batch, added_BTE=None) -> tuple:
+        """(hidden states before the first layer (B, T, D), keyword arguments of each layer, those of all layers)."""
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         masks, seen = self.build_masks(x_BTE, batch)
@@ -146,15 +157,8 @@ class TransformerStack:
         folds = takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"
         if folds and self.fold_masks is not None:
             per_layer = self.fold_masks(per_layer, self.config.is_causal)
-        context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
-        context |= self.extra_layer_kwargs(x_BTD, batch)
-        if kept_tokens is not None:
-            per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
-        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context)
-        x_BTD, fields = self.norm(x_BTD), {}
-        if routed:
-            fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
-        return x_BTD, fields
+        seen |= {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
+        return x_BTD, per_layer, seen | self.extra_layer_kwargs(x_BTD, batch)
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
         """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""

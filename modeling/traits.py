@@ -175,7 +175,8 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales".
+# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales",
+# "cross attention", "tokens ahead".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -298,6 +299,8 @@ def parts_of(c) -> list[str]:
     modules += ["attention_scales"] if has_scales(c) else []
     modules += ["attention_positions"] if c.position_at == "queries_keys" else []
     modules += ["score_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
+    modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
+    modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

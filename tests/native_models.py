@@ -42,6 +42,7 @@ DECODERS = {
         GPT2
         | {"scale_attn_weights": False, "n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ),
+    "gpt2_cross_attention": ("gpt2", GPT2 | {"add_cross_attention": True}),
     "gpt_neo": ("gpt_neo", NEO | {"attention_types": [[["global", "local"], 2]]}),
     "gpt_neo_uneven": (
         "gpt_neo",

@@ -28,6 +28,8 @@ GREATEST = {
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), WIDTH),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), WIDTH),
     "linear_conv_kernel_dim": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "mtp_loss_coef": 100,
     "residual_multiplier": 1e6,
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e6),
     "lambda_std_dev": 100,
@@ -52,6 +54,7 @@ LEAST = {
     "floor_scale": 1,
     "attn_scale": 0,
     "block_seed": 0,
+    "mtp_loss_coef": 0,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }
 

@@ -178,6 +178,13 @@ ILLEGAL = [
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _first(block_faults),
+    (
+        lambda c: getattr(c, "add_cross_attention", False) and c.block != "sequential",
+        lambda c: (
+            f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
+            f"feed-forward; 'sequential' does"
+        ),
+    ),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.qk_norm_width and not c.qk_norm,
@@ -257,6 +264,14 @@ def _layers_per_group(c):
 # Rows of one family, after the shared ones.
 FAMILY_ILLEGAL = {
     "anyformer_decoder": [
+        _count("num_nextn_predict_layers", "modules"),
+        (
+            lambda c: c.num_nextn_predict_layers > 0 and c.add_cross_attention,
+            lambda c: (
+                f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules that read no encoder; set "
+                f"it to 0, or add_cross_attention=False"
+            ),
+        ),
         _positive("output_vocab_size", optional=True),
         (
             lambda c: c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0,

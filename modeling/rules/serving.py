@@ -66,6 +66,11 @@ REFUSALS = (
         lambda c: f"its kernels have no {_not_of_kernels(c)[0]}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "add_cross_attention", False),
+        lambda c: "it gives a decoder no encoder's tokens (add_cross_attention=True)",
+    ),
+    (
         (CONTINUOUS_BATCHING,),
         lambda c: _without_keys(c),
         lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",

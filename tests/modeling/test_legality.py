@@ -50,6 +50,12 @@ CASES = {
     "norm_position has no entry for 'linear_attention', which layers": LINEAR | {"norm_position": {}},
     "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
+    "add_cross_attention=True does not go with block='parallel'": {"block": "parallel", "add_cross_attention": True},
+    "num_nextn_predict_layers=-1 is not a number of modules": {"num_nextn_predict_layers": -1},
+    "num_nextn_predict_layers=1 adds modules that read no encoder": {
+        "num_nextn_predict_layers": 1,
+        "add_cross_attention": True,
+    },
     "parallel_norms=3 is not known": {"block": "parallel", "parallel_norms": 3},
     "parallel_norms=2 is read by block='parallel' alone": {"parallel_norms": 2},
     "qk_norm_width=True says what qk_norm=True norms": {"qk_norm_width": True},
@@ -68,6 +74,10 @@ CASES = {
     "attention_sinks=True and differential_attention=True are two classes of attention": {
         "attention_sinks": True,
         "differential_attention": True,
+    },
+    "value_residual=True hands values from layer to layer, which": {
+        "value_residual": True,
+        "num_nextn_predict_layers": 1,
     },
     "num_key_value_heads=1 is odd, but differential_attention=True pairs heads": {
         "num_key_value_heads": 1,

@@ -171,7 +171,6 @@ def test_splitting_and_joining_are_inverse(row):
     "name, fields, words",
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
