@@ -63,9 +63,9 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or POSITION_SCHEMES[config.position_encoding].acts_on == "embeddings"
         or config.embedding_norm
         or config.embedding_multiplier != 1
-        or getattr(config, "value_residual", False)  # of which later stages get nothing
         or getattr(config, "add_cross_attention", False)
         or getattr(config, "num_nextn_predict_layers", 0)
+        or getattr(config, "value_residual", False)  # of which later stages get nothing
     ):
         return None
     return {

@@ -138,7 +138,7 @@ class TransformerStack:
         x_BTD, per_layer, common = self.enter(x_BTE, batch, added_BTE)
         if kept_tokens is not None:
             per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
-        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context, **common)
+        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context | common)
         x_BTD, fields = self.norm(x_BTD), {}
         if routed:
             fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)

@@ -74,10 +74,10 @@ PART_ROWS = [
         lambda c: f"{' and '.join(_classes(c))} are two classes of attention; set one of them",
     ),
     (
-        lambda c: getattr(c, "value_residual", False) and bool(getattr(c, "num_nextn_predict_layers", 0)),
+        lambda c: getattr(c, "value_residual", False) and getattr(c, "num_nextn_predict_layers", 0) > 0,
         lambda c: (
-            f"value_residual=True hands values from layer to layer, which modules of num_nextn_predict_layers="
-            f"{c.num_nextn_predict_layers} stand outside of; set one of them"
+            f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules behind the layers, which the first "
+            f"layer's values do not reach; set value_residual=False"
         ),
     ),
     (
