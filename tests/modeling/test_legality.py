@@ -80,10 +80,6 @@ CASES = {
         "attention_sinks": True,
         "differential_attention": True,
     },
-    "num_nextn_predict_layers=1 adds modules behind the layers, which the first": {
-        "value_residual": True,
-        "num_nextn_predict_layers": 1,
-    },
     "num_key_value_heads=1 is odd, but differential_attention=True pairs heads": {
         "num_key_value_heads": 1,
         "differential_attention": True,
