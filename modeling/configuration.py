@@ -228,8 +228,7 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: of "gated_delta_attention", named as Qwen3-Next's, and of "latent_attention",
-    named as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers of that kind."""
+    """Fields of decoders: of "gated_delta_attention", as Qwen3-Next's, and "latent_attention", as DeepSeek-V3's."""
 
     linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
@@ -237,7 +236,7 @@ class CausalConfig(TokenConfig):
     linear_value_head_dim: int | None = None  # gated_delta_: channels of a value; null: linear_key_head_dim
     linear_conv_kernel_dim: int = 4  # gated_delta_: tokens that the convolution before it sees
     linear_allow_neg_eigval: bool = False  # gated_delta_: writes up to 2, so that states can flip (Grazzi et al. 2025)
-    kv_lora_rank: int | None = None  # latent_attention: channels of which a token's keys and values are made
+    kv_lora_rank: int | None = None  # latent_attention: channels of which keys and values are made
     q_lora_rank: int | None = None  # latent_: channels of which a token's queries are made; null: the hidden states
     qk_nope_head_dim: int | None = None  # latent_: channels of a query or key without positions
     qk_rope_head_dim: int | None = None  # latent_: channels with positions, in keys one set for all heads
@@ -251,6 +250,11 @@ class CausalConfig(TokenConfig):
             self.linear_num_value_heads = self.linear_num_value_heads or self.linear_num_key_heads
             self.linear_key_head_dim = self.linear_key_head_dim or self.head_dim
             self.linear_value_head_dim = self.linear_value_head_dim or self.linear_key_head_dim
+
+    @property
+    def qk_head_dim(self) -> int | None:
+        """Channels of a query of latent_attention: the name by which transformers knows such caches."""
+        return self.qk_rope_head_dim and self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def validate_layer_type(self):
         """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
