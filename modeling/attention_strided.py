@@ -10,7 +10,7 @@ def strided_mask_function(config):
 
     def strided(batch_idx, head_idx, q_idx, kv_idx):
         distance = q_idx - kv_idx
-        return (distance < stride) | (distance % stride == 0)
+        return (distance.abs() < stride) | (distance % stride == 0)
 
     strided.takes_tensors = True  # of indices, for backends that look at some of the keys
     return strided

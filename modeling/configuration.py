@@ -53,7 +53,7 @@ class TransformerConfig(PreTrainedConfig):
     num_hidden_layers: int = 8  # layers; of seq2seq those of the encoder
     num_attention_heads: int = 8  # heads of attention
     num_key_value_heads: int | None = None  # heads of keys and values (Ainslie et al. 2023); null: num_attention_heads
-    head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
+    head_dim: int | None = None  # channels of a head; null: qk_rope_head_dim, or hidden_size / num_attention_heads
     position_encoding: str = "rotary"  # how positions are told apart
     rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
     no_rope_layers: list[int] | None = None  # rotary: for each layer 1, or 0: no positions there (Yang et al. 2025)
@@ -79,10 +79,13 @@ class TransformerConfig(PreTrainedConfig):
     attention_bias: bool = False  # biases of queries, keys and values
     attention_out_bias: bool | None = None  # bias of the projection behind attention; null: as attention_bias
     attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
-    mlp_bias: bool = False  # biases of the feed-forward; experts have none
+    swiglu_limit: int | float = 7.0  # clamped_glu: gate and up are clamped at it (gpt-oss)
+    swiglu_alpha: int | float = 1.702  # clamped_glu: the gate's sigmoid reads this times the gate
+    mlp_bias: bool = False  # biases of the feed-forward, and of experts
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
     qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
     attention_gate: str | None = None  # a gate on attention's output, for each head or channel (Qiu et al. 2025)
+    attention_sinks: bool = False  # each head learns a score beside those of the tokens, of no value (gpt-oss)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -129,7 +132,7 @@ class TransformerConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim = getattr(self, "qk_rope_head_dim", None) or self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
             self.intermediate_size = gated if MLP_TYPES[self.mlp_type].gated else 4 * self.hidden_size
@@ -224,8 +227,15 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: those of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's."""
+    """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
+    of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
+    is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
+    add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
+
+    value_residual: bool = False  # the first layer's values are mixed into all others' (Zhou et al. 2024)
+    differential_attention: bool = False  # the difference of two softmaxes (Ye et al. 2024)
+    lambda_std_dev: int | float = 0.1  # differential_attention: deviation of new weights of its difference
     block_size: int | None = None  # block_sparse_attention: tokens of a block (Zaheer et al. 2020, BigBird)
     num_local_blocks: int = 2  # block_sparse_attention: a query's own block and those just before it
     num_sink_blocks: int = 1  # block_sparse_attention: the first blocks, which all see
@@ -237,6 +247,11 @@ class CausalConfig(TokenConfig):
     attn_scale: int | float = 0.1  # attn_temperature_tuning: queries are multiplied by 1 + this x log(1 + steps)
     qk_l2_norm: bool = False  # rotated queries and keys are divided by the root of their mean square (Llama 4)
     attention_chunk_size: int | None = None  # chunked_attention: tokens of a chunk, which alone a query sees (Llama 4)
+    prefix_lm: bool = False  # the tokens of a prompt see each other in both directions (Raffel et al. 2020)
+    mask_token_id: int | None = None  # token in place of a hidden one, in a decoder that fills masks, too
+    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
+    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
+    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim
@@ -244,6 +259,12 @@ class CausalConfig(TokenConfig):
     linear_conv_kernel_dim: int = 4  # delta nets: tokens that the convolution before it sees
     linear_norm_eps: float | None = None  # delta nets: norm_eps of the norm of their output; null: norm_eps
     linear_allow_neg_eigval: bool = False  # delta nets: writes up to 2, so that states can flip (Grazzi et al. 2025)
+    kv_lora_rank: int | None = None  # latent_attention: channels of which a token's keys and values are made
+    q_lora_rank: int | None = None  # latent_: channels of which a token's queries are made; null: the hidden states
+    qk_nope_head_dim: int | None = None  # latent_: channels of a query or key without positions
+    qk_rope_head_dim: int | None = None  # latent_: channels with positions, in keys one set for all heads
+    v_head_dim: int | None = None  # latent_: channels of a value
+    rope_interleave: bool = True  # latent_: rotated channels lie in pairs (0, 1), (2, 3), ..
 
     def validate_layer_type(self):
         """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
@@ -257,14 +278,10 @@ class AnyformerDecoderConfig(CausalConfig):
     nets, "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them) and
     "recurrent_attention" (such segments, and the `memory_length` tokens before each; with `memory_length` and no
     `attention_pattern` all layers are of this kind).
-
-    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of
-    ImageGPT, are only read, and are no labels.
     """
 
     model_type = "anyformer_decoder"
 
+    num_nextn_predict_layers: int = 0  # modules that predict tokens further ahead (DeepSeek-AI 2024, section 2.2)
+    mtp_loss_coef: int | float = 0.3  # weight of their loss in training
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
-    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
-    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
-    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)

@@ -156,7 +156,8 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     if acts_on == "embeddings":
         return x_BTD, [{f"positions_of_{config.position_at}": scheme(x_BTD, batch.token_positions)}] * len(names)
     if acts_on == "scores":
-        return x_BTD, score_biases(scheme, x_BTD, batch, names, kinds, config)
+        biases = implementation("scores", "biases", "score_bias")
+        return x_BTD, biases(scheme, x_BTD, batch, names, kinds, config)
     if acts_on == "attention":
         return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(names)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
@@ -167,35 +168,3 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     if config.no_rope_layers is not None:
         per_layer = [own if rotated else {} for own, rotated in zip(per_layer, config.no_rope_layers)]
     return x_BTD, per_layer
-
-
-def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
-    """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
-
-    Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
-    """
-    rows = x_BTD.shape[0]  # flex attention indexes this axis, so it is there; expanding costs no memory
-    distances = {name: distances_of(name, kind, batch, x_BTD, config) for name, kind in kinds.items()}
-    if isinstance(scheme, nn.ModuleList):
-        biases = [table(x_BTD, distances[name]).expand(rows, -1, -1, -1) for table, name in zip(scheme, names)]
-    else:
-        of_kinds = {name: scheme(x_BTD, far_TS).expand(rows, -1, -1, -1) for name, far_TS in distances.items()}
-        biases = [of_kinds[name] for name in names]
-    argument = {name: "segment_bias" if kind.traits.segments else "position_bias" for name, kind in kinds.items()}
-    return [{argument[name]: bias_BHTS} for name, bias_BHTS in zip(names, biases)]
-
-
-def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
-    """(T, S), the positions of queries minus those of keys; of kinds with segments those of a block."""
-    length, device, cache = x_BTD.shape[1], x_BTD.device, batch.past_key_values
-    if batch.distances is not None and name in batch.distances:
-        return batch.distances[name]
-    if kind.traits.segments:
-        attention = implementation("attention", name, kind.traits.module)
-        return attention.block_distances(kind.traits.lookback(config), length, config.segment_length, device)
-    past, keys, first_key = 0, length, 0
-    if cache is not None:
-        past = cache.get_seq_length(kind.index)
-        keys, first_key = cache.get_mask_sizes(length, kind.index)
-    query_index = torch.arange(length, device=device) + past
-    return query_index[:, None] - (torch.arange(keys, device=device) + first_key)[None, :]

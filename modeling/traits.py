@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
-# torch's grouped product refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of weights.
-CHANNELS = 8
 
 # Functions of the package's rules/, by name: a config asks them. The code in a saved model's folder has none.
 RULES: dict[str, Callable] = {}
@@ -66,6 +64,7 @@ class Kind:
     companions: dict[str, int] = field(default_factory=dict)  # values of these fields in listings and tests
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
     implied_by: str | None = None  # a field that alone says that all layers are of this kind
+    cache_values: Callable[..., int] | None = None  # config -> values of a token in a cache; None: keys and values
     lookback: Callable[..., int] | None = None  # config -> the last tokens that its cache keeps, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
@@ -89,17 +88,22 @@ class Kind:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """gated: whether a gate projection stands beside the up projection."""
+    """gated: whether a gate projection stands beside the up projection. module, experts: files of its classes."""
 
     gated: bool
+    module: str = "block"
+    experts: str = "experts"
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
+MLP_TYPES["clamped_glu"] = FeedForward(gated=True, module="glu_clamped", experts="experts_clamped")
 # Values of `norm_type`, `norm_position` and `block`: the file of this folder that has their class.
 NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 BLOCK_FORMS = NORM_POSITIONS | BLOCKS
+# Fields that give all layers another class of attention -> its file.
+ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
@@ -137,6 +141,15 @@ ATTENTION_KINDS = {
     "local_global_attention": Kind(
         windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
     ),
+    "latent_attention": Kind(
+        implied_by="kv_lora_rank",
+        cache_values=lambda c: c.kv_lora_rank + c.qk_rope_head_dim,
+        flash=True,
+        separable=True,
+        own_scores=True,
+        splits_heads=False,
+        module="attention_latent",
+    ),
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
     ),
@@ -162,7 +175,8 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate", "attention scales".
+# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales",
+# "cross attention", "tokens ahead".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -239,6 +253,11 @@ def attention_kinds(c) -> list[str]:
     return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
+def one_way_kind(c) -> str | None:
+    """A kind of attention in which no token can see one after it, whatever the mask: it keeps states, or chunks."""
+    return next((kind for kind in attention_kinds(c) if cache_type(kind) not in (PLAIN, "sliding_attention")), None)
+
+
 def cache_type(kind: str) -> str:
     """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
     return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind
@@ -274,18 +293,15 @@ def parts_of(c) -> list[str]:
     modules += [BLOCK_FORMS[form] for form in block_forms(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
+    modules += ["attention_values"] if getattr(c, "value_residual", False) else []
+    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part, False)]
+    modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
     modules += ["attention_scales"] if has_scales(c) else []
     modules += ["attention_positions"] if c.position_at == "queries_keys" else []
+    modules += ["score_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
+    modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
+    modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
     return [module for module in dict.fromkeys(modules) if module is not None]
-
-
-def odd_sizes(c) -> str | None:
-    """A size of the experts that torch's own grouped product refuses, as `name=value`, or None.
-
-    A size that is not set yet (None: the config derives it) is not judged.
-    """
-    sizes = {name: getattr(c, name) for name in ("hidden_size", "moe_intermediate_size")}
-    return next((f"{name}={size}" for name, size in sizes.items() if size is not None and size % CHANNELS), None)
 
 
 def image_sides(c) -> tuple[int, ...]:
@@ -297,11 +313,3 @@ def own_fields() -> set[str]:
     """All config fields that belong to schemes or kinds of attention."""
     of_schemes = {name for scheme in POSITION_SCHEMES.values() for name in scheme.fields}
     return of_schemes | {name for kind in ATTENTION_KINDS.values() for name in kind.needs}
-
-
-def unregister(name: str) -> None:
-    """Take back what `register_position_scheme` or `register_attention_kind` added under a name."""
-    POSITION_SCHEMES.pop(name, None)
-    ATTENTION_KINDS.pop(name, None)
-    for key in [key for key in _implementations if key[1] == name]:
-        del _implementations[key]

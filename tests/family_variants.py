@@ -67,6 +67,8 @@ ROPES = {
     },
 }
 LINEAR = {"attention_pattern": ["linear_attention"]}
+LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+LATENT |= {"num_key_value_heads": None}
 COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
 DECODERS = {
     "rotary": {},
@@ -161,6 +163,29 @@ DECODERS = {
     },
     "gated": {"attention_gate": "channel", "attention_bias": True},
     "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sinks": {"attention_sinks": True},
+    "value-residual": {"value_residual": True, "norm_position": "both", "num_hidden_layers": 3},
+    "value-residual-parallel": {"value_residual": True, "block": "parallel", "attention_sinks": True},
+    "differential": {"differential_attention": True},
+    "differential-sliding": {
+        "differential_attention": True,
+        "value_residual": True,
+        "position_encoding": "relative",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate": "head",
+    },
+    "sinks-sliding-alibi": {
+        "attention_sinks": True,
+        "position_encoding": "alibi",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate": "head",
+    },
+    "latent": LATENT | {"q_lora_rank": 9},
+    "latent-full-yarn": LATENT
+    | {"attention_pattern": ["latent_attention", "full_attention"], "rope_interleave": False}
+    | {"rope_parameters": ROPES["yarn"] | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "linear": LINEAR,
     "linear-none": LINEAR | {"position_encoding": "none"},
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
@@ -226,6 +251,9 @@ MIXTURES = {
         "shared_expert_gate": True,
         "moe_intermediate_size": 24,
     },
+    "deepseek_v3": LATENT
+    | {"num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "router_scoring": "sigmoid"}
+    | {"router_bias_update_rate": 0.01, "shared_expert_intermediate_size": 16, "mlp_pattern": ["dense", "sparse"]},
     "llama4": {
         "router_scoring": "sigmoid",
         "norm_topk_prob": False,
@@ -233,6 +261,25 @@ MIXTURES = {
         "shared_expert_intermediate_size": 16,
     },
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "gpt_oss": {
+        "attention_sinks": True,
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "mlp_type": "clamped_glu",
+        "swiglu_limit": 0.5,
+        "value_residual": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "router_bias": True,
+    },
+    "switch_biases": {"mlp_type": "mlp", "hidden_act": "relu", "mlp_bias": True, "shared_expert_intermediate_size": 16},
+    "linear": LINEAR,
+    "recurrent_and_compressive": {
+        "attention_pattern": ["recurrent_attention", "compressive_attention"],
+        "segment_length": 5,
+        "memory_length": 4,
+        "position_encoding": "alibi",
+    },
     "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
 }
 # Fields beside those of conftest.tiny_encoder_config.
@@ -273,6 +320,9 @@ ENCODERS = {
     "albert_at_layers": {"position_at": "layers", "num_hidden_layers": 4, "num_hidden_groups": 2},
     "queries_and_keys": {"position_encoding": "sinusoidal", "position_at": "queries_keys"},
     "none": {"position_encoding": "none", "type_vocab_size": 0, "embedding_norm": False},
+    "strided": PRE
+    | {"position_encoding": "rotary", "attention_pattern": ["strided_attention", "full_attention"]}
+    | {"attention_stride": 3},
     "experts": NO_LOSS | {"num_experts": 4, "mlp_pattern": ["sparse", "dense"], "shared_expert_intermediate_size": 16},
     "deberta_experts": DISENTANGLED
     | NO_LOSS
@@ -303,6 +353,14 @@ SEQ2SEQS = {
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
     | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    "t5_windows": T5 | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "rotary_windows": {
+        "position_encoding": "rotary",
+        "norm_position": "pre",
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+        "num_decoder_layers": 3,
+    },
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
 }
 # Fields beside those of conftest.tiny_vit_config.

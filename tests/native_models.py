@@ -42,6 +42,7 @@ DECODERS = {
         GPT2
         | {"scale_attn_weights": False, "n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ),
+    "gpt2_cross_attention": ("gpt2", GPT2 | {"add_cross_attention": True}),
     "gpt_neo": ("gpt_neo", NEO | {"attention_types": [[["global", "local"], 2]]}),
     "gpt_neo_uneven": (
         "gpt_neo",
@@ -63,6 +64,7 @@ DECODERS = {
         "granite",
         LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     ),
+    "diffllama": ("diffllama", LLAMA | {"head_dim": 16}),
     "smollm3": ("smollm3", LLAMA | {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("gemma", GEMMA),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),
@@ -196,6 +198,36 @@ MIXTURES = {
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},
     ),
 }
+GPT_OSS = MIXTRAL | {
+    "head_dim": 16,
+    "sliding_window": 6,
+    "layer_types": SLIDING,
+    "rope_parameters": YARN | {"truncate": False},
+}
+MIXTURES["gpt_oss"] = ("gpt_oss", GPT_OSS | {"attention_bias": False})
+if "swiglu_limit" in CONFIG_MAPPING["gpt_oss"].__dataclass_fields__:  # not in transformers < 5.23
+    MIXTURES["gpt_oss_clamped"] = ("gpt_oss", GPT_OSS | {"swiglu_limit": 0.5, "swiglu_alpha": 2.0})
+LATENT = LLAMA | {"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6}
+LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 7, "n_routed_experts": 8, "moe_intermediate_size": 24}
+LATENT |= {"num_experts_per_tok": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1}
+MIXTURES |= {
+    "deepseek_v3": ("deepseek_v3", LATENT),
+    "deepseek_v3_yarn": (
+        "deepseek_v3",
+        LATENT
+        | {"rope_parameters": YARN | MSCALE, "rope_interleave": False, "q_lora_rank": None, "attention_bias": True}
+        | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-3},
+    ),
+    "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0}),
+    "kimi_linear": (
+        "kimi_linear",
+        {name: value for name, value in LATENT.items() if name not in ("first_k_dense_replace", "n_routed_experts")}
+        | {"num_local_experts": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 4, "linear_head_dim": 6},
+    ),
+    "deepseek_v2_greedy": ("deepseek_v2", LATENT | {"topk_method": "greedy", "rope_parameters": YARN | MSCALE}),
+}
 SWITCH = T5 | {"num_layers": 4, "num_decoder_layers": 4, "num_experts": 4, "relative_attention_max_distance": 20}
 SWITCHES = {
     "switch": ("switch_transformers", SWITCH | {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}),
@@ -283,7 +315,11 @@ def randomise(model, seed: int = 0):
     # T5 does not scale its scores: what is large here saturates its softmax, and rounding grows from layer to layer.
     size = 0.15 if model.config.model_type in ("t5", "mt5", "umt5", "switch_transformers") else 0.25
     own = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]  # no table of sines
-    own += [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
+    own += [
+        (name, tensor)
+        for name, tensor in model.named_buffers()
+        if name.endswith(("final_logits_bias", "e_score_correction_bias"))
+    ]
     with torch.no_grad():
         for name, tensor in own:
             noise = torch.randn(tensor.shape, generator=generator)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from anyformer.modeling.traits import POSITION_SCHEMES, unregister
+from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.cli.parser import VERBS
@@ -20,6 +20,7 @@ from anyformer.pipelines.recipes.introspection import family_names
 from anyformer.pipelines.recipes.recipe_files import shipped
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
+from unregister import unregister
 
 import anyformer
 

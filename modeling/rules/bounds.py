@@ -25,11 +25,17 @@ GREATEST = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "routed_scaling_factor"), 1e6),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), WIDTH),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), WIDTH),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), WIDTH),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), WIDTH),
     "linear_conv_kernel_dim": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "mtp_loss_coef": 100,
     "residual_multiplier": 1e6,
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e6),
+    "lambda_std_dev": 100,
     **dict.fromkeys(("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"), 100),
     "router_jitter_noise": 100,
-    **dict.fromkeys(("num_experts", "num_experts_per_tok"), 2**16),
+    **dict.fromkeys(("num_experts", "num_experts_per_tok", "n_group", "topk_group"), 2**16),
     **dict.fromkeys(("norm_eps", "linear_norm_eps"), 1),
     "initializer_range": 100,
 }
@@ -42,10 +48,13 @@ LEAST = {
     "initializer_range": 1e-12,  # transformers' own tests draw weights that are as good as 0
     **dict.fromkeys(("routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),
     "residual_multiplier": 1e-6,
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), 1e-6),
+    "lambda_std_dev": 0,
     "linear_conv_kernel_dim": 1,
     "floor_scale": 1,
     "attn_scale": 0,
     "block_seed": 0,
+    "mtp_loss_coef": 0,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }
 

@@ -4,7 +4,7 @@ from ..traits import has_experts, mlp_kinds
 
 MLP_KINDS = ("dense", "sparse")
 ROUTER_SCORINGS = ("softmax", "sigmoid")
-COUNTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_capacity")
+COUNTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_capacity", "n_group", "topk_group")
 NOT_NEGATIVE = ("shared_expert_intermediate_size", "router_aux_loss_coef", "router_z_loss_coef")
 NOT_NEGATIVE += ("router_bias_update_rate", "router_jitter_noise")
 
@@ -29,6 +29,30 @@ def _layout(c):
 def _shares_unlike_layers(c):
     groups = getattr(c, "num_hidden_groups", None)
     return groups is not None and groups < c.num_hidden_layers and len(set(mlp_kinds(c))) > 1
+
+
+def _group_fault(c) -> str | None:
+    """What is wrong with groups of experts, in one sentence, or None."""
+    groups, kept = (getattr(c, name, None) for name in ("n_group", "topk_group"))
+    if not has_experts(c) or groups is kept is None:
+        return None
+    if groups is None or kept is None:
+        return f"n_group={groups} and topk_group={kept} belong together; set both, or leave both null"
+    if c.num_experts % groups:
+        return f"n_group={groups} does not divide num_experts={c.num_experts}"
+    size, best = c.num_experts // groups, 1 if c.router_scoring == "softmax" else 2
+    if size < best:
+        return (
+            f"n_group={groups} makes groups of 1, but router_scoring={c.router_scoring!r} compares them by their best "
+            f"two experts; at most {c.num_experts // best} do"
+        )
+    if kept > groups or size * kept < c.num_experts_per_tok:
+        fewest = -(-c.num_experts_per_tok // size)
+        return (
+            f"topk_group={kept} must be at most n_group={groups}, and at least {fewest}: so many groups of {size} "
+            f"hold num_experts_per_tok={c.num_experts_per_tok} experts"
+        )
+    return None
 
 
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
@@ -93,13 +117,10 @@ EXPERT_ROWS = [
             "from the loss; set norm_topk_prob=False"
         ),
     ),
+    (lambda c: _group_fault(c) is not None, lambda c: _group_fault(c)),
     (
         lambda c: has_experts(c) and c.router_jitter_noise >= 1,
         lambda c: f"router_jitter_noise={c.router_jitter_noise} must be below 1, or it turns the router's input around",
-    ),
-    (
-        lambda c: has_experts(c) and c.mlp_bias,
-        lambda c: "mlp_bias=True is not for experts, which have no biases; set mlp_bias=False",
     ),
     (
         lambda c: has_experts(c) and c.shared_expert_gate and not c.shared_expert_intermediate_size,

@@ -5,7 +5,7 @@ Standard library only.
 
 from dataclasses import replace
 
-from ..families import DECODER, ENCODER, FAMILIES, MOE
+from ..families import DECODER, ENCODER, FAMILIES, MOE, SEQ2SEQ
 from ..traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, Rule
 
 
@@ -72,6 +72,11 @@ def _plane_rope_type(c) -> str:
     return (c.rope_parameters or {}).get("rope_type", "default")
 
 
+def _rotated(c) -> int:
+    rope = c.rope_parameters or {}
+    return int(c.head_dim * (rope.get(PLAIN) or rope).get("partial_rotary_factor", 1.0))
+
+
 def _plane_rotated(c) -> int:
     head_dim = c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
     return int(head_dim * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
@@ -81,6 +86,12 @@ WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, t
 CHUNK = {"attention_chunk_size": "the number of tokens of a chunk, outside which a query sees nothing"}
 BLOCKS = {"block_size": "the number of tokens of a block"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
+LATENT = {
+    "kv_lora_rank": "the number of channels of which a token's keys and values are made",
+    "qk_nope_head_dim": "the channels of a query or key without positions",
+    "qk_rope_head_dim": "the channels of a query or key with positions",
+    "v_head_dim": "the channels of a value",
+}
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
 MEMORY = {"memory_length": "the number of tokens before a segment that it still sees"}
 
@@ -153,12 +164,12 @@ OF_SCHEMES = {
 OF_KINDS = {
     PLAIN: dict(families=FAMILIES),
     "sliding_attention": dict(
-        families=(DECODER, MOE, ENCODER),
+        families=(DECODER, MOE, ENCODER, SEQ2SEQ),
         needs=WINDOW,
         companions={"sliding_window": 4},
     ),
     "strided_attention": dict(
-        families=(DECODER, MOE),
+        families=(DECODER, MOE, ENCODER),
         needs=STRIDE,
         companions={"attention_stride": 3},
     ),
@@ -177,8 +188,38 @@ OF_KINDS = {
         needs=WINDOW,
         companions={"sliding_window": 3},
     ),
+    "latent_attention": dict(
+        families=(DECODER, MOE),
+        needs=LATENT,
+        companions={"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 10}
+        | {"num_key_value_heads": None},
+        rules=(
+            (
+                lambda c: c.num_key_value_heads not in (None, c.num_attention_heads),
+                lambda c: (
+                    f"num_key_value_heads={c.num_key_value_heads} is not for latent_attention, which makes keys and "
+                    f"values of all {c.num_attention_heads} heads of one latent; leave it null"
+                ),
+            ),
+            (
+                lambda c: c.qk_norm,
+                lambda c: "qk_norm=True is not for latent_attention, which norms its latents; set qk_norm=False",
+            ),
+            (
+                lambda c: (
+                    POSITION_SCHEMES[c.position_encoding].acts_on == "rotation"
+                    and c.head_dim is not None
+                    and _rotated(c) != c.qk_rope_head_dim
+                ),
+                lambda c: (
+                    f"qk_rope_head_dim={c.qk_rope_head_dim} is what latent_attention rotates, but of head_dim="
+                    f"{c.head_dim} {_rotated(c)} channels rotate; leave head_dim null, or set partial_rotary_factor"
+                ),
+            ),
+        ),
+    ),
     "linear_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         state_values=_head_matrices(1),
         rules=(
             _no_score_biases("linear_attention"),
@@ -194,13 +235,13 @@ OF_KINDS = {
         for kind in ("gated_delta_attention", "kimi_delta_attention", "mamba2_attention")
     },
     "compressive_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT,
         companions={"segment_length": 4},
         state_values=_head_matrices(2),
     ),
     "recurrent_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT | MEMORY,
         companions={"segment_length": 4, "memory_length": 4},
         rules=(

@@ -14,17 +14,16 @@ from ..traits import (
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
-    has_experts,
     image_sides,
     implied_kind,
-    mlp_kinds,
 )
 from .blocks import block_faults
 from .bounds import bound_faults
+from .directions import PREFIX_ROWS, STACK_ROWS
 from .experts import EXPERT_ROWS
+from .parts import PART_ROWS
 from .positions import position_place_faults, rope_layer_faults, rotary_faults, scale_faults, scheme_of
 
-ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -39,6 +38,8 @@ POSITIVE = (
     "embedding_multiplier",
     "logit_multiplier",
     "residual_multiplier",
+    "swiglu_limit",
+    "swiglu_alpha",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -55,6 +56,11 @@ POSITIVE_OR_NONE = (
     "linear_num_value_heads",
     "linear_key_head_dim",
     "linear_value_head_dim",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "attention_multiplier",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -72,13 +78,6 @@ def kinds_of_family(c) -> tuple[str, ...]:
     """The kinds of attention that a config's family has."""
     model_type = model_type_of(c)
     return tuple(n for n, kind in ATTENTION_KINDS.items() if model_type in kind.families or model_type not in FAMILIES)
-
-
-def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
-    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
-    rows = ((name, ATTENTION_KINDS[name]) for name in attention_kinds(c) if name in ATTENTION_KINDS)
-    return next((name for name, kind in rows if kind.own_scores and not kind.own_gate), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -179,19 +178,19 @@ ILLEGAL = [
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _first(block_faults),
+    (
+        lambda c: getattr(c, "add_cross_attention", False) and c.block != "sequential",
+        lambda c: (
+            f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
+            f"feed-forward; 'sequential' does"
+        ),
+    ),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.qk_norm_width and not c.qk_norm,
         lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
     ),
-    (
-        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
-        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
-    ),
-    (
-        lambda c: c.attention_gate is not None and _ungated(c) is not None,
-        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
-    ),
+    *PART_ROWS,
     _first(position_place_faults),
     _first(rope_layer_faults),
     _first(scale_faults),
@@ -203,7 +202,11 @@ ILLEGAL = [
         ),
     ),
     (
-        lambda c: c.head_dim is None and c.hidden_size % c.num_attention_heads != 0,
+        lambda c: (
+            c.head_dim is None
+            and getattr(c, "qk_rope_head_dim", None) is None
+            and c.hidden_size % c.num_attention_heads != 0
+        ),
         lambda c: (
             f"num_attention_heads={c.num_attention_heads} does not divide hidden_size={c.hidden_size}; "
             f"{_divisors(c.hidden_size, c.num_attention_heads)}"
@@ -249,6 +252,7 @@ ILLEGAL = [
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
     _first(rotary_faults),
+    *PREFIX_ROWS,
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
 
@@ -260,6 +264,14 @@ def _layers_per_group(c):
 # Rows of one family, after the shared ones.
 FAMILY_ILLEGAL = {
     "anyformer_decoder": [
+        _count("num_nextn_predict_layers", "modules"),
+        (
+            lambda c: c.num_nextn_predict_layers > 0 and c.add_cross_attention,
+            lambda c: (
+                f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules that read no encoder; set "
+                f"it to 0, or add_cross_attention=False"
+            ),
+        ),
         _positive("output_vocab_size", optional=True),
         (
             lambda c: c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0,
@@ -417,13 +429,7 @@ FAMILY_ILLEGAL = {
             ),
         ),
         _positive("num_decoder_layers", optional=True),
-        (
-            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
-            lambda c: (
-                f"mlp_layer_types={c.mlp_layer_types} names the encoder's layers only; name mlp_pattern, which both "
-                f"stacks follow"
-            ),
-        ),
+        *STACK_ROWS,
         _probability("classifier_dropout", optional=True),
     ],
 }

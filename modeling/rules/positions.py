@@ -12,7 +12,7 @@ def scheme_of(c):
 
 
 def _head_dim(c):
-    return c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
+    return c.head_dim or getattr(c, "qk_rope_head_dim", None) or c.hidden_size // c.num_attention_heads
 
 
 def own_classes(c) -> list[str]:

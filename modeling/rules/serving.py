@@ -12,7 +12,7 @@ transformers 5.23.
 from collections.abc import Callable
 
 from ..families import DECODER, ENCODER, FAMILIES, MOE
-from ..traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, attention_kinds, mlp_kinds
+from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
@@ -33,6 +33,10 @@ def _not_of_kernels(c) -> list[str]:
 
 def _windows(c) -> list[str]:
     return _kinds(c, lambda kind: kind.windowed and not kind.own_scores)
+
+
+def _without_keys(c) -> list[str]:
+    return _kinds(c, lambda kind: kind.keeps_states or kind.cache_values)
 
 
 def _rope_types(c) -> set:
@@ -62,9 +66,14 @@ REFUSALS = (
         lambda c: f"its kernels have no {_not_of_kernels(c)[0]}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "add_cross_attention", False),
+        lambda c: "it gives a decoder no encoder's tokens (add_cross_attention=True)",
+    ),
+    (
         (CONTINUOUS_BATCHING,),
-        lambda c: _kinds(c, lambda kind: kind.keeps_states),
-        lambda c: f"{_kinds(c, lambda kind: kind.keeps_states)[0]} keeps states, and its pages hold keys and values",
+        lambda c: _without_keys(c),
+        lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",
     ),
     (
         (CONTINUOUS_BATCHING,),
@@ -87,6 +96,16 @@ REFUSALS = (
         lambda c: f"it drops attn_logit_softcapping={c.attn_logit_softcapping}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "differential_attention", False),
+        lambda c: "its cache is written by each call of a kernel, and differential_attention makes two in a layer",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: c.attention_sinks,
+        lambda c: "its kernels, made from the config, drop attention_sinks",
+    ),
+    (
         (VLLM,),
         lambda c: (c.attn_logit_softcapping or 1) < 1,
         lambda c: f"it computes attn_logit_softcapping={c.attn_logit_softcapping}, below 1, wrongly (Gemma 2's, too)",
@@ -100,8 +119,13 @@ REFUSALS = (
     ),
     (
         OTHERS_KERNELS,
-        lambda c: _has_experts(c) and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+        lambda c: _has_experts(c) and not (c.mlp_type == "glu" and c.hidden_act in ("silu", "swish")),
         lambda c: f"its experts are gated silu, and ours mlp_type={c.mlp_type!r} with hidden_act={c.hidden_act!r}",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.mlp_bias,
+        lambda c: "its experts are made without biases (mlp_bias=True)",
     ),
     (
         OTHERS_KERNELS,
@@ -112,6 +136,11 @@ REFUSALS = (
         ENGINES,
         lambda c: _has_experts(c) and c.expert_capacity is not None,
         lambda c: f"expert_capacity={c.expert_capacity} counts the tokens of a row, and its rows hold many texts",
+    ),
+    (
+        ENGINES,
+        lambda c: getattr(c, "prefix_lm", False),
+        lambda c: "prefix_lm=True shows the tokens of a prompt those after them, and it hides the future from all",
     ),
     (
         OTHERS_KERNELS,

@@ -1,4 +1,4 @@
-"""Bytes of the cache that generation keeps: keys and values of earlier tokens, or states of a fixed size.
+"""Bytes of the cache that generation keeps: of earlier tokens keys and values or their latents; states of a fixed size.
 
 Standard library only. G key/value heads, K head size.
 """
@@ -29,8 +29,9 @@ class CacheSize:
 def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0) -> CacheSize | None:
     """The cache after `tokens` tokens (and `source_tokens` that an encoder has read); None for models that keep none.
 
-    Layers that look at everything keep 2 G K values for each token; those with a window no more than it holds; linear,
-    compressive and recurrent attention their states (see `Kind.lookback` and `Kind.state_values`).
+    Layers that look at everything keep 2 G K values for each token, or what `Kind.cache_values` says; those with a
+    window no more than it holds; linear, compressive and recurrent attention their states (see `Kind.lookback` and
+    `Kind.state_values`).
 
     config: of one of our families, or a namespace with its fields.
     """
@@ -44,9 +45,10 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
         kinds = kinds[:1] * (config.num_decoder_layers or config.num_hidden_layers)
     rows = [ATTENTION_KINDS[kind] for kind in kinds]
     one = 2 * heads * size
-    keys = sum(one * kept_tokens(row, config, tokens) for row in rows)
+    values = [one if row.cache_values is None else row.cache_values(config) for row in rows]
+    keys = sum(each * kept_tokens(row, config, tokens) for each, row in zip(values, rows))
     memories = sum(row.state_values(config) for row in rows if row.state_values is not None)
-    per_token = sum(one for row in rows if not row.keeps_states)
+    per_token = sum(each for each, row in zip(values, rows) if not row.keeps_states)
     source = one * len(rows) if is_pair else 0
     total = (keys + source * source_tokens) * bytes_per_value + memories * FP32_BYTES
     return CacheSize(per_token, source, tokens, per_token * bytes_per_value, total)

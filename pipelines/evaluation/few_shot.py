@@ -23,8 +23,9 @@ import anyformer
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
-from ..objectives.base import Objective, evenly_spread
+from ..objectives.base import Objective
 from ..objectives.class_task import are_unnamed
+from ..objectives.measuring import evenly_spread
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import wide_console

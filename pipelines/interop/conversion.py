@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 
 import torch
 import transformers
@@ -84,6 +85,10 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
         if other in native_classes(architecture.native, auto_class) and fields.items() <= vars(model.config).items():
             name = other
     cls, source = getattr(transformers, name), model.state_dict()
+    if modules := getattr(model.config, "num_nextn_predict_layers", 0):
+        warnings.warn(
+            f"num_nextn_predict_layers={modules}: {name} has no such modules; they are left out", stacklevel=2
+        )
     poolless = auto_class == "AutoModel" and architecture.family == "vit" and not _has_pooler(model)
     arguments = {"add_pooling_layer": False} if poolless else {}
     names, _ = _parameter_names(cls, config, **arguments)

@@ -19,6 +19,8 @@ class Weights:
         each module, one after the other. None: one group, and equal sizes.
     ones: axes of length 1 there that are not here: 1 of a convolution of each channel by itself, which is (channels, 1,
         width) there and (channels, width) here.
+    interleaved: of each of N experts a matrix, (inputs, outputs) there and (outputs, inputs) here, or a bias; outputs
+        of gate and up take turns there, and lie one after the other here.
     paired: rotated channels of a head lie in pairs, (0, 1), (2, 3), ..; ours are a half apart.
     """
 
@@ -29,10 +31,14 @@ class Weights:
     kernel: str | int | None = None
     paired: bool = False
     ones: tuple[int, ...] = ()
+    interleaved: bool = False
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
-        rows = native.mT if self.transposed and native.ndim >= 2 else native
+        if self.interleaved:
+            halves = torch.cat((native[..., ::2], native[..., 1::2]), dim=-1)
+            return [halves.transpose(1, 2) if native.ndim == 3 else halves]
+        rows = self.turned(native)
         if self.kernel is not None and native.ndim == 4:
             rows = native.flatten(1)
         if self.ones:
@@ -46,6 +52,9 @@ class Weights:
 
     def join(self, ours: list[torch.Tensor], config) -> torch.Tensor:
         """The inverse of `split`."""
+        if self.interleaved:
+            halves = ours[0].transpose(1, 2) if ours[0].ndim == 3 else ours[0]
+            return torch.stack(halves.chunk(2, dim=-1), dim=-1).flatten(-2)
         if self.layout is not None:
             groups, _ = self.layout(config)
             rows = torch.cat([part.unflatten(0, (groups, -1)) for part in ours], dim=1).flatten(0, 1)
@@ -58,7 +67,11 @@ class Weights:
         if self.kernel is not None and rows.ndim == 2:
             side = self.kernel if isinstance(self.kernel, int) else getattr(config, self.kernel)
             return rows.unflatten(1, (-1, side, side))
-        return rows.mT if self.transposed and rows.ndim >= 2 else rows
+        return self.turned(rows)
+
+    def turned(self, rows: torch.Tensor) -> torch.Tensor:
+        """A matrix, or a matrix of each expert, transposed where theirs are; a bias as it is."""
+        return rows.transpose(-1, -2) if self.transposed and rows.ndim > 1 else rows
 
 
 def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:

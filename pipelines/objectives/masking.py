@@ -110,13 +110,17 @@ class MaskingObjective(TextObjective):
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
-            logits = token_logits(model(**inputs))[0]
+            logits = self.token_logits(model, inputs)[0]
         shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
         lines = []
         for best, ids in zip(*(found.tolist() for found in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
             words = (tokenizer.decode([number]).strip() or repr(tokenizer.decode([number])) for number in ids)
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
+
+    def token_logits(self, model: Any, inputs: Any) -> Any:
+        """(B, T, V), what `model` predicts for each token of a tokenizer's `inputs`."""
+        return token_logits(model(**inputs))
 
     # ---- rows without labels
 

@@ -137,7 +137,7 @@ class MultiTask(SeveralParts, Translation):
             samples += shown[:1]
             self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
         self.prepare_model(finished.model)
-        return metrics, self.answers_to_prompts(finished) or samples
+        return metrics, self.samples(finished, splits) or samples
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""

@@ -18,9 +18,9 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
-from .base import evenly_spread
 from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
+from .measuring import evenly_spread
 from .showing import answer_text
 from .text_task import TextTask
 
@@ -263,23 +263,6 @@ class QuestionAnswering(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
 
-    def finish(self, finished: FinishedModel, splits: dict) -> tuple[dict[str, float], list[dict]]:
-        metrics, samples = {}, []
-        for split, rows in splits.items():
-            if split == "train":
-                continue
-            questions = self.answers(finished, rows, range(len(rows)))
-            metrics |= {f"{split}_{name}": value for name, value in self.measure_answers(questions).items()}
-            samples = [
-                {
-                    "prompt": each["question"],
-                    "reference": " / ".join(dict.fromkeys(each["right"])),
-                    "text": each["given"],
-                }
-                for each in questions[:SAMPLES]
-            ]
-        return metrics, samples
-
     def some_rows(self, rows, most: int) -> list[int]:
         """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
         of_window = rows.numbers("number")
@@ -294,16 +277,16 @@ class QuestionAnswering(TextTask):
         from ..metrics.significance import keep, kept_comparisons
 
         answers = self.answers(finished, rows, numbers)
+        given, right = ([each[name] for each in answers] for name in ("given", "right"))
+        self.shown = [
+            {"prompt": each["question"], "reference": " / ".join(dict.fromkeys(each["right"])), "text": each["given"]}
+            for each in answers[:SAMPLES]
+        ]
         with kept_comparisons() as compared:
-            found = self.measure_answers(answers)
+            found = self.compare(given, right)
         for comparison in compared:
             keep(replace(comparison, rows=[each["number"] for each in answers]))
         return found
-
-    def measure_answers(self, questions: list[dict]) -> dict[str, float]:
-        """Metrics of answers given, as `answers` has them."""
-        given, right = [each["given"] for each in questions], [each["right"] for each in questions]
-        return self.compare(given, right)
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.

@@ -200,21 +200,15 @@ class Translation(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
-    def finish(self, finished: FinishedModel, splits) -> tuple[dict[str, float], list[dict]]:
-        metrics, samples = {}, []
-        for split, rows in splits.items():
-            if split == "train":
-                continue
-            answered = len(rows) if self.metrics else min(SAMPLES, len(rows))
-            texts, references = self.answers(finished, rows, range(answered)), rows.texts("target")[:answered]
-            metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
-            sources = rows.texts("source")[:SAMPLES]
-            samples = [{"prompt": s, "reference": r, "text": t} for s, r, t in zip(sources, references, texts)]
-        return metrics, self.answers_to_prompts(finished) or samples
-
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        references = rows.texts("target")
-        return self.measure_texts(self.answers(finished, rows, numbers), [references[i] for i in numbers])
+        """Metrics of answers; without metrics some rows alone are answered, to be shown."""
+        numbers = numbers if self.metrics else numbers[:SAMPLES]
+        texts, (sources, references) = self.answers(finished, rows, numbers), map(rows.texts, ("source", "target"))
+        self.shown = [
+            {"prompt": sources[number], "reference": references[number], "text": text}
+            for number, text in zip(numbers[:SAMPLES], texts)
+        ]
+        return self.measure_texts(texts, [references[number] for number in numbers])
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of translations."""
@@ -241,10 +235,12 @@ class Translation(TextTask):
             found |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
         return [found[number] for number in range(len(ids))]
 
-    def answers_to_prompts(self, finished: FinishedModel) -> list[dict]:
-        """Samples of evaluation.sample_prompts."""
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+        """Answers to evaluation.sample_prompts, or to rows."""
         prompts = self.recipe.evaluation.sample_prompts
-        answers = self.predict(finished, list(map(self.source_text, prompts))) if prompts else []
+        if not prompts:
+            return self.shown
+        answers = self.predict(finished, list(map(self.source_text, prompts)))
         return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
 
     # ---- rows without labels

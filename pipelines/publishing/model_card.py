@@ -192,6 +192,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_recipe": (model.path / "recipe.yaml").is_file(),
         "base_model": facts.base_model,
         "is_converted": "converted_from" in run,
+        "to_family": run.get("to_family"),
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
         "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),

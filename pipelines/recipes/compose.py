@@ -14,10 +14,8 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
-from .argument_bounds import ARGUMENT_BOUNDS
-from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .differences import without_gone
-from .recipe_files import is_file_of, read_yaml_file
+from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
+from .recipe_files import is_file_of, read_yaml_file, without_gone
 from .schema import (
     DEFAULT_NAMES,
     LEARNED,

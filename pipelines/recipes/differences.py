@@ -6,12 +6,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..plugins import OBJECTIVES
+from .recipe_files import without_gone
 from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show
-
-# Settings of earlier versions, which wrote every default into the recipes of their runs: so they mean nothing.
-GONE = {"training": {"async_save": False, "auto_batch": False}}
 
 # Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
 LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
@@ -59,16 +57,6 @@ FREE_ON_RESUME = [
     "training.*_warning",
     "training.stall_minutes",
 ]
-
-
-def without_gone(data: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without settings of earlier versions at the value that does nothing."""
-
-    def kept(section: str, settings: Any) -> Any:
-        gone = GONE.get(section, {}) if isinstance(settings, dict) else {}
-        return {k: v for k, v in settings.items() if k not in gone or v != gone[k]} if gone else settings
-
-    return {section: kept(section, settings) for section, settings in data.items()}
 
 
 def flat_settings(value: Any, path: str = "") -> dict[str, Any]:

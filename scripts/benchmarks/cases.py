@@ -167,6 +167,18 @@ CASES = [
         memory=True,
     ),
     Case(
+        "states",
+        attention.states,
+        [
+            Shape({"dtype": "fp32", "length": length, "hidden": 256, "heads": 4})
+            for length in (1024, 2048, 4096, 8192, 16384)
+        ],
+        {"length": 48, "hidden": 32},
+        rounds=5,
+        memory=True,
+        same=not_compared,  # another function each
+    ),
+    Case(
         "generate",
         decoding.generate,
         [

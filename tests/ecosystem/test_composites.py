@@ -4,8 +4,17 @@ import pytest
 import torch
 from anyformer.pipelines.interop.conversion import from_native
 from family_variants import TINY_FIELDS, config_class
-from native_models import native_model
-from transformers import AutoModelForImageTextToText, LlavaConfig, LlavaForConditionalGeneration
+from native_models import native_config, native_model
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    EncoderDecoderModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    VisionEncoderDecoderModel,
+)
 
 EXACT = 1e-9  # float64, same maths in another order of operations
 NORMS_OF_FP32 = 1e-6  # LLaMA's own norms compute in fp32, ours in the model's fp64
@@ -106,3 +115,100 @@ def test_llava_of_our_parts_learns_saves_and_loads(tmp_path):
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float64, trust_remote_code=False)
     assert isinstance(loaded, LlavaForConditionalGeneration)
     torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=EXACT)
+
+
+# ------------------------------------------------------------------------------------------ encoder-decoder models
+
+
+def encoder_decoder(encoder, decoder, cls=EncoderDecoderModel):
+    config = cls.config_class.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return cls(config).double().eval()
+
+
+ENCODERS = {
+    "ours": lambda: tiny("encoder"),
+    "bert": lambda: native_config("bert"),
+    "wider-bert": lambda: native_config("bert", hidden_size=48),
+}
+DECODERS = {
+    "plain": {},
+    "learned-post": {"position_encoding": "learned", "norm_position": "post", "norm_type": "layernorm"},
+    "sandwich-gated": {"norm_position": "both", "attention_gate": "channel", "qk_norm": True},
+    "inside": {"norm_position": "inside", "qk_norm": True, "qk_norm_width": True},
+    "sliding-alibi": {
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 3,
+        "position_encoding": "alibi",
+    },
+    "linear-delta": {"attention_pattern": ["linear_attention", "gated_delta_attention"], "position_encoding": "none"},
+    "recurrent": {"segment_length": 4, "memory_length": 3},
+}
+PAIRS = [("ours", name) for name in DECODERS] + [("bert", "plain"), ("wider-bert", "sandwich-gated")]
+
+
+def source_and_target(rows: int = 2, target: int = 8) -> dict:
+    """Sources of 9 and 7 tokens, padded; targets."""
+    seed = torch.Generator().manual_seed(1)
+    ids, labels = (torch.randint(4, 97, (rows, n), generator=seed) for n in (9, target))
+    ids[1, 7:] = 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+
+
+@pytest.mark.parametrize(
+    "encoder, decoder", [pytest.param(*p, marks=pytest.mark.slow if p in PAIRS[1:6] else ()) for p in PAIRS]
+)
+def test_an_encoder_decoder_of_our_parts_generates_with_a_cache_what_it_generates_without(encoder, decoder):
+    model = encoder_decoder(ENCODERS[encoder](), tiny("decoder", **DECODERS[decoder]))
+    inputs = source_and_target()
+    del inputs["labels"]
+    ways = GREEDY | {"max_new_tokens": 9, "eos_token_id": None}
+    expected = model.generate(**inputs, **ways, use_cache=False)
+    assert torch.equal(model.generate(**inputs, **ways), expected)
+    found = model.generate(**inputs, **ways, num_beams=2)
+    assert torch.equal(found, model.generate(**inputs, **ways, num_beams=2, use_cache=False))
+    alone = {name: x[1:, :7] for name, x in inputs.items()}  # the padding of the other row's source is not seen
+    assert torch.equal(model.generate(**alone, **ways), expected[1:])
+
+
+@pytest.mark.filterwarnings("ignore:Version v4.12.0:FutureWarning")
+@pytest.mark.parametrize("encoder, decoder", [("ours", "plain"), ("bert", "sandwich-gated"), ("ours", "linear-delta")])
+def test_an_encoder_decoder_of_our_parts_learns_saves_and_loads(encoder, decoder, tmp_path):
+    model = encoder_decoder(ENCODERS[encoder](), tiny("decoder", **DECODERS[decoder])).train()
+    inputs = source_and_target()
+    model(**inputs).loss.backward()
+    unlearned = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert all("pooler" in name or ".key.bias" in name or "k_proj.bias" in name for name in unlearned), unlearned
+    model.eval().save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64, trust_remote_code=False)
+    torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=EXACT)
+
+
+def test_a_vision_encoder_decoder_of_our_parts_learns_generates_saves_and_loads(tmp_path):
+    model = encoder_decoder(tiny("vit"), tiny("decoder"), VisionEncoderDecoderModel)
+    pixels = torch.randn(2, 3, 12, 16, dtype=torch.float64)
+    inputs = {"pixel_values": pixels, "labels": source_and_target()["labels"]}
+    model.train()(**inputs).loss.backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "pooler" not in name)
+    expected = model.eval().generate(pixels, **GREEDY, use_cache=False)
+    assert torch.equal(model.generate(pixels, **GREEDY), expected)
+    assert not torch.equal(model(**inputs).logits[0], model(**inputs | {"pixel_values": pixels.flip(0)}).logits[0])
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float64, trust_remote_code=False)
+    assert isinstance(loaded, VisionEncoderDecoderModel) and torch.equal(loaded.generate(pixels, **GREEDY), expected)
+
+
+def test_saved_parts_of_ours_become_an_encoder_decoder(tmp_path):
+    AutoModel.from_config(tiny("encoder")).save_pretrained(tmp_path / "encoder")
+    decoder = AutoModelForCausalLM.from_config(tiny("decoder"))
+    decoder.save_pretrained(tmp_path / "decoder")
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(str(tmp_path / "encoder"), str(tmp_path / "decoder"))
+    assert torch.equal(model.decoder.model.embed_tokens.weight, decoder.model.embed_tokens.weight)
+    assert all(layer.cross_attn is not None for layer in model.decoder.model.layers)
+
+
+def test_a_decoder_that_was_built_without_cross_attention_is_refused():
+    encoder, decoder = AutoModel.from_config(tiny("encoder")), AutoModelForCausalLM.from_config(tiny("decoder"))
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    with pytest.raises(ValueError, match="built without add_cross_attention=True"):
+        model(input_ids=torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]))

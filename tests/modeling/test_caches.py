@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from family_variants import LATENT
 from native_models import randomise
 from packaging.version import Version
 from transformers import (
@@ -200,7 +201,8 @@ def test_tokens_of_many_texts_in_one_row_are_those_of_generate(name, configs):
 @pytest.mark.parametrize(
     "family, fields, words",
     [
-        ("decoder", {"attention_pattern": ["linear_attention"]}, "linear_attention keeps states"),
+        ("decoder", {"attention_pattern": ["linear_attention"]}, "linear_attention keeps no keys"),
+        ("decoder", LATENT, "latent_attention keeps no keys and values, which its pages hold"),
         ("moe", {"expert_capacity": 2}, "expert_capacity=2 counts the tokens of a row"),
     ],
 )

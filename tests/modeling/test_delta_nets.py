@@ -33,22 +33,26 @@ def drawn(length: int, channels: int, strength: float = 1.0, keys: int = 5, valu
     return [q, k, v, -strength * fades.abs(), torch.rand(2, 3, length, **drawn)]
 
 
-def recurrence(q, k, v, fades, writes):
-    """S_t = S_{t-1} Diag(a_t) (1 - b_t k_t k_t^T) + b_t v_t k_t^T, o_t = S_t q_t, token by token."""
+def recurrence(q, k, v, fades, writes, corrects=True):
+    """S_t = S_{t-1} Diag(a_t) (1 - b_t k_t k_t^T) + b_t v_t k_t^T, o_t = S_t q_t, token by token.
+
+    Without `corrects`, as in Mamba-2: S_t = S_{t-1} Diag(a_t) + b_t v_t k_t^T.
+    """
     state, out = q.new_zeros(*v.shape[:2], v.shape[-1], k.shape[-1]), []
     for t in range(q.shape[2]):
         key, write = k[:, :, t], writes[:, :, t, None, None]
         state = state * fades[:, :, t].exp().unsqueeze(-2)
-        state = state + write * (v[:, :, t] - (state @ key[..., None])[..., 0])[..., None] * key[..., None, :]
+        known = (state @ key[..., None])[..., 0] if corrects else 0
+        state = state + write * (v[:, :, t] - known)[..., None] * key[..., None, :]
         out.append((state @ q[:, :, t, :, None])[..., 0])
     return torch.stack(out, dim=2), state.transpose(-1, -2)
 
 
-@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("channels, corrects", [(1, True), (5, True), (1, False)])
 @pytest.mark.parametrize("length", [1, 63, 150])
-def test_the_chunked_form_is_the_recurrence(channels, length):
+def test_the_chunked_form_is_the_recurrence(channels, corrects, length):
     parts = drawn(length, channels)
-    for got, expected in zip(delta_rule(*parts), recurrence(*parts)):
+    for got, expected in zip(delta_rule(*parts, corrects=corrects), recurrence(*parts, corrects)):
         close(got, expected, EXACT)
 
 

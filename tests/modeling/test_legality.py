@@ -26,7 +26,16 @@ from anyformer import (
 )
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
+LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
 CASES = {
+    "kv_lora_rank is not set, but latent_attention layers": {"attention_pattern": ["latent_attention"]},
+    "v_head_dim is not set, but latent_attention layers need it": LATENT | {"v_head_dim": None},
+    "v_head_dim=4 is used by no layer; name latent_attention in attention_pattern": {"v_head_dim": 4},
+    "num_key_value_heads=2 is not for latent_attention, which": LATENT | {"num_key_value_heads": 2},
+    "qk_norm=True is not for latent_attention": LATENT | {"qk_norm": True},
+    "of head_dim=8 8 channels rotate; leave head_dim null": LATENT | {"head_dim": 8},
+    "attention_gate='head' does not go with latent_attention": LATENT | {"attention_gate": "head"},
+    "kv_lora_rank=0 is not a positive number": LATENT | {"kv_lora_rank": 0},
     "initializer_range=0.1 spreads no weight where fan_in_init=True": {"initializer_range": 0.1, "fan_in_init": True},
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and": {"hidden_size": 256, "num_attention_heads": 7},
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
@@ -41,6 +50,12 @@ CASES = {
     "norm_position has no entry for 'linear_attention', which layers": LINEAR | {"norm_position": {}},
     "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
+    "add_cross_attention=True does not go with block='parallel'": {"block": "parallel", "add_cross_attention": True},
+    "num_nextn_predict_layers=-1 is not a number of modules": {"num_nextn_predict_layers": -1},
+    "num_nextn_predict_layers=1 adds modules that read no encoder": {
+        "num_nextn_predict_layers": 1,
+        "add_cross_attention": True,
+    },
     "parallel_norms=3 is not known": {"block": "parallel", "parallel_norms": 3},
     "parallel_norms=2 is read by block='parallel' alone": {"parallel_norms": 2},
     "qk_norm_width=True says what qk_norm=True norms": {"qk_norm_width": True},
@@ -52,6 +67,32 @@ CASES = {
     "residual_multiplier=0 is not a positive number": {"residual_multiplier": 0},
     "attention_gate='row' is not known; known: head, channel": {"attention_gate": "row"},
     "attention_gate='head' does not go with linear_attention": {"attention_gate": "head", **LINEAR},
+    "hidden_act='gelu' is not read by mlp_type='clamped_glu'": {"mlp_type": "clamped_glu", "hidden_act": "gelu"},
+    "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
+    "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
+    "attention_sinks=True and position_at='queries_keys' are two classes of attention": {
+        "attention_sinks": True,
+        "position_at": "queries_keys",
+        "position_encoding": "learned",
+    },
+    "attention_sinks=True is a part of softmax attention over tokens, and linear": {"attention_sinks": True, **LINEAR},
+    "attention_sinks=True and differential_attention=True are two classes of attention": {
+        "attention_sinks": True,
+        "differential_attention": True,
+    },
+    "num_key_value_heads=1 is odd, but differential_attention=True pairs heads": {
+        "num_key_value_heads": 1,
+        "differential_attention": True,
+    },
+    "attention_dropout=0.1 would differ in the two softmaxes": {
+        "attention_dropout": 0.1,
+        "differential_attention": True,
+    },
+    "num_nextn_predict_layers=1 adds modules behind the layers, which the first": {
+        "num_nextn_predict_layers": 1,
+        "value_residual": True,
+    },
+    "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
@@ -164,10 +205,10 @@ ENCODER_CASES = {
     "conv_groups=3 does not divide hidden_size=512; 2, 4 and 8 do": {"conv_kernel_size": 3, "conv_groups": 3},
     "conv_groups=0 does not divide hidden_size=512": {"conv_groups": 0},
     "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
-    "'strided_attention', which an encoder": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+    "'linear_attention', which an encoder": LINEAR,
     "sliding_window is not set, but local_global_attention layers": {"attention_pattern": ["local_global_attention"]},
     "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in": {"sliding_window": 4},
-    "attention_stride=4 is used by no layer; name no such setting here": {"attention_stride": 4},
+    "attention_stride=4 is used by no layer; name strided_attention in": {"attention_stride": 4},
     "position_offset=-2 is not a number of rows; 0 means none": {"position_offset": -2},
     "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
 }
@@ -179,8 +220,12 @@ SEQ2SEQ_CASES = {
     },
     "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
-    "attention_pattern holds 'sliding_attention'": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "attention_pattern holds 'strided_attention'": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
     "sliding_window=4 is used by no layer": {"sliding_window": 4},
+    "names the encoder's layers only; name attention_pattern": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 4,
+    },
     "classifier_dropout=-0.1 is not a probability": {"classifier_dropout": -0.1},
     "names the encoder's layers only; name mlp_pattern": {"num_experts": 4, "mlp_layer_types": ["dense", "sparse"] * 4},
 }

@@ -217,8 +217,18 @@ def test_the_last_tokens_vector_is_classified():
         ({"router_jitter_noise": 1.5}, "router_jitter_noise=1.5 must be below 1"),
         ({"router_aux_loss_coef": -1.0}, "router_aux_loss_coef=-1.0 is negative"),
         ({"expert_capacity": 0}, "expert_capacity=0 is not a positive number"),
-        ({"mlp_bias": True}, "mlp_bias=True is not for experts"),
         ({"shared_expert_gate": True}, "shared_expert_gate=True needs a shared expert"),
+        ({"n_group": 2}, "n_group=2 and topk_group=None belong together; set both, or leave both null"),
+        ({"n_group": 3, "topk_group": 1}, "n_group=3 does not divide num_experts=4"),
+        (
+            {"n_group": 4, "topk_group": 2, "router_scoring": "sigmoid"},
+            "n_group=4 makes groups of 1, but router_scoring='sigmoid' compares them by their best two experts; at "
+            "most 2 do",
+        ),
+        (
+            {"n_group": 4, "topk_group": 1},
+            "topk_group=1 must be at most n_group=4, and at least 2: so many groups of 1 hold num_experts_per_tok=2",
+        ),
     ],
 )
 def test_what_experts_cannot_be_is_one_sentence(fields, sentence):

@@ -137,7 +137,7 @@ def test_positions_of_queries_and_keys_reach_no_value_and_those_of_layers_reach_
 
 
 def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
-    from anyformer.modeling.attention_masks import fold_into_bias
+    from anyformer.modeling.score_bias import fold_into_bias
 
     bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
     causal = torch.ones(5, 5, dtype=torch.bool).tril()

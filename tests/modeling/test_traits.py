@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from anyformer.modeling import Kind, Scheme, register_attention_kind, register_position_scheme
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, cache_type, unregister
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, cache_type
 from anyformer.pipelines.cli.legality_table import legality_markdown, refusal
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import nn
 from transformers import AutoModelForCausalLM
+from unregister import unregister
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
 

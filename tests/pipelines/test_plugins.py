@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from anyformer.modeling.traits import unregister
 from anyformer.pipelines import plugins
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES, SOURCES
 from local_hub import run_without_anyformer
+from unregister import unregister
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}

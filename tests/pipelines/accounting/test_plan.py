@@ -25,6 +25,7 @@ from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.engines.launch import engines, settings_of
+from family_variants import LATENT
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, TrainingArguments
 
@@ -77,6 +78,7 @@ CACHES = {
     "linear": {"attention_pattern": ["linear_attention", "full_attention"], "num_key_value_heads": 2},
     "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": 4},
     "recurrent": {"memory_length": 4, "segment_length": 4},
+    "latent": LATENT | {"attention_pattern": ["latent_attention", "full_attention"]},
 }
 
 

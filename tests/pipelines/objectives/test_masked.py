@@ -109,14 +109,6 @@ def test_of_the_predicted_tokens_80_percent_are_masked_10_random_and_10_stay():
 # What it depends on
 
 
-def test_a_row_without_a_number_counts_by_its_place_and_one_without_an_epoch_is_in_the_first():
-    rows = rows_of([300], 64)[:3]
-    bare = [{name: value for name, value in row.items() if name not in ("row_ids", "epoch")} for row in rows]
-    numbered, plain = collator()(rows), collator()(bare)
-    assert torch.equal(numbered["input_ids"], plain["input_ids"])
-    assert "row_ids" not in plain and "epoch" not in numbered
-
-
 # What a model is told about documents and padding
 
 

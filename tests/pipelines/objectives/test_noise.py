@@ -213,6 +213,34 @@ def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix(letters, te
                 assert first > 0 and here[first:].all()
 
 
+@some_settings
+@given(texts=documents, seed=seeds)
+def test_a_decoders_prefix_is_what_it_does_not_predict_and_never_padding(letters, texts, seed):
+    objective, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
+    for packed in (True, False):
+        batch = objective.collator(packed)(rows)
+        for row, labels, prefix in zip(rows, batch["labels"], batch["prefix_mask"]):
+            starts = (row["position_ids"] == 0).nonzero()[:, 0].tolist()
+            for begin, end in zip(starts, [*starts[1:], 40]):
+                if (row["labels"][begin:end] != IGNORE_INDEX).any():
+                    assert torch.equal(prefix[begin:end] == 1, labels[begin:end] == IGNORE_INDEX)
+                else:
+                    assert not prefix[begin:end].any()
+
+
+@some_settings
+@given(texts=documents, seed=seeds)
+def test_a_decoders_masks_are_seen_by_all_and_have_a_token_before_them(letters, texts, seed):
+    objective, rows = made("masked", letters, texts, 40, family="decoder", seed=seed)
+    assert objective.auto_class == "AutoModelForCausalLM" and objective.shifts_labels
+    for packed in (True, False):
+        batch = objective.collator(packed)(rows)
+        assert "attention_mask" not in batch
+        for row, labels, seen in zip(rows, batch["labels"], batch["prefix_mask"]):
+            assert not (labels != IGNORE_INDEX)[row["position_ids"] == 0].any()
+            assert seen[row["labels"] != IGNORE_INDEX].all() and (seen.diff() <= 0).all()
+
+
 def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
     from transformers import GPT2Config, T5Config
 
@@ -221,6 +249,9 @@ def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
         settings = OBJECTIVES["prefix_lm"].Settings()
         objective = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path / head)), objective=settings))
         assert (objective.auto_class, objective.shifts_labels) == (head, head == "AutoModelForCausalLM")
+        if head == "AutoModelForCausalLM":
+            with pytest.raises(UserError, match=r"\(gpt2\) is causal throughout.*anyformer convert"):
+                objective.open()
     with pytest.raises(UserError, match="cannot be loaded"):
         _ = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path)), objective=settings)).auto_class
 

@@ -19,6 +19,7 @@ RUNS = {
     "prefix_lm": ("decoder", {"name": "prefix_lm"}),
     "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
     "mixture": ("decoder", mixture({"name": "causal"}, {"name": "fill_in_the_middle"})),
+    "read both ways": ("decoder", mixture({"name": "masked"}, {"name": "causal"})),
     "mixture of noise": ("seq2seq", mixture({"name": "denoising", "weight": 1.3}, {"name": "span_corruption"})),
 }
 

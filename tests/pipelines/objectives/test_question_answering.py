@@ -215,12 +215,9 @@ def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_
 GOOD = [example("mr otto was in a film", "otto", 3)] * 8
 MISTAKES = {
     "no-answer": ([*GOOD, example("a", None)], r"line 9 holds no answer; .* set task.no_answer=true"),
-    "outside": ([*GOOD, example("mr otto", "otto", 70)], "line 9 holds 70 for the answer 'otto', where the context"),
     "other": ([*GOOD, example("mr otto", "otto", 2)], r"has ' ott'; the answer begins at 3"),
-    "negative": ([example("mr otto", "otto", -4)], r"holds -4 for the answer 'otto'"),
     "absent": ([example("mr otto", "anna", 3)], r"line 1 holds 3 .* has 'otto'; the answer is not in it"),
     "empty": ([*GOOD, example("  ", "a", 0)], r"task.context_field='context': .*line 9 holds an empty text"),
-    "no-question": ([example("a", "a", 0, " ")], r"task.question_field='question': .*line 1 holds an empty text"),
     "empty-answer": ([example("a", "", 0)], r"line 1 holds '', which is no text"),
     "start": ([example("a", "a", "0")], r"answer_start_field='answers.answer_start': .* holds '0', which is no whole"),
     "lengths": (

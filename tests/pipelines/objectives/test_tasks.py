@@ -121,8 +121,6 @@ MISTAKES = {
     "no-label": ([*GOOD_ROWS, {"text": "a", "label": None}], {}, r"line 9 holds null, which is no class"),
     "label-forgotten": ([*GOOD_ROWS, {"text": "a"}], {}, r"task.label_field='label': no such column in .*line 9"),
     "no-text": ([{"text": None, "label": 1}], {}, r"task.text_field='text': .*line 1 holds null, not text"),
-    "a-number-as-text": ([{"text": 7, "label": 1}], {}, r"task.text_field='text': .*line 1 holds int, not text"),
-    "a-fraction-as-class": ([*GOOD_ROWS, {"text": "a", "label": 0.5}], {}, r"line 9 holds 0.5, which is no class"),
     "out-of-range": (
         [*GOOD_ROWS, {"text": "a", "label": 2}],
         {"label_names": ["no", "yes"]},

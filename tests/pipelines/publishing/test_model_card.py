@@ -161,6 +161,7 @@ def test_parameters_are_counted_from_the_weights_and_a_tied_head_once(tiny_confi
         ({}, ["| layers | 2 |", "| key/value heads | 2 |", "| rotary | default, rope_theta=10000 |"]),
         ({"position_encoding": "learned"}, ["| positions | learned |", "| context | 64 tokens |"]),
         ({"norm_position": "post", "norm_type": "layernorm"}, ["| norm | layernorm, post-norm |"]),
+        ({"norm_position": {"full_attention": "inside"}}, ["| norm | rmsnorm, inside-norm (full_attention) |"]),
     ],
 )
 def test_the_architecture_table_is_the_config(tiny_config, tmp_path, fields, rows):

@@ -13,8 +13,7 @@ from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
-from anyformer.pipelines.recipes.argument_bounds import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS
-from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
+from anyformer.pipelines.recipes.checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, READ_WITH, SCHEDULE_BOUNDS
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.field_docs import describe_fields

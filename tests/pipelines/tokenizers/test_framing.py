@@ -161,7 +161,6 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
         (MASKED, ["objective.mask_probability=1e-9"], "objective.mask_probability=1e-09 hides no token of a row of"),
         (MASKED, ["objective.mask_replace=0.95"], "together they must be at most 1"),
         (MASKED, ["objective.noise_density=0.2"], "no effect with objective.name=masked; it belongs to span"),
-        ({}, ["objective.mask_replace=0.7"], "no effect with objective.name=causal; it belongs to masked"),
         (MASKED, ["tokenizer.framing=eos"], "tokenizer.framing=eos does not go with objective.name=masked"),
         (MASKED, ["model.family=decoder"], "model.family=decoder does not go with objective.name=masked; it takes enc"),
         ({}, ["objective.name=span_corruption"], "it takes seq2seq"),

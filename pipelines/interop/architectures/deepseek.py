@@ -1,0 +1,97 @@
+"""DeepSeek-V3 and V2: latent attention, and experts chosen within groups beside a shared one."""
+
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
+from ..weights import renamed
+from .llama import FIELDS, FIXED, WEIGHTS
+from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS
+
+LATENT_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+OTHERS = {name: row for name, row in WEIGHTS.items() if not name.endswith(("k_proj", "v_proj"))}
+DEEPSEEK_WEIGHTS = {
+    **OTHERS,
+    **EXPERTS,
+    **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in LATENT_PARTS},
+    **{
+        f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}")
+        for part in ("gate_proj", "up_proj", "down_proj")
+    },
+}
+DEEPSEEK_FIXED = {
+    **FIXED,
+    **{name: value for name, value in MIXTURE.items() if name != "routed_scaling_factor"},
+    "attention_pattern": ["latent_attention"],
+    "qk_norm": False,
+    "shared_expert_gate": False,
+}
+
+
+def _read_experts(native) -> dict:
+    dense = min(native.first_k_dense_replace, native.num_hidden_layers)
+    return {
+        "mlp_pattern": ["dense"] * dense + ["sparse"] * (native.num_hidden_layers - dense),
+        "shared_expert_intermediate_size": native.n_shared_experts * native.moe_intermediate_size,
+    }
+
+
+def _write_experts(ours) -> dict:
+    kinds = ours.mlp_kinds
+    return {
+        "first_k_dense_replace": kinds.index("sparse"),
+        "n_shared_experts": ours.shared_expert_intermediate_size // ours.moe_intermediate_size,
+    }
+
+
+DEEPSEEK_FIELDS = {
+    **{name: row for name, row in FIELDS.items() if name not in ("head_dim", "num_key_value_heads")},
+    **{name: row for name, row in MIXTURE_FIELDS.items() if name != "router_aux_loss_coef"},
+    **same("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias"),
+    **same("moe_intermediate_size", "routed_scaling_factor"),
+    "n_routed_experts": "num_experts",
+    "num_key_value_heads": Same("num_attention_heads"),
+    ("first_k_dense_replace", "n_shared_experts"): Computed(_read_experts, _write_experts),
+    "pretraining_tp": IRRELEVANT,
+}
+
+DEEPSEEK_V3 = ArchitectureMap(
+    native="deepseek_v3",
+    family="moe",
+    preset="deepseek_v3",
+    fixed={**DEEPSEEK_FIXED, "router_scoring": "sigmoid", "router_bias_update_rate": 0.001},
+    fields={
+        **DEEPSEEK_FIELDS,
+        **same("norm_topk_prob", "rope_interleave"),
+        "n_group": Converted("n_group", lambda value: None if value == 1 else value, lambda value: value or 1),
+        ("topk_group",): Computed(
+            lambda native: {"topk_group": None if native.n_group == 1 else native.topk_group},
+            lambda ours: {"topk_group": ours.topk_group or 1},
+        ),
+        "num_mtp_layers": IRRELEVANT,  # modules beside the model, which its class does not hold
+    },
+    weights=DEEPSEEK_WEIGHTS,
+)
+
+
+def _read_groups(native) -> dict:
+    grouped = native.topk_method == "group_limited_greedy"
+    return {name: getattr(native, name) if grouped else None for name in ("n_group", "topk_group")}
+
+
+def _write_groups(ours) -> dict:
+    method = "greedy" if ours.n_group is None else "group_limited_greedy"
+    return {"topk_method": method, "n_group": ours.n_group, "topk_group": ours.topk_group}
+
+
+DEEPSEEK_V2 = ArchitectureMap(
+    native="deepseek_v2",
+    family="moe",
+    preset=None,
+    fixed={**DEEPSEEK_FIXED, "norm_topk_prob": False, "router_scoring": "softmax", "rope_interleave": True},
+    fields={
+        **DEEPSEEK_FIELDS,
+        ("topk_method", "n_group", "topk_group"): Computed(_read_groups, _write_groups),
+        "norm_topk_prob": IRRELEVANT,  # its class does not read it
+        "head_dim": IRRELEVANT,  # transformers < 5.24: a field, which the class overwrites
+        "mlp_bias": MustEqual(False),
+    },
+    weights=DEEPSEEK_WEIGHTS,
+)
