@@ -237,6 +237,13 @@ class PrefixGenerationMixin(GenerationMixin):
         return inputs | {"attention_mask": attention_mask, "prefix_mask": prefix_mask}
 
 
+# `generate` refuses arguments that stand in no signature; transformers' own names the cache, by a name of its version.
+_OWN = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
+*_GIVEN, _OTHERS = _OWN.parameters.values()
+_PREFIX = inspect.Parameter("prefix_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+PrefixGenerationMixin.prepare_inputs_for_generation.__signature__ = _OWN.replace(parameters=[*_GIVEN, _PREFIX, _OTHERS])
+
+
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
     _can_record_outputs = LAYERS_THAT_CROSS

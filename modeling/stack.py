@@ -138,7 +138,7 @@ class TransformerStack:
         x_BTD, per_layer, common = self.enter(x_BTE, batch, added_BTE)
         if kept_tokens is not None:
             per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
-        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context, **common)
+        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context | common)
         x_BTD, fields = self.norm(x_BTD), {}
         if routed:
             fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
@@ -190,11 +190,13 @@ class TransformerStack:
         routed = []
         for layer, own in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+            if isinstance(x_BTD, tuple):  # the first layer, with `value_residual`
+                x_BTD, context["first_values"] = x_BTD
         return x_BTD, routed
 
 
 def run_layer(layer, x_BTD, routed: list, **context):
-    """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    """(B, T, D) -> (B, T, D), and values where the layer shows them. The routing of experts is added to `routed`."""
     if "positions_of_layers" in context:
         x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
@@ -205,9 +207,9 @@ def run_layer(layer, x_BTD, routed: list, **context):
         trained = [context.pop(name) for name in trained]
     if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
         return layer(x_BTD, *trained, **context)
-    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, *trained, **context)
+    x_BTD, logits_NE, index_NK, kept_NK, *values = layer(x_BTD, *trained, **context)
     routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
-    return x_BTD
+    return (x_BTD, *values) if values else x_BTD
 
 
 def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:

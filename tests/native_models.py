@@ -64,6 +64,7 @@ DECODERS = {
         "granite",
         LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     ),
+    "diffllama": ("diffllama", LLAMA | {"head_dim": 16}),
     "smollm3": ("smollm3", LLAMA | {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("gemma", GEMMA),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),

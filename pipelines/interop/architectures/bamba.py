@@ -8,6 +8,13 @@ from ..weights import Weights, fused, renamed
 from .llama import FIXED, GRANITE, WEIGHTS
 
 KINDS = {"linear_attention": "mamba2_attention", "full_attention": "full_attention"}
+
+
+def _write_expansion(ours) -> dict:
+    """Channels of the values per hidden channel; a model without such layers has no sizes of them."""
+    return {"mamba_expand": (ours.linear_num_value_heads or 0) * (ours.linear_value_head_dim or 0) // ours.hidden_size}
+
+
 MAMBA_FIELDS = {
     "mamba_n_heads": "linear_num_value_heads",
     "mamba_d_head": "linear_value_head_dim",
@@ -16,7 +23,7 @@ MAMBA_FIELDS = {
     "mamba_d_conv": "linear_conv_kernel_dim",
     ("mamba_expand",): Computed(
         lambda native: {},
-        lambda ours: {"mamba_expand": ours.linear_num_value_heads * ours.linear_value_head_dim // ours.hidden_size},
+        _write_expansion,
     ),
     "mamba_chunk_size": IRRELEVANT,
     "mamba_conv_bias": MustEqual(True),
