@@ -92,6 +92,10 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
         gate = config.attention_gate
         self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
+        residual = getattr(config, "value_residual", False) and not cross_attention
+        self.shows_values, self.value_mix = residual and layer_idx == 0, None
+        if residual and layer_idx > 0:
+            self.value_mix = implementation("value residual", "mixed", "attention_values")()
 
         self.scales = None
         if has_scales(config) and not cross_attention:
@@ -129,7 +133,8 @@ class Attention(nn.Module):
         key_value_states=None,
         **kwargs,
     ) -> tuple:
-        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none.
+        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none; and of
+        the first layer with `value_residual` its values (B, G, T, K), the `first_values` of the others.
 
         vLLM reads this source: it takes the layer's scale from the one call of what `get_interface` returned, and makes
         one product of three calls on one input (vllm/model_executor/models/transformers/fusers).
@@ -140,6 +145,9 @@ class Attention(nn.Module):
         else:
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
             q_BHTK, k_BGSK, v_BGSK = self.heads(q, self.q_norm), self.heads(k, self.k_norm), self.heads(v)
+        shown = [v_BGSK] if self.shows_values else []
+        if self.value_mix is not None:
+            v_BGSK = self.value_mix(v_BGSK, kwargs.pop("first_values"))
         if position_embeddings is not None:
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
         if self.scales is not None:
@@ -158,7 +166,7 @@ class Attention(nn.Module):
         )
         if self.output_gate is not None:
             out_BTHK = self.output_gate(out_BTHK, hidden_states)
-        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
+        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights, *shown
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
@@ -201,6 +209,6 @@ def build_attention(config, layer_idx: int) -> Attention:
         return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
     if config.position_at == "queries_keys":
         return implementation("scheme attention", config.position_at, "attention_positions")(config, layer_idx)
-    part = next((part for part in ATTENTION_PARTS if getattr(config, part)), None)
+    part = next((part for part in ATTENTION_PARTS if getattr(config, part, False)), None)
     make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
     return make(config, layer_idx)

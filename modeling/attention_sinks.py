@@ -7,14 +7,16 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention, paged_eager_attention
-from .traits import CHANNELS, implements
+from .traits import implements
+
+CHANNELS = 8  # by which heads are made wider: kernels want multiples of 16 bytes
 
 
 def sdpa_with_sinks(module, query, key, value, attention_mask, scaling, s_aux, **kwargs) -> tuple:
     """sdpa over one key more, in front of all others: its score is the sink and its value 0.
 
-    Queries have the sink as a channel more, which is 0 in all keys but that one; CHANNELS are added, as kernels want
-    them. Without a mask the first key needs a query beside it, so that the flag for causality still counts right.
+    Queries have the sink as a channel more, which is 0 in all keys but that one; CHANNELS are added in all. Without a
+    mask the first key needs a query beside it, so that the flag for causality still counts right.
 
     query (B, H, T, K); key, value (B, G, S, K); s_aux (H,). Returns the output (B, T, H, K) and no weights.
     """

@@ -7,11 +7,11 @@ from transformers import initialization as init
 from .traits import implements
 
 
-@implements("value residual", "learned")
+@implements("value residual", "mixed")
 class ValueResidual(nn.Module):
-    """w_1 v_n + w_2 v_1, with two numbers that layer n learns, from 1/2 each: Zhou et al. 2024, eq. 8 (learnable).
+    """w1 v + w2 v of the first layer; each layer learns both numbers, from 1/2: Zhou et al. 2024 (ResFormer).
 
-    v_1 are the first layer's values of the same tokens, so that a cache holds the sum and nothing beside it.
+    Both are of the same tokens, so that a cache holds the sum and nothing beside it.
     """
 
     def __init__(self):

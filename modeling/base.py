@@ -56,6 +56,7 @@ def unserved(c, pages: bool = False) -> str | None:
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
         "prefix_lm": getattr(c, "prefix_lm", False),
+        "differential_attention": getattr(c, "differential_attention", False),
     }
     if not pages:
         windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal

@@ -126,18 +126,21 @@ class TransformerBlock(GradientCheckpointingLayer):
         """
         context |= dict(zip(trained_names, trained))
         cross = {name: context.pop(given, None) for given, name in OF_ENCODER.items()}
-        x_BTD, _ = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
+        x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
         if cross["key_value_states"] is not None:
             x_BTD, _ = self.residual(self.cross_attention_layernorm, self.cross_attn, x_BTD, **cross)
         x_BTD = self.kept(x_BTD, kept_tokens)
-        x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        x_BTD, (routing,) = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        return self.outputs(x_BTD, routing, values)
 
-        # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.
-        return x_BTD if routing is None else (x_BTD, *routing)
+    @staticmethod
+    def outputs(x_BTD, routing, values: list):
+        """Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within."""
+        return (x_BTD, *(routing or ()), *values) if routing or values else x_BTD
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        """x + part(norm(x)), or post-norm norm(x + part(x)); and the part's extra."""
-        out_BTD, extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
+        """x + part(norm(x)), or post-norm norm(x + part(x)); and what else the part returns, a list."""
+        out_BTD, *extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
         x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
 

@@ -233,6 +233,9 @@ class CausalConfig(TokenConfig):
     is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
     add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
 
+    value_residual: bool = False  # the first layer's values are mixed into all others' (Zhou et al. 2024)
+    differential_attention: bool = False  # the difference of two softmaxes (Ye et al. 2024)
+    lambda_std_dev: int | float = 0.1  # differential_attention: deviation of new weights of its difference
     block_size: int | None = None  # block_sparse_attention: tokens of a block (Zaheer et al. 2020, BigBird)
     num_local_blocks: int = 2  # block_sparse_attention: a query's own block and those just before it
     num_sink_blocks: int = 1  # block_sparse_attention: the first blocks, which all see

@@ -13,8 +13,8 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
     plan = feed_forward_plan(config)
     # Not split by heads: biases, gates, sinks and wide norms hold all heads at once, global tokens read whole rows.
     parts = POSITION_SCHEMES[config.position_encoding], *(ATTENTION_KINDS[kind] for kind in config.attention_kinds)
-    of_all_heads = config.qk_norm_width, config.attention_gate, config.attention_sinks
-    if any(of_all_heads) or not all(part.splits_heads for part in parts):
+    names = ("qk_norm_width", "attention_gate", "attention_sinks", "value_residual", "differential_attention")
+    if any(getattr(config, name, None) for name in names) or not all(part.splits_heads for part in parts):
         return plan
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
@@ -65,6 +65,7 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or config.embedding_multiplier != 1
         or getattr(config, "add_cross_attention", False)
         or getattr(config, "num_nextn_predict_layers", 0)
+        or getattr(config, "value_residual", False)  # of which later stages get nothing
     ):
         return None
     return {

@@ -20,7 +20,6 @@ from .attention_masks import (
 )
 from .block import build_block, build_norm
 from .positions import (
-    LearnedPositions,
     RotaryEmbedding,
     RotaryEmbeddingPerLayerType,
     apply_positions,
@@ -112,7 +111,7 @@ class TransformerStack:
         reads = documents is not None and documents.device.type == "cpu" and not torch.compiler.is_compiling()
         if reads and torch.equal(documents[:, 0], documents[:, -1]):  # one document in each row hides nothing
             documents = None
-        if documents is None and not paged and isinstance(self.positions, LearnedPositions):
+        if documents is None and not paged and hasattr(self.positions, "check_length"):
             self.positions.check_length(x_BTE.shape[1])
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -190,11 +189,13 @@ class TransformerStack:
         routed = []
         for layer, own in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+            if isinstance(x_BTD, tuple):  # the first layer, with `value_residual`
+                x_BTD, context["first_values"] = x_BTD
         return x_BTD, routed
 
 
 def run_layer(layer, x_BTD, routed: list, **context):
-    """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    """(B, T, D) -> (B, T, D), and values where the layer shows them. The routing of experts is added to `routed`."""
     if "positions_of_layers" in context:
         x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
@@ -205,9 +206,9 @@ def run_layer(layer, x_BTD, routed: list, **context):
         trained = [context.pop(name) for name in trained]
     if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
         return layer(x_BTD, *trained, **context)
-    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, *trained, **context)
+    x_BTD, logits_NE, index_NK, kept_NK, *values = layer(x_BTD, *trained, **context)
     routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
-    return x_BTD
+    return (x_BTD, *values) if values else x_BTD
 
 
 def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:

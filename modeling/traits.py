@@ -103,11 +103,11 @@ NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "insid
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 BLOCK_FORMS = NORM_POSITIONS | BLOCKS
 # Fields that give all layers another class of attention -> its file.
-ATTENTION_PARTS = {"attention_sinks": "attention_sinks"}
+ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
-    "learned": Scheme(acts_on="embeddings"),
-    "sinusoidal": Scheme(acts_on="embeddings"),
+    "learned": Scheme(acts_on="embeddings", module="positions_absolute"),
+    "sinusoidal": Scheme(acts_on="embeddings", module="positions_absolute"),
     "rotary": Scheme(acts_on="rotation"),
     "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
@@ -293,7 +293,8 @@ def parts_of(c) -> list[str]:
     modules += [BLOCK_FORMS[form] for form in block_forms(c)]
     modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
-    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part)]
+    modules += ["attention_values"] if getattr(c, "value_residual", False) else []
+    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part, False)]
     modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
     modules += ["attention_scales"] if has_scales(c) else []
     modules += ["attention_positions"] if c.position_at == "queries_keys" else []

@@ -64,6 +64,7 @@ DECODERS = {
         "granite",
         LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     ),
+    "diffllama": ("diffllama", LLAMA | {"head_dim": 16}),
     "smollm3": ("smollm3", LLAMA | {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("gemma", GEMMA),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),
@@ -219,6 +220,12 @@ MIXTURES |= {
         | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-3},
     ),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0}),
+    "kimi_linear": (
+        "kimi_linear",
+        {name: value for name, value in LATENT.items() if name not in ("first_k_dense_replace", "n_routed_experts")}
+        | {"num_local_experts": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 4, "linear_head_dim": 6},
+    ),
     "deepseek_v2_greedy": ("deepseek_v2", LATENT | {"topk_method": "greedy", "rope_parameters": YARN | MSCALE}),
 }
 SWITCH = T5 | {"num_layers": 4, "num_decoder_layers": 4, "num_experts": 4, "relative_attention_max_distance": 20}

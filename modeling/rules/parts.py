@@ -1,6 +1,6 @@
 """The legality table's rows about parts of attention and of feed-forwards, for legality.py. Standard library only."""
 
-from ..traits import ATTENTION_KINDS
+from ..traits import ATTENTION_KINDS, ATTENTION_PARTS
 from .positions import own_classes
 
 ATTENTION_GATES = ("head", "channel")
@@ -9,6 +9,33 @@ ATTENTION_GATES = ("head", "channel")
 def _ungated(c):
     """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
     return next((name for name in own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
+
+
+def _of_softmax(c):
+    """A part that only attention of the plain class has, or None."""
+    names = ("attention_sinks", "value_residual", "differential_attention")
+    return next((name for name in names if getattr(c, name, False)), None)
+
+
+def _classes(c) -> list[str]:
+    """The settings that each give all layers another class of attention."""
+    of_parts = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
+    return of_parts + ([f"position_at={c.position_at!r}"] if c.position_at == "queries_keys" else [])
+
+
+def _differential_faults(c):
+    """Faults of differential attention, one sentence each."""
+    if not getattr(c, "differential_attention", False):
+        return
+    heads = c.num_key_value_heads or c.num_attention_heads
+    if heads % 2:
+        field = "num_attention_heads" if c.num_key_value_heads is None else "num_key_value_heads"
+        yield f"{field}={heads} is odd, but differential_attention=True pairs heads; choose an even number"
+    if c.attention_dropout:
+        yield (
+            f"attention_dropout={c.attention_dropout} would differ in the two softmaxes of "
+            f"differential_attention=True; set it to 0 and use hidden_dropout"
+        )
 
 
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
@@ -36,14 +63,25 @@ PART_ROWS = [
         lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
     ),
     (
-        lambda c: c.attention_sinks and bool(own_classes(c)),
+        lambda c: _of_softmax(c) is not None and bool(own_classes(c)),
         lambda c: (
-            f"attention_sinks=True stands beside the scores of a softmax over tokens, and {own_classes(c)[0]} is "
-            f"computed by a class without; set attention_sinks=False"
+            f"{_of_softmax(c)}=True is a part of softmax attention over tokens, and {own_classes(c)[0]} is computed "
+            f"by a class without; set {_of_softmax(c)}=False"
         ),
     ),
     (
-        lambda c: c.attention_sinks and c.position_at == "queries_keys",
-        lambda c: "attention_sinks=True and position_at='queries_keys' are two classes of attention; set one of them",
+        lambda c: len(_classes(c)) > 1,
+        lambda c: f"{' and '.join(_classes(c))} are two classes of attention; set one of them",
+    ),
+    (
+        lambda c: getattr(c, "value_residual", False) and getattr(c, "num_nextn_predict_layers", 0) > 0,
+        lambda c: (
+            f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules behind the layers, which the first "
+            f"layer's values do not reach; set value_residual=False"
+        ),
+    ),
+    (
+        lambda c: next(_differential_faults(c), None) is not None,
+        lambda c: next(_differential_faults(c)),
     ),
 ]

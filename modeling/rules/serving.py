@@ -96,6 +96,11 @@ REFUSALS = (
         lambda c: f"it drops attn_logit_softcapping={c.attn_logit_softcapping}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "differential_attention", False),
+        lambda c: "its cache is written by each call of a kernel, and differential_attention makes two in a layer",
+    ),
+    (
         OTHERS_KERNELS,
         lambda c: c.attention_sinks,
         lambda c: "its kernels, made from the config, drop attention_sinks",

@@ -21,6 +21,8 @@ PARTS = {
     **{name: ("decoder", {"attention_pattern": [name]} | ATTENTION_KINDS[name].companions) for name in DECODER_KINDS},
     "attn_logit_softcapping": ("decoder", {"attn_logit_softcapping": 50.0}),
     "attn_logit_softcapping below 1": ("decoder", {"attn_logit_softcapping": 0.5}),
+    "value_residual": ("decoder", {"value_residual": True}),
+    "differential_attention": ("decoder", {"differential_attention": True}),
     "attention_sinks": ("decoder", {"attention_sinks": True}),
     "final_logit_softcapping": ("decoder", {"final_logit_softcapping": 30.0}),
     "logit_multiplier": ("decoder", {"logit_multiplier": 0.5}),

@@ -25,7 +25,8 @@ from .architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from .architectures.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, PHI
 from .architectures.gpt_oss import GPT_OSS
 from .architectures.imagegpt import IMAGEGPT
-from .architectures.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
+from .architectures.kimi import KIMI_LINEAR
+from .architectures.llama import DIFFLLAMA, GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from .architectures.llama4 import LLAMA4
 from .architectures.mixtral import MIXTRAL, QWEN3_MOE
 from .architectures.modernbert import MODERNBERT
@@ -40,10 +41,10 @@ from .rotary import flat_rope
 # Where several match a config, the first is taken, unless the config records where it comes from.
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT, GRANITE, SMOLLM3)
 DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2, QWEN3_5, OLMO_HYBRID, BAMBA)
-DECODERS += (GRANITE_HYBRID,)
+DECODERS += (GRANITE_HYBRID, DIFFLLAMA)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
-MIXTURES = (MIXTRAL, QWEN3_MOE, QWEN3_NEXT, GPT_OSS, DEEPSEEK_V3, DEEPSEEK_V2, LLAMA4)
+MIXTURES = (MIXTRAL, QWEN3_MOE, QWEN3_NEXT, GPT_OSS, DEEPSEEK_V3, DEEPSEEK_V2, LLAMA4, KIMI_LINEAR)
 VISION = (VIT, DEIT)
 ARCHITECTURES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
 # A field of our config that records the source model_type: some architectures coincide, as Mistral without a window

@@ -25,7 +25,7 @@ def fields(**overrides):
     own |= {"swiglu_limit": 0.5, "swiglu_alpha": 1.702, "router_bias": False}
     own |= {"router_scoring": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1.0, "expert_capacity": None}
     own |= {"router_jitter_noise": 0.0, "router_bias_update_rate": 0.0, "shared_expert_intermediate_size": 0}
-    own |= {"n_group": None, "topk_group": None}
+    own |= {"n_group": None, "topk_group": None, "apply_router_weight_on_input": False}
     return SimpleNamespace(**(own | {"shared_expert_gate": False, "_experts_implementation": "eager"} | overrides))
 
 

@@ -70,7 +70,28 @@ CASES = {
     "hidden_act='gelu' is not read by mlp_type='clamped_glu'": {"mlp_type": "clamped_glu", "hidden_act": "gelu"},
     "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
     "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
-    "attention_sinks=True stands beside the scores of a softmax over tokens, and": {"attention_sinks": True, **LINEAR},
+    "attention_sinks=True and position_at='queries_keys' are two classes of attention": {
+        "attention_sinks": True,
+        "position_at": "queries_keys",
+        "position_encoding": "learned",
+    },
+    "attention_sinks=True is a part of softmax attention over tokens, and linear": {"attention_sinks": True, **LINEAR},
+    "attention_sinks=True and differential_attention=True are two classes of attention": {
+        "attention_sinks": True,
+        "differential_attention": True,
+    },
+    "num_key_value_heads=1 is odd, but differential_attention=True pairs heads": {
+        "num_key_value_heads": 1,
+        "differential_attention": True,
+    },
+    "attention_dropout=0.1 would differ in the two softmaxes": {
+        "attention_dropout": 0.1,
+        "differential_attention": True,
+    },
+    "num_nextn_predict_layers=1 adds modules behind the layers, which the first": {
+        "num_nextn_predict_layers": 1,
+        "value_residual": True,
+    },
     "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},

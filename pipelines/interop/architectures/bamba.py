@@ -10,9 +10,9 @@ from .llama import FIXED, GRANITE, WEIGHTS
 KINDS = {"linear_attention": "mamba2_attention", "full_attention": "full_attention"}
 
 
-def _inner(ours) -> int:
-    """Channels of all heads; 0 of a model without such layers, which other architectures are nearer to."""
-    return (ours.linear_num_value_heads or 0) * (ours.linear_value_head_dim or 0)
+def _write_expansion(ours) -> dict:
+    """Channels of the values per hidden channel; a model without such layers has no sizes of them."""
+    return {"mamba_expand": (ours.linear_num_value_heads or 0) * (ours.linear_value_head_dim or 0) // ours.hidden_size}
 
 
 MAMBA_FIELDS = {
@@ -23,7 +23,7 @@ MAMBA_FIELDS = {
     "mamba_d_conv": "linear_conv_kernel_dim",
     ("mamba_expand",): Computed(
         lambda native: {},
-        lambda ours: {"mamba_expand": _inner(ours) // ours.hidden_size},
+        _write_expansion,
     ),
     "mamba_chunk_size": IRRELEVANT,
     "mamba_conv_bias": MustEqual(True),

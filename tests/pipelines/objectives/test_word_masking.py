@@ -137,7 +137,8 @@ def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, text, length, pro
 
 def test_no_word_crosses_into_another_document(tokenizers):
     tokenizer = tokenizers["byte_bpe"]
-    hider, (ids, _) = TokenHider(tokenizer, masking="whole_word", **SHARES), encoded(tokenizer, "unquestionably " * 40)
+    hider = TokenHider(tokenizer, masking="whole_word", **SHARES)
+    ids, _ = encoded(tokenizer, " ".join(["unquestionably"] * 40))
     everything, begins = np.ones(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
     word = hider.whole_words(ids, everything, 1, np.random.default_rng(0), begins)
     begins[word[1]] = True  # now its first token is a word by itself, the only one
