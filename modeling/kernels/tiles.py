@@ -232,9 +232,10 @@ def tiles_attention(
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest)
     is_causal = rest.get("is_causal")
-    if attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        ends = key.shape[2] - query.shape[2]
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril(ends)
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and is_causal and query.shape[2] > 1:
+        # As sdpa's flag: the first query is at the first key, of which a static cache has more than there are queries.
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         attention_mask = additive(attention_mask, query.dtype)
     out = by_products(query, key, value, (position_bias, attention_mask), scaling, dropout, softcap, s_aux)

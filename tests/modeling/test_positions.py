@@ -7,7 +7,8 @@ import pytest
 import torch
 from anyformer.modeling.attention_scales import QueryAndKeyScales
 from anyformer.modeling.block import RMSNorm
-from anyformer.modeling.positions import SinusoidalPositions, build_positions
+from anyformer.modeling.positions import build_positions
+from anyformer.modeling.positions_absolute import SinusoidalPositions
 from anyformer.modeling.positions_scores import AlibiBias, RelativePositionBias
 from hypothesis import given, settings
 from hypothesis import strategies as st
