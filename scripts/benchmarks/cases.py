@@ -170,12 +170,11 @@ CASES = [
         "states",
         attention.states,
         [
-            Shape({"dtype": "fp32", "length": length, "hidden": 256, "heads": 4})
+            Shape({"dtype": "fp32", "length": length, "hidden": 128, "heads": 2})
             for length in (1024, 2048, 4096, 8192, 16384)
         ],
         {"length": 48, "hidden": 32},
-        rounds=5,
-        memory=True,
+        rounds=3,
         same=not_compared,  # another function each
     ),
     Case(
