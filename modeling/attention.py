@@ -95,7 +95,7 @@ class Attention(nn.Module):
         residual = getattr(config, "value_residual", False) and not cross_attention
         self.shows_values, self.value_mix = residual and layer_idx == 0, None
         if residual and layer_idx > 0:
-            self.value_mix = implementation("value residual", "learned", "attention_values")()
+            self.value_mix = implementation("value residual", "mixed", "attention_values")()
 
         self.scales = None
         if has_scales(config) and not cross_attention:

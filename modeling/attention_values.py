@@ -7,7 +7,7 @@ from transformers import initialization as init
 from .traits import implements
 
 
-@implements("value residual", "learned")
+@implements("value residual", "mixed")
 class ValueResidual(nn.Module):
     """w1 v + w2 v of the first layer; each layer learns both numbers, from 1/2: Zhou et al. 2024 (ResFormer).
 

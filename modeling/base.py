@@ -125,8 +125,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
         if not all(kind.flash for kind in kinds) or getattr(config, "prefix_lm", False):
             self._supports_flash_attn = self._supports_attention_backend = False
-        # Serving engines and context parallelism expect keys and values.
-        if any(kind.keeps_states or kind.cache_values for kind in kinds):
+        if any(kind.keeps_states or kind.cache_values for kind in kinds):  # engines expect keys and values
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False

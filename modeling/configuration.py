@@ -266,6 +266,11 @@ class CausalConfig(TokenConfig):
     v_head_dim: int | None = None  # latent_: channels of a value
     rope_interleave: bool = True  # latent_: rotated channels lie in pairs (0, 1), (2, 3), ..
 
+    @property
+    def qk_head_dim(self) -> int | None:
+        """Channels of a query of latent_attention: the name by which transformers knows such caches."""
+        return self.qk_rope_head_dim and self.qk_nope_head_dim + self.qk_rope_head_dim
+
     def validate_layer_type(self):
         """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
 

@@ -72,15 +72,7 @@ class CausalModel(TransformerStack):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
     def hidden_states(
-        self,
-        input_ids,
-        attention_mask,
-        position_ids,
-        past_key_values,
-        inputs_embeds=None,
-        use_cache=None,
-        prefix_mask=None,
-        **kwargs,
+        self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
     ) -> tuple:
         """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
@@ -95,7 +87,7 @@ class CausalModel(TransformerStack):
         elif kwargs.get("encoder_hidden_states") is not None:
             raise ValueError("encoder_hidden_states cannot be read by a decoder built without add_cross_attention=True")
         batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, **kwargs)
-        batch.seen_by_all = prefix_mask
+        batch.seen_by_all = kwargs.pop("prefix_mask", None)
         if paged:
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)

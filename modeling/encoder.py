@@ -32,7 +32,7 @@ from .lm_head import (
     without_logits,
 )
 from .masked_head import HeadTransform, Pooler, masked_language_model_loss
-from .positions import LearnedPositions
+from .positions_absolute import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_heads_encoder import EncoderHead, ForMultipleChoice, first_token, for_encoder, pool_tokens

@@ -14,7 +14,7 @@ from .attention import build_attention
 from .block import build_block, build_norm
 from .lm_head import IGNORE_INDEX, language_model_loss
 from .stack import embeddings_of, run_layer
-from .traits import implements
+from .traits import ATTENTION_KINDS, implements
 
 
 class NextTokenModule(nn.Module):
@@ -87,12 +87,17 @@ class MultiTokenDraft(CandidateGenerator):
 
     Tokens 0 to n are final, and the model has read those before n. Module k reads a position i < n once token i + k is
     final, for good; those behind, which depend on drafts, it reads again the next time.
+
+    Raises ValueError for a model with layers that keep states.
     """
 
     requires_model_outputs = True
     model_kwargs_overrides = {"output_hidden_states": True}
 
     def __init__(self, model, generation_config):
+        kind = next((kind for kind in model.config.attention_kinds if ATTENTION_KINDS[kind].keeps_states), None)
+        if kind is not None:
+            raise ValueError(f"use_mtp=True drafts tokens, and {kind} layers cannot forget a wrong one; leave it out")
         self.model, self.most = model, generation_config.max_length
         self.ends = getattr(generation_config, "_eos_token_tensor", None)
         self.first = None  # the place of the first token whose hidden states are known

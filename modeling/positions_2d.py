@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .positions import SinusoidalPositions
+from .positions_absolute import SinusoidalPositions
 from .traits import implements
 
 

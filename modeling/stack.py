@@ -20,7 +20,6 @@ from .attention_masks import (
 )
 from .block import build_block, build_norm
 from .positions import (
-    LearnedPositions,
     RotaryEmbedding,
     RotaryEmbeddingPerLayerType,
     apply_positions,
@@ -112,7 +111,7 @@ class TransformerStack:
         reads = documents is not None and documents.device.type == "cpu" and not torch.compiler.is_compiling()
         if reads and torch.equal(documents[:, 0], documents[:, -1]):  # one document in each row hides nothing
             documents = None
-        if documents is None and not paged and isinstance(self.positions, LearnedPositions):
+        if documents is None and not paged and hasattr(self.positions, "check_length"):
             self.positions.check_length(x_BTE.shape[1])
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0

@@ -106,8 +106,8 @@ BLOCK_FORMS = NORM_POSITIONS | BLOCKS
 ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
-    "learned": Scheme(acts_on="embeddings"),
-    "sinusoidal": Scheme(acts_on="embeddings"),
+    "learned": Scheme(acts_on="embeddings", module="positions_absolute"),
+    "sinusoidal": Scheme(acts_on="embeddings", module="positions_absolute"),
     "rotary": Scheme(acts_on="rotation"),
     "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
@@ -145,7 +145,6 @@ ATTENTION_KINDS = {
         implied_by="kv_lora_rank",
         cache_values=lambda c: c.kv_lora_rank + c.qk_rope_head_dim,
         flash=True,
-        separable=True,
         own_scores=True,
         splits_heads=False,
         module="attention_latent",
@@ -235,12 +234,8 @@ def register_attention_kind(name: str, kind: Kind, make: Callable | None = None,
 
 def implied_kind(c) -> str | None:
     """The kind of attention of all layers where a field such as `memory_length` alone says it."""
-    if c.attention_pattern:
-        return None
-    return next(
-        (n for n, kind in ATTENTION_KINDS.items() if kind.implied_by and getattr(c, kind.implied_by, None) is not None),
-        None,
-    )
+    fields = {} if c.attention_pattern else {name: kind.implied_by for name, kind in ATTENTION_KINDS.items()}
+    return next((name for name, field in fields.items() if field and getattr(c, field, None) is not None), None)
 
 
 def attention_kinds(c) -> list[str]:

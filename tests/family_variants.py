@@ -162,6 +162,8 @@ DECODERS = {
         "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": None},
     },
     "gated": {"attention_gate": "channel", "attention_bias": True},
+    "tokens-ahead": {"num_nextn_predict_layers": 2},
+    "cross-attention-alone": {"add_cross_attention": True},
     "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
     "sinks": {"attention_sinks": True},
     "value-residual": {"value_residual": True, "norm_position": "both", "num_hidden_layers": 3},

@@ -72,7 +72,10 @@ DECODERS = {
     "olmo2": ("olmo2", LLAMA),
     "qwen3_5": ("qwen3_5_text", LLAMA | HYBRID),
     "bamba": ("bamba", LLAMA | MAMBA2 | {"attn_layer_indices": [1]}),
-    "bamba_biases": ("bamba", LLAMA | MAMBA2 | {"attention_bias": True, "mlp_bias": True, "mamba_n_groups": 1}),
+    "bamba_biases": (
+        "bamba",
+        LLAMA | MAMBA2 | {"attention_bias": True, "mlp_bias": True, "mamba_n_groups": 1, "attn_layer_indices": [1]},
+    ),
     "granite_hybrid": (
         "granitemoehybrid",
         LLAMA

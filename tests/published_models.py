@@ -52,6 +52,9 @@ T5_V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 BART_BASE = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072}
 BART_BASE |= {"decoder_ffn_dim": 3072, "encoder_attention_heads": 12, "decoder_attention_heads": 12}
 
+DEEPSEEK_YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32}
+DEEPSEEK_YARN |= {"beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+
 PUBLISHED = {
     # ------------------------------------------------------------------------------------------------- decoders
     "gpt2": Published(124_439_808, "Hub: openai-community/gpt2 and its siblings, less stored causal masks", "gpt2"),
@@ -198,6 +201,13 @@ PUBLISHED = {
         "gpt_oss",
         {"num_hidden_layers": 24, "num_local_experts": 32},
         active=4_187_440_704,
+    ),
+    "deepseek_v3": Published(
+        671_026_404_352,
+        "Hub: deepseek-ai/DeepSeek-V3 without its module for further tokens, less biases of routers; card: 671B, 37B",
+        "deepseek_v3",
+        {"max_position_embeddings": 163_840, "rope_theta": 10_000.0, "rope_scaling": DEEPSEEK_YARN},
+        active=37_552_282_624,
     ),
     # ------------------------------------------------------------------------------------------------- encoders
     "bert_base": Published(109_482_240, "Devlin et al. 2019: 110M", "bert"),

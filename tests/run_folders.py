@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from anyformer.pipelines.storage.checkpoints import STAGING, commit
 from safetensors.torch import load_file
 
 
@@ -28,3 +29,14 @@ def assert_same(weights: dict, others: dict) -> None:
 
 def assert_same_weights(run: Path, other: Path, name="model.safetensors") -> None:
     assert_same(saved_weights(run, name), saved_weights(other, name))
+
+
+def make_checkpoint(folder: Path, step: int, files: dict[str, bytes] | None = None) -> Path:
+    """A complete checkpoint of some files."""
+    staged = folder / STAGING / f"checkpoint-{step}"
+    for name, content in (files or {"model.safetensors": b"weights" * 9, "sub/rng.pth": b"state"}).items():
+        (staged / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).write_bytes(content)
+    final = folder / f"checkpoint-{step}"
+    commit(staged, final)
+    return final

@@ -28,6 +28,7 @@ from .seen import bounds_of, unknown_parts
 TILE = 64
 SHORTEST_ROW = 256  # tokens; shorter rows are left to sdpa
 MOST_TILES = 0.75  # share of all tiles up to which tiles are faster than sdpa under a mask
+FEW_TILES = 0.25  # share within bounds up to which tiles between them are not looked for
 QUERIES_AT_A_TIME = 1024  # of which a mask is made to look for tiles, where it has no bounds
 PLAIN = (causal_mask_function, bidirectional_mask_function)  # sdpa has a flag for them
 
@@ -151,14 +152,12 @@ def make_tiles(seen, batch: int, length: int) -> Tiles | None:
     first, last = first.unflatten(1, (-1, TILE)).amin(-1) // TILE, last.unflatten(1, (-1, TILE)).amax(-1) // TILE
     counts, per_row, nearest = (last - first + 1).clamp(min=1), first.shape[1], None
     most = MOST_TILES * counts.numel() * per_row
-    if counts.sum() > most:
-        if not unknown_parts(seen):
-            return None
+    if counts.sum() > FEW_TILES * counts.numel() * per_row and unknown_parts(seen):
         shown = shown_tiles(seen, batch, length)
         counts = shown.sum(-1).clamp(min=1)
-        if counts.sum() > most:
-            return None
         nearest = shown.flatten(0, 1).to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    if counts.sum() > most:
+        return None
     sizes, groups, head = rounded_up(counts.flatten()), [], torch.zeros((), dtype=torch.long)
     for n in sizes.unique().tolist():
         query = (sizes == n).nonzero()[:, 0]
@@ -233,9 +232,10 @@ def tiles_attention(
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest)
     is_causal = rest.get("is_causal")
-    if attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        ends = key.shape[2] - query.shape[2]
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril(ends)
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and is_causal and query.shape[2] > 1:
+        # As sdpa's flag: the first query is at the first key, of which a static cache has more than there are queries.
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         attention_mask = additive(attention_mask, query.dtype)
     out = by_products(query, key, value, (position_bias, attention_mask), scaling, dropout, softcap, s_aux)

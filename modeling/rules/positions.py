@@ -36,6 +36,8 @@ def rotary_faults(c):
     for kind in ATTENTION_KINDS:
         if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
             yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
+    for name in (name for name in by_type if name and cache_type(name) != name):
+        yield f"rope_parameters.{name} is read by no layer: {name} layers read that of {cache_type(name)}"
     if "" not in by_type and all(parameters is None for parameters in by_type.values()):
         yield "rope_parameters is null for every kind of layer; position_encoding='none' is a model without positions"
     for name, parameters in by_type.items():

@@ -58,6 +58,7 @@ def in_family(model: PreTrainedModel, family: str) -> PreTrainedModel:
         )
     if family != "encoder":
         weights = {"decoder": decoder_weights, "seq2seq": seq2seq_weights}[family](model.config, weights)
+    weights = {name: tensor.clone() for name, tensor in weights.items()}  # one tensor may have become several
     row = family_row(family)
     with errors_only(), torch.random.fork_rng():
         torch.manual_seed(SEED)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from anyformer.modeling.attention_masks import flash_sequences
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from anyformer.modeling.attention_blocks import block_sparse_mask_function
+from anyformer.modeling.attention_masks import CACHE, document_ids_from_positions, flash_sequences, make_masks
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_chunked_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from watching import Watch, square
 
@@ -30,6 +31,51 @@ def test_a_sliding_layer_sees_the_window_and_a_strided_one_the_band_and_every_st
     for query in (0, 3, 11, 23):
         assert seen(sliding, query) == set(range(max(0, query - 4), query + 1))
         assert seen(strided, query) == {k for k in range(query + 1) if query - k < 4 or (query - k) % 4 == 0}
+
+
+CHUNKS = {"attention_pattern": ["chunked_attention"], "attention_chunk_size": 5, "num_hidden_layers": 1}
+
+
+def test_a_chunked_layer_sees_its_own_chunk_up_to_the_query(tiny_config):
+    for query in (0, 4, 5, 13, 23):
+        assert seen(tiny_config(**CHUNKS), query) == set(range(query // 5 * 5, query + 1))
+
+
+def test_chunks_are_counted_from_the_first_token_of_a_document_as_transformers_counts_them(tiny_config):
+    """Two documents in one row, and a row behind padding: the masks of transformers' own function."""
+    config, embeds = tiny_config(**CHUNKS), torch.zeros(2, 12, 32)
+    config._attn_implementation = "eager"
+    positions = torch.cat((torch.arange(7), torch.arange(5)))[None].expand(2, -1)
+    packed = make_masks(config, embeds, None, None, document_ids_from_positions(positions))["chunked_attention"]
+    padding = torch.ones(2, 12, dtype=torch.bool)
+    padding[1, :3] = False
+    padded = make_masks(config, embeds, padding)["chunked_attention"]
+    native = {"config": config, "inputs_embeds": embeds, CACHE: None}
+    assert torch.equal(packed, create_chunked_causal_mask(**native, attention_mask=None, position_ids=positions))
+    assert torch.equal(padded, create_chunked_causal_mask(**native, attention_mask=padding))
+
+
+BLOCKS = {"attention_pattern": ["block_sparse_attention"], "block_size": 3, "num_hidden_layers": 1}
+
+
+def test_a_block_sparse_layer_sees_local_blocks_first_blocks_and_those_a_stride_apart(tiny_config):
+    config = tiny_config(**BLOCKS, num_local_blocks=2, num_sink_blocks=1, block_stride=4)
+    for query in (0, 5, 17, 23):
+        block = query // 3
+        blocks = {0, block, block - 1, *range(block, -1, -4)}
+        assert seen(config, query) == {key for key in range(query + 1) if key // 3 in blocks}
+
+
+def test_drawn_blocks_are_of_the_seed_and_the_block_alone_and_lie_before_it(tiny_config):
+    def drawn(seed, length=60):
+        config = tiny_config(**BLOCKS, num_local_blocks=1, num_sink_blocks=0, num_random_blocks=2, block_seed=seed)
+        at = torch.arange(length)
+        return block_sparse_mask_function(config)(0, 0, at[:, None], at[None]) & (at[None] <= at[:, None])
+
+    whole = drawn(0)
+    assert torch.equal(drawn(0, 30), whole[:30, :30]) and not torch.equal(drawn(1), whole)
+    blocks = whole[::3, ::3].tril(-1)
+    assert set(blocks[3:].sum(-1).tolist()) <= {1, 2} and len({tuple(row) for row in blocks[6:].tolist()}) > 10
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -281,7 +281,7 @@ def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tin
         "decoder_with_parts": ("DecoderForCausalLM", lambda: tiny_config(segment_length=3, memory_length=4)),
         "moe": ("MoeForCausalLM", tiny_moe_config),
         "encoder": ("EncoderForMaskedLM", tiny_encoder_config),
-        "seq2seq": ("Seq2SeqForConditionalGeneration", tiny_seq2seq_config),
+        "seq2seq": ("Seq2SeqForConditionalGeneration", lambda: tiny_seq2seq_config(position_encoding="rotary")),
     }[request.param]
     return request.param, getattr(anyformer, f"Anyformer{head}")(make())
 

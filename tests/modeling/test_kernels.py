@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
+from anyformer.modeling.attention_blocks import block_sparse_mask_function
 from anyformer.modeling.kernels import seen, tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +118,15 @@ def test_no_query_sees_a_key_outside_the_bounds_of_its_mask(data, length):
     key = torch.arange(length)
     outside = (key < first[..., None]) | (key > last[..., None])
     assert not (dense(mask_function, None, length)[:, 0] & outside).any()
+
+
+def test_tiles_between_the_blocks_that_a_query_sees_are_not_computed():
+    fields = {"block_size": 8, "num_local_blocks": 2, "num_sink_blocks": 1, "num_random_blocks": 1}
+    config = anyformer.AnyformerDecoderConfig(attention_pattern=["block_sparse_attention"], **fields)
+    function = masking_utils.and_masks(masking_utils.causal_mask_function, block_sparse_mask_function(config))
+    groups = tiles.make_tiles(function, 1, 512).groups
+    computed = sum(group.key.numel() for group in groups)
+    assert 2 * 64 < computed <= 4 * 64  # of 64 tiles of queries each meets 4 of 64: local, first, drawn
 
 
 def test_what_transformers_composes_masks_of_is_known_here():

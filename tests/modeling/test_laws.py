@@ -210,7 +210,7 @@ def assert_same_gradients(got: dict, expected: dict, tolerance: float = FP32) ->
             raise AssertionError(f"{name}: {error}") from None
 
 
-@every(TEXT)
+@every([variant for variant in TEXT if str(variant) != "decoder-tokens-ahead"])  # its loss has a part of other logits
 def test_training_has_the_loss_and_gradients_of_all_logits_without_making_them(variant):
     model = variant.model(**({"router_aux_loss_coef": 0.0} if "experts" in str(variant.config()) else {})).train()
     subject = ZooSubject(variant, model)

@@ -115,6 +115,11 @@ CASES = {
         "sliding_window": 4,
         "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
     },
+    "rope_parameters.strided_attention is read by no layer: strided_attention layers read that of full_attention": {
+        "attention_pattern": ["strided_attention"],
+        "attention_stride": 4,
+        "rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "strided_attention")},
+    },
     "rope_parameters.rope_theta=0 is not a positive number": {"rope_parameters": {"rope_theta": 0}},
     "factor=nan is not": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}},
     "rope_parameters.sliding_attention.rope_type='spiral' is not known": {

@@ -118,14 +118,14 @@ def test_drafts_are_what_the_modules_predict_of_the_whole_row(tiny_config):
 def test_a_draft_ends_where_the_text_does(tiny_config):
     model, prompt = build(tiny_config, modules=3), row(5)
     text = model.generate(prompt, **GREEDY)
-    for end in set(text[0, 5:].tolist()):
+    for end in set(text[0, 5:].tolist()) - {prompt[0, -1].item()}:  # after an end transformers 5.17 drafts nothing
         how = GREEDY | {"eos_token_id": end}
         assert torch.equal(model.generate(prompt, **how, use_mtp=True), model.generate(prompt, **how))
 
 
 def test_states_refuse_drafts_which_they_could_not_forget(tiny_config):
     model = build(tiny_config, **PARTS["delta-parallel"])
-    with pytest.raises((ValueError, RuntimeError), match=r"cropped|cannot forget"):
+    with pytest.raises(ValueError, match="gated_delta_attention layers cannot forget a wrong one"):
         model.generate(row(5), **GREEDY, use_mtp=True)
 
 

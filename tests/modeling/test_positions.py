@@ -1,11 +1,14 @@
 """Laws of the position schemes: each equals transformers' own maths, or the paper's."""
 
+import math
 import warnings
 
 import pytest
 import torch
+from anyformer.modeling.attention_scales import QueryAndKeyScales
 from anyformer.modeling.block import RMSNorm
-from anyformer.modeling.positions import SinusoidalPositions, build_positions
+from anyformer.modeling.positions import build_positions
+from anyformer.modeling.positions_absolute import SinusoidalPositions
 from anyformer.modeling.positions_scores import AlibiBias, RelativePositionBias
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +17,8 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
+
+from anyformer import AnyformerDecoderForCausalLM
 
 TOLERANCE = 1e-6
 
@@ -77,6 +82,59 @@ def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
         angles = 3 * theta**-exponents
         torch.testing.assert_close(cos[0, 3], torch.cat((angles.cos(), angles.cos())), atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(sin[0, 3], torch.cat((-angles.sin(), angles.sin())), atol=TOLERANCE, rtol=0)
+
+
+CHUNKED = {"attention_pattern": ["chunked_attention", "full_attention"], "attention_chunk_size": 4}
+SLIDING = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
+
+
+@pytest.mark.parametrize("pattern", [CHUNKED, SLIDING], ids=["chunked", "sliding"])
+@pytest.mark.parametrize("unrotated", [0, 1])
+def test_null_parameters_leave_each_kind_of_layer_without_positions_as_its_index_does(tiny_config, pattern, unrotated):
+    kinds = pattern["attention_pattern"]
+    ropes = {kinds[unrotated]: None, kinds[1 - unrotated]: {"rope_type": "default", "rope_theta": 100.0}}
+    by_kind = tiny_config(**pattern, rope_parameters=ropes)
+    flat = {"rope_parameters": ropes[kinds[1 - unrotated]], "no_rope_layers": [int(i != unrotated) for i in (0, 1)]}
+    by_index = tiny_config(**pattern, **flat)
+    assert by_kind.no_rope_layers == by_index.no_rope_layers
+    torch.manual_seed(0)
+    model, ids = AnyformerDecoderForCausalLM(by_kind).eval(), torch.arange(3, 20)[None]
+    other = AnyformerDecoderForCausalLM(by_index).eval()
+    other.load_state_dict(model.state_dict())
+    logits = model(ids).logits
+    assert torch.equal(logits, other(ids).logits)
+    by_index.no_rope_layers = None
+    other = AnyformerDecoderForCausalLM(by_index).eval()
+    other.load_state_dict(model.state_dict())
+    assert (logits - other(ids).logits).abs().max() > 1e-4
+
+
+def test_queries_of_layers_without_positions_grow_by_llama_4s_formula(tiny_config):
+    config = tiny_config(position_encoding="none", attn_temperature_tuning=True, floor_scale=4, attn_scale=0.5)
+    query, key = torch.ones(1, 2, 9, 8), torch.ones(1, 2, 9, 8)
+    positions = torch.cat((torch.arange(7), torch.arange(2)))[None]
+    scaled, same = QueryAndKeyScales(config, 0)(query, key, positions)
+    expected = [1 + 0.5 * math.log(1 + (p + 1) // 4) for p in positions[0].tolist()]
+    torch.testing.assert_close(scaled[0, 1, :, 3], torch.tensor(expected))
+    assert same is key
+
+
+@pytest.mark.parametrize("scheme", ["learned", "sinusoidal"])
+def test_positions_of_queries_and_keys_reach_no_value_and_those_of_layers_reach_every_layer(tiny_config, scheme):
+    """A row of one token attends to its value alone; of two layers the second hears of positions again."""
+    ids, here, there = torch.tensor([[5]]), torch.tensor([[0]]), torch.tensor([[9]])
+    config = tiny_config(position_encoding=scheme, position_at="queries_keys")
+    model = AnyformerDecoderForCausalLM(config).eval()
+    assert torch.equal(model(ids, position_ids=here).logits, model(ids, position_ids=there).logits)
+    ids, config.position_at = torch.arange(3, 12)[None], "layers"
+    model = AnyformerDecoderForCausalLM(config).eval()
+    added, inputs = model.model.positions(model.model.embed_tokens(ids), torch.arange(9)[None]), []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        layer.register_forward_hook(lambda module, args, out: inputs.append(out))
+    model(ids)
+    torch.testing.assert_close(inputs[0], model.model.embed_tokens(ids) + added)
+    torch.testing.assert_close(inputs[2], inputs[1] + added)
 
 
 def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():

@@ -11,12 +11,12 @@ import tracemalloc
 import pyarrow
 import pyarrow.parquet
 import pytest
-from anyformer.pipelines import packed_files
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.storage import packed_files
 
 ROWS = [
     {"text": 'één, "two"\nthree\t', "label": "good"},

@@ -274,7 +274,7 @@ def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default
         ("mixtral", {"routed_scaling_factor": 2.5}, "mixtral", "routed_scaling_factor (2.5 here, 1.0 there)"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "qwen3_moe", "shared_expert_intermediate_size (16 here"),
         ("mixtral", {"expert_capacity": 3}, "mixtral", "expert_capacity (3 here, None there)"),
-        ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate (0.1 here, 0.0 there)"),
+        ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate ('above 0' here, 0.0 there)"),
         ("switch", {"num_experts_per_tok": 2}, "switch_transformers", "num_experts_per_tok (2 here, 1 there)"),
     ],
 )

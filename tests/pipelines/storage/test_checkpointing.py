@@ -19,22 +19,13 @@ from anyformer.pipelines.storage.checkpoints import (
 from anyformer.pipelines.storage.ownership import find_foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_folders import make_checkpoint
 from safetensors.torch import save_file
-
-
-def make(folder, step, files=None):
-    staged = folder / STAGING / f"checkpoint-{step}"
-    for name, content in (files or {"model.safetensors": b"weights" * 9, "sub/rng.pth": b"state"}).items():
-        (staged / name).parent.mkdir(parents=True, exist_ok=True)
-        (staged / name).write_bytes(content)
-    final = folder / f"checkpoint-{step}"
-    commit(staged, final)
-    return final
 
 
 def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
     for step in (9, 100, 20):
-        make(tmp_path, step)
+        make_checkpoint(tmp_path, step)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-9"]
     assert find_last_complete(tmp_path).name == "checkpoint-100"
 
@@ -50,7 +41,7 @@ def test_the_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path):
 
 def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypatch):
     """Sharded checkpoints are read with pickle, which runs what a file tells it to."""
-    checkpoint = make(tmp_path, 4)
+    checkpoint = make_checkpoint(tmp_path, 4)
     assert find_foreign(checkpoint) is None
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     assert "the folder belongs to another user" in find_foreign(checkpoint)
@@ -69,7 +60,7 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
     from anyformer.pipelines.training.checkpoints.going_on import checkpoint_to_go_on
     from anyformer.pipelines.training.engines.whole import OneProcess
 
-    checkpoint, recipe = make(tmp_path, 4), Recipe()
+    checkpoint, recipe = make_checkpoint(tmp_path, 4), Recipe()
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     folder, engine = SimpleNamespace(checkpoint_to_resume=lambda: checkpoint), OneProcess(recipe.training)
     session = SimpleNamespace(recipe=recipe, folder=folder, engine=engine, arguments=SimpleNamespace(world_size=1))
@@ -82,7 +73,7 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
 
 
 def test_what_was_never_committed_is_invisible(tmp_path):
-    good = make(tmp_path, 4)
+    good = make_checkpoint(tmp_path, 4)
     half = tmp_path / STAGING / "checkpoint-8"
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"half")
@@ -94,7 +85,7 @@ def test_what_was_never_committed_is_invisible(tmp_path):
 @given(data=st.data())
 def test_any_single_change_is_found(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    first, second = make(folder, 1), make(folder, 2)
+    first, second = make_checkpoint(folder, 1), make_checkpoint(folder, 2)
     victim = second / data.draw(st.sampled_from(["model.safetensors", "sub/rng.pth", "manifest.json"]))
     content = bytearray(victim.read_bytes())
     kind = data.draw(st.sampled_from(["flip", "truncate", "delete"]))
@@ -120,8 +111,8 @@ def test_any_single_change_is_found(data, tmp_path_factory):
 
 
 def test_the_same_step_committed_again_replaces_the_old_one(tmp_path):
-    make(tmp_path, 3)
-    again = make(tmp_path, 3, {"model.safetensors": b"other"})
+    make_checkpoint(tmp_path, 3)
+    again = make_checkpoint(tmp_path, 3, {"model.safetensors": b"other"})
     assert (again / "model.safetensors").read_bytes() == b"other" and find_corruption(again) is None
     assert not (again / "sub").exists()
 
@@ -134,7 +125,7 @@ def test_other_names_are_no_checkpoints(tmp_path, name):
 
 def test_old_checkpoints_are_pruned_but_not_the_best(tmp_path):
     for step in (1, 2, 3, 4):
-        make(tmp_path, step)
+        make_checkpoint(tmp_path, step)
     prune(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
 

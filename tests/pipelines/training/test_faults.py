@@ -19,7 +19,7 @@ from anyformer.pipelines.training import finish, run, session
 from anyformer.pipelines.training.guards import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, free_port, logged_losses
-from run_folders import assert_same_weights
+from run_folders import assert_same_weights, make_checkpoint
 from task_data import task_recipe
 from test_distributed import forget_the_parents_state
 
@@ -502,12 +502,11 @@ def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
 def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
     from anyformer.pipelines.recipes.compose import load_recipe
     from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
-    from test_checkpointing import make
 
     recipe = load_recipe("quickstart", [f"training.output_dir={tmp_path}"])
     folder = RunFolder(recipe, {"fingerprint": "x" * 32})
     identity = json.dumps(folder.identity() | {"world_size": 1}).encode()
-    good, bad = (make(tmp_path, step, {"anyformer_run.json": identity, "weights": b"w"}) for step in (1, 2))
+    good, bad = (make_checkpoint(tmp_path, step, {"anyformer_run.json": identity, "weights": b"w"}) for step in (1, 2))
     (bad / file).write_bytes(text.encode("latin-1"))
     assert folder.checkpoint_to_resume() == good
     assert (tmp_path / "corrupt-checkpoint-2").is_dir()
