@@ -38,7 +38,6 @@ class Quantity:
 OF_TRAINING = (
     Quantity("learning_rate", "Learning rate", "training.learning_rate"),
     *(Quantity(name, f"Learning rate of {word}", f"training.{name}") for name, word in RATES.items()),
-    Quantity("mtp_loss", "Loss of tokens further ahead", "nats, before its coefficient", zero=False),
     Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
     Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
     Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),
