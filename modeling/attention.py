@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
+from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, has_scales, implementation
 
 
 def eager_attention(
@@ -20,7 +20,8 @@ def eager_attention(
 ) -> tuple:
     """softmax(q k^T * scaling + bias + mask) v, Vaswani et al. 2017, eq. 1: the readable reference backend.
 
-    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2).
+    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2); in
+    kwargs `s_aux` (H,) are scores of sinks beside those of the keys (attention_sinks.py).
 
     query (B, H, T, K); key, value (B, G, S, K); attention_mask additive (B, 1, T, S) or None.
     Returns the output (B, T, H, K) and the weights (B, H, T, S).
@@ -31,9 +32,11 @@ def eager_attention(
         scores = softcap * torch.tanh(scores / softcap)
     for extra in (position_bias, attention_mask):
         scores = scores if extra is None else scores + extra
+    if (sinks := kwargs.get("s_aux")) is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
     # At least fp32. fp64 is kept: masks are filled with its least number, which is -inf in fp32 and would give nan.
     at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)[..., : key.shape[2]]
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
@@ -59,8 +62,6 @@ class Attention(nn.Module):
 
     Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
-    `qk_norm` normalises queries and keys before the rotation (Henry et al. 2020): each head as in Qwen3, or with
-    `qk_norm_width` all heads at once as in OLMo 2.
     """
 
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         # softcap.
         self.backend_kwargs = {}
         kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
-        if kind.windowed and not kind.own_scores:
+        if kind.windowed and not kind.own_scores and not cross_attention:
             # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
@@ -91,6 +92,14 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
         gate = config.attention_gate
         self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
+        residual = getattr(config, "value_residual", False) and not cross_attention
+        self.shows_values, self.value_mix = residual and layer_idx == 0, None
+        if residual and layer_idx > 0:
+            self.value_mix = implementation("value residual", "learned", "attention_values")()
+
+        self.scales = None
+        if has_scales(config) and not cross_attention:
+            self.scales = implementation("attention scales", "queries and keys", "attention_scales")(config, layer_idx)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
@@ -124,7 +133,8 @@ class Attention(nn.Module):
         key_value_states=None,
         **kwargs,
     ) -> tuple:
-        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none.
+        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none; and of
+        the first layer with `value_residual` its values (B, G, T, K), the `first_values` of the others.
 
         vLLM reads this source: it takes the layer's scale from the one call of what `get_interface` returned, and makes
         one product of three calls on one input (vllm/model_executor/models/transformers/fusers).
@@ -135,8 +145,13 @@ class Attention(nn.Module):
         else:
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
             q_BHTK, k_BGSK, v_BGSK = self.heads(q, self.q_norm), self.heads(k, self.k_norm), self.heads(v)
+        shown = [v_BGSK] if self.shows_values else []
+        if self.value_mix is not None:
+            v_BGSK = self.value_mix(v_BGSK, kwargs.pop("first_values"))
         if position_embeddings is not None:
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
+        if self.scales is not None:
+            q_BHTK, k_BGSK = self.scales(q_BHTK, k_BGSK, kwargs["position_ids"])
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
         if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching, which backends read before
@@ -151,15 +166,15 @@ class Attention(nn.Module):
         )
         if self.output_gate is not None:
             out_BTHK = self.output_gate(out_BTHK, hidden_states)
-        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
+        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights, *shown
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
-        interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
-        run = self.own_backend(**kwargs) or interface
-        return run(
-            self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
+        run = self.own_backend(**kwargs) or ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.implementation(), eager_attention
         )
+        kwargs |= self.backend_arguments()
+        return run(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **kwargs)
 
     def backend_arguments(self) -> dict:
         """Arguments of the backend beside the mask and the scale."""
@@ -192,4 +207,8 @@ def build_attention(config, layer_idx: int) -> Attention:
         return implementation("attention", name, kind.module)(config, layer_idx)
     if scheme.acts_on == "attention":
         return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
-    return Attention(config, layer_idx)
+    if config.position_at == "queries_keys":
+        return implementation("scheme attention", config.position_at, "attention_positions")(config, layer_idx)
+    part = next((part for part in ATTENTION_PARTS if getattr(config, part, False)), None)
+    make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
+    return make(config, layer_idx)

@@ -3,6 +3,9 @@
 Shapes as in attention.py, and G heads of queries and keys of K channels, V channels of a value, n chunks of C tokens.
 """
 
+import math
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn.functional import pad, silu
@@ -12,9 +15,9 @@ from .attention import Attention
 from .attention_segments import token_positions, with_zeros
 from .attention_states import state_layer
 from .block import RMSNorm
-from .traits import implements
+from .traits import implementation, implements
 
-CHUNK = 64  # tokens whose corrections are solved for at once; all before them are one state
+CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens whose corrections are solved for at once; all before them are one state
 LEAST_NORM = 1e-6  # added to the squared length of a query or key before it is made 1, as transformers' classes do
 DECAYS, STEPS = (1e-4, 16.0), (1e-3, 0.1)  # ranges of new gates: exp(A_log) and softplus(dt_bias), as in Mamba-2
 
@@ -29,6 +32,8 @@ class GatedDeltaNet(Attention):
     token of another document, and no padding, reaches a convolution or a state.
     """
 
+    mixed = ("q_proj", "k_proj", "v_proj")  # what the convolution reads, in the order of its weights
+    corrects = True  # whether what the state returns for a key is taken back before the value is written
     token_positions = staticmethod(token_positions)
     instead_of_weights = "the delta rule has no weights of single tokens: all before one are a matrix of a fixed size"
 
@@ -41,20 +46,55 @@ class GatedDeltaNet(Attention):
         width, keys = config.hidden_size, self.key_heads * self.key_size
         values = self.value_heads * self.value_size
         self.q_proj, self.k_proj = (nn.Linear(width, keys, bias=False) for _ in range(2))
-        self.v_proj, self.g_proj = (nn.Linear(width, values, bias=False) for _ in range(2))
-        self.a_proj, self.b_proj = (nn.Linear(width, self.value_heads, bias=False) for _ in range(2))
+        self.v_proj = nn.Linear(width, values, bias=False)
+        self.build_gates(width, values)
         self.conv_weight = nn.Parameter(torch.empty(2 * keys + values, config.linear_conv_kernel_dim))
-        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(self.value_heads)) for _ in range(2))
-        self.norm = RMSNorm(self.value_size, eps=config.norm_eps)
+        self.conv_bias = None
+        self.norm = RMSNorm(self.value_size, eps=config.linear_norm_eps)
         self.o_proj = nn.Linear(values, width, bias=False)
         self.o_proj.writes_residual = True
+
+    def build_gates(self, width: int, values: int) -> None:
+        """What the methods below compute with. values: channels of all heads' values."""
+        self.g_proj = nn.Linear(width, values, bias=False)
+        self.a_proj, self.b_proj = (nn.Linear(width, self.value_heads, bias=False) for _ in range(2))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(self.value_heads)) for _ in range(2))
+
+    def fades(self, hidden_states, wide: torch.dtype):
+        """ln a_t, (B, T, D) -> (B, T, H, 1): one number for all channels of a head's keys."""
+        steps = self.a_proj(hidden_states.to(self.a_proj.weight.dtype)).to(wide) + self.dt_bias.to(wide)
+        return (-self.A_log.to(wide).exp() * softplus(steps)).unsqueeze(-1)
+
+    def rates(self, hidden_states, wide: torch.dtype) -> tuple:
+        """ln a_t (B, T, H, 1 or K) and b_t (B, T, H)."""
+        writes = self.b_proj(hidden_states.to(self.b_proj.weight.dtype)).to(wide).sigmoid()
+        return self.fades(hidden_states, wide), writes * self.write_strength
+
+    def directions(self, q, k) -> tuple:
+        """Queries and keys as the state is read and written with them."""
+        return of_length_one(q) * self.key_size**-0.5, of_length_one(k)
+
+    def output_gate(self, hidden_states):
+        """(B, T, D) -> (B, T, H * V)."""
+        return silu(self.g_proj(hidden_states))
+
+    def finish(self, out_BTHV, v_BTHV, hidden_states):
+        """What was read, normed and gated: (B, T, H * V), of the type of the hidden states (B, T, D)."""
+        return self.norm(out_BTHV).to(hidden_states.dtype).flatten(-2) * self.output_gate(hidden_states)
+
+    def kernel(self, dtype: torch.dtype):
+        """`delta_rule`, or what the package has entered in its place (kernels/delta.py), computed in `dtype`."""
+        entered = implementation("delta rule", self.config.attention_kinds[self.layer_idx])
+        if entered is None or self.implementation() == "eager":
+            return partial(delta_rule, corrects=self.corrects)
+        return partial(entered, dtype=dtype)
 
     def init_own_weights(self, std: float, residual_std: float) -> None:
         bound = self.conv_weight.shape[1] ** -0.5
         init.uniform_(self.conv_weight, -bound, bound)
         decays = torch.empty_like(self.A_log, dtype=torch.float).uniform_(*DECAYS)
         low, high = (torch.tensor(step).log().item() for step in STEPS)
-        steps = torch.empty_like(decays).uniform_(low, high).exp()
+        steps = torch.empty_like(self.dt_bias, dtype=torch.float).uniform_(low, high).exp()
         init.copy_(self.A_log, decays.log())
         init.copy_(self.dt_bias, steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
 
@@ -69,31 +109,32 @@ class GatedDeltaNet(Attention):
         cached = state_layer(past_key_values, self.layer_idx)
         states = {} if cached is None else cached.states
         documents = None if attention_mask is None else attention_mask[:, 0]
-        x_BTC = torch.cat([project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)], dim=-1)
+        x_BTC = torch.cat([getattr(self, name)(hidden_states) for name in self.mixed], dim=-1)
         if documents is not None:
             x_BTC = x_BTC * (documents >= 0).unsqueeze(-1)
         mixed_BTC, tail = short_convolution(x_BTC, self.conv_weight, documents, states.get("convolution"))
-        sizes = [self.key_heads * self.key_size] * 2 + [self.value_heads * self.value_size]
-        q, k, v = silu(mixed_BTC).split(sizes, dim=-1)
+        mixed_BTC = silu(mixed_BTC if self.conv_bias is None else mixed_BTC + self.conv_bias)
+        sizes = {"q_proj": (self.key_heads, self.key_size), "k_proj": (self.key_heads, self.key_size)}
+        sizes["v_proj"] = (self.value_heads, self.value_size)
+        parts = dict(zip(self.mixed, mixed_BTC.split([math.prod(sizes[name]) for name in self.mixed], dim=-1)))
         wide = torch.promote_types(hidden_states.dtype, torch.float32)
         with torch.autocast(hidden_states.device.type, enabled=False):
-            q, k = (of_length_one(x.unflatten(-1, (-1, self.key_size)).transpose(1, 2).to(wide)) for x in (q, k))
-            v = v.unflatten(-1, (-1, self.value_size)).transpose(1, 2).to(wide)
-            fades = self.a_proj(hidden_states.to(self.a_proj.weight.dtype)).to(wide) + self.dt_bias.to(wide)
-            # softplus; the gradient of torch's has strides that torch.compile does not foresee (torch 2.15, aot_eager).
-            fades_BHT = (-self.A_log.to(wide).exp() * torch.logaddexp(fades, torch.zeros_like(fades))).transpose(1, 2)
-            writes_BHT = self.b_proj(hidden_states.to(self.b_proj.weight.dtype)).to(wide).sigmoid().transpose(1, 2)
-            writes_BHT = writes_BHT * self.write_strength
+            q, k, v = (parts[name].unflatten(-1, size).transpose(1, 2).to(wide) for name, size in sizes.items())
+            fades_BHTK, writes_BHT = (x.transpose(1, 2) for x in self.rates(hidden_states, wide))
             if documents is not None:
                 writes_BHT = writes_BHT * (documents >= 0)[:, None]
             repeats = self.value_heads // self.key_heads
-            q, k = (x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (q * self.key_size**-0.5, k))
-            out_BHTV, state = delta_rule(q, k, v, fades_BHT, writes_BHT, documents, states.get("matrix"))
-            out_BTHV = self.norm(out_BHTV.transpose(1, 2)).to(hidden_states.dtype)
+            q, k = (x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in self.directions(q, k))
+            run = self.kernel(x_BTC.dtype)
+            out_BHTV, state = run(q, k, v, fades_BHTK, writes_BHT, documents, states.get("matrix"))
         if cached is not None:
             cached.write(hidden_states.shape[1], matrix=state, convolution=tail)
-        gate_BTHV = silu(self.g_proj(hidden_states).unflatten(-1, (-1, self.value_size)))
-        return self.o_proj((out_BTHV * gate_BTHV).flatten(-2)), None
+        return self.o_proj(self.finish(out_BHTV.transpose(1, 2), v.transpose(1, 2), hidden_states)), None
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """ln(1 + e^x). The gradient of torch's has strides that torch.compile does not foresee (torch 2.15, aot_eager)."""
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
 def of_length_one(x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +163,24 @@ def short_convolution(x_BTC, weight_CW, documents_BT=None, past_BWC=None) -> tup
     return mixed, tail
 
 
-def delta_rule(q_BHTK, k_BHTK, v_BHTV, fades_BHT, writes_BHT, documents_BT=None, state_BHKV=None) -> tuple:
+def faded_products(rows: list, k_BHnCK, faded_BHnCK, seen) -> list:
+    """Of each of `rows`, (B, H, n, C, K): its product with every key, faded by what lies between -> (B, H, n, C, C).
+
+    faded: sums of logarithms, of each channel or (K = 1) of all. seen: (C, C) or (B, 1, n, C, C); 0 where false.
+    """
+    if faded_BHnCK.shape[-1] == 1:
+        fading = (faded_BHnCK - faded_BHnCK.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
+        return [(row @ k_BHnCK.transpose(-1, -2)) * fading for row in rows]
+    # The product of two factors, e^(sum of the query) and e^(-sum of the key), would be less memory; the second
+    # overflows.
+    between = faded_BHnCK[..., :, None, :] - faded_BHnCK[..., None, :, :]
+    keys = between.masked_fill(~seen[..., None], -torch.inf).exp() * k_BHnCK[..., None, :, :]
+    return [(keys @ row.unsqueeze(-1)).squeeze(-1) for row in rows]
+
+
+def delta_rule(
+    q_BHTK, k_BHTK, v_BHTV, fades_BHTK, writes_BHT, documents_BT=None, state_BHKV=None, corrects: bool = True
+) -> tuple:
     """o_t of GatedDeltaNet -> (B, H, T, V), and the state after the last token.
 
     Within a chunk the corrections are the solution of a triangular system, between chunks the state is one matrix
@@ -130,46 +188,44 @@ def delta_rule(q_BHTK, k_BHTK, v_BHTV, fades_BHT, writes_BHT, documents_BT=None,
     token it is the recurrence.
 
     Args:
-        fades_BHT: logarithms of a_t. writes_BHT: b_t.
+        fades_BHTK: logarithms of a_t, of each channel of a key or (K = 1) of all. writes_BHT: b_t.
         documents_BT: None (one document), or numbers that tell documents apart; -1: padding, which writes nothing.
         state_BHKV: the state after earlier tokens, which are of document 0.
+        corrects: whether what the state returns for a key is taken back before the value is written; without, it is
+            linear attention that fades (Dao and Gu 2024, section 6).
     """
     batch, heads, length, keys = k_BHTK.shape
-    size = min(CHUNK, length)
+    size = min(CHUNK if fades_BHTK.shape[-1] == 1 else CHUNK_OF_CHANNELS, length)
     tail = -length % size
     if state_BHKV is None:
         state_BHKV = k_BHTK.new_zeros(batch, heads, keys, v_BHTV.shape[-1])
-    q, k, v = (with_zeros(x, after=tail).unflatten(2, (-1, size)) for x in (q_BHTK, k_BHTK, v_BHTV))
-    fades, writes = (pad(x, (0, tail)).unflatten(2, (-1, size)) for x in (fades_BHT, writes_BHT))
+    q, k, v, fades, writes = (
+        with_zeros(x, after=tail).unflatten(2, (-1, size)) for x in (q_BHTK, k_BHTK, v_BHTV, fades_BHTK, writes_BHT)
+    )
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    reads = ends = goes_on = None
     if documents_BT is not None:
         documents = torch.cat((documents_BT, documents_BT[:, -1:].expand(-1, tail)), dim=1).unflatten(1, (-1, size))
         seen = (seen & (documents[..., :, None] == documents[..., None, :]))[:, None]
+    # Sums within a document by a product, not by differences of running sums: their gradients would only nearly cancel.
+    faded = fades.cumsum(-2) if documents_BT is None else seen.to(fades.dtype) @ fades  # (B, H, n, C, K)
+    k_written, left, carried = k * writes[..., None], faded[..., -1:, :] - faded, faded[..., -1, :, None].exp()
+    from_state, q_state = k_written * faded.exp(), q * faded.exp()
+    if documents_BT is not None:
         last = documents[..., -1]
         owners = pad(last[:, :-1], (1, 0))  # the document of the state before each chunk
         reads = (documents == owners[..., None])[:, None, :, :, None]
-        ends = (documents == last[..., None])[:, None, :, :, None]
-        goes_on = (owners == last)[:, None, :, None, None]
-    # Sums within a document by a product, not by differences of running sums: their gradients would only nearly cancel.
-    faded = (
-        fades.cumsum(-1) if documents_BT is None else (seen.to(fades.dtype) @ fades[..., None])[..., 0]
-    )  # (B, H, n, C)
-    fading = (faded[..., :, None] - faded[..., None, :]).masked_fill(~seen, -torch.inf).exp()
-    k_written = k * writes[..., None]
-    from_state = k_written * faded.exp()[..., None]
-    q_state, k_left = q * faded.exp()[..., None], k * (faded[..., -1:] - faded).exp()[..., None]
-    carried = faded[..., -1].exp()[..., None, None]
-    if documents_BT is not None:
-        from_state, q_state, k_left, carried = from_state * reads, q_state * reads, k_left * ends, carried * goes_on
-    system = (k_written @ k.transpose(-1, -2)) * fading
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat((v * writes[..., None], from_state), dim=-1), upper=False, unitriangular=True
-    )
-    values, from_state = solved.split((v.shape[-1], keys), dim=-1)
-    scores, out = (q @ k.transpose(-1, -2)) * fading, []
+        # Before exp: a document that fades more than the last would be infinite there, and 0 x infinity has no value.
+        left = left.masked_fill((documents != last[..., None])[:, None, :, :, None], -torch.inf)
+        from_state, q_state = from_state * reads, q_state * reads
+        carried = carried * (owners == last)[:, None, :, None, None]
+    k_left, written, out = k * left.exp(), v * writes[..., None], []
+    scores, *system = faded_products([q, k_written] if corrects else [q], k, faded, seen)
+    if corrects:
+        both = torch.cat((written, from_state), dim=-1)
+        both = torch.linalg.solve_triangular(system[0], both, upper=False, unitriangular=True)
+        written, from_state = both.split((v.shape[-1], keys), dim=-1)
     for i in range(q.shape[2]):
-        written = values[:, :, i] - from_state[:, :, i] @ state_BHKV
-        out.append(q_state[:, :, i] @ state_BHKV + scores[:, :, i] @ written)
-        state_BHKV = state_BHKV * carried[:, :, i] + k_left[:, :, i].transpose(-1, -2) @ written
+        values = written[:, :, i] - from_state[:, :, i] @ state_BHKV if corrects else written[:, :, i]
+        out.append(q_state[:, :, i] @ state_BHKV + scores[:, :, i] @ values)
+        state_BHKV = state_BHKV * carried[:, :, i] + k_left[:, :, i].transpose(-1, -2) @ values
     return torch.cat(out, dim=2)[:, :, :length], state_BHKV

@@ -18,8 +18,9 @@ from transformers.masking_utils import (
     create_sliding_window_causal_mask,
     packed_sequence_mask_function,
 )
+from transformers.utils.generic import is_flash_attention_requested
 
-from .traits import ATTENTION_KINDS, Kind, implementation, implements
+from .traits import ATTENTION_KINDS, Kind, implementation, one_way_kind
 
 # The name of a cache in transformers' mask functions and outputs.
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"  # < 5.24
@@ -51,17 +52,26 @@ def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
     return ids.view(shape), (index - cu_seq_lens[ids]).view(shape)
 
 
-@implements("mask", "strided_attention")
-def strided_mask_function(config):
-    """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
-    stride = config.attention_stride
+def first_tokens(attention_mask, document_ids):
+    """(B, T), where the document of each token begins; or (B, 1), where rows begin behind padding; None: at 0."""
+    if document_ids is not None:
+        return torch.searchsorted(document_ids, document_ids)
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    return (attention_mask.cumsum(-1) == 0).sum(-1, keepdim=True)
 
-    def strided(batch_idx, head_idx, q_idx, kv_idx):
-        distance = q_idx - kv_idx
-        return (distance < stride) | (distance % stride == 0)
 
-    strided.takes_tensors = True  # of indices, for backends that look at some of the keys
-    return strided
+def counted_from(first, mask_function):
+    """A mask function whose indices are counted from `first_tokens`, so that it hides the same in any row."""
+    if first is None:
+        return mask_function
+
+    def counted(batch_idx, head_idx, q_idx, kv_idx):
+        start = first[batch_idx, q_idx if first.shape[1] > 1 else 0]
+        return mask_function(batch_idx, head_idx, q_idx - start, kv_idx - start)
+
+    counted.takes_tensors = getattr(mask_function, "takes_tensors", False)
+    return counted
 
 
 def takes_no_mask(config) -> bool:
@@ -90,7 +100,8 @@ def layer_kinds(config) -> dict[str, LayerKind]:
     for name in dict.fromkeys(names):
         traits, index = ATTENTION_KINDS[name], names.index(name)
         by_states = implementation("attention", name, traits.module).token_positions if traits.keeps_states else None
-        kinds[name] = LayerKind(traits, index, config.layer_types[index], implementation("mask", name), by_states)
+        mask = implementation("mask", name, traits.module)
+        kinds[name] = LayerKind(traits, index, config.layer_types[index], mask, by_states)
     return kinds
 
 
@@ -101,7 +112,7 @@ def make_masks(
     past_key_values=None,
     document_ids=None,
     kinds=None,
-    global_attention_mask=None,
+    seen_by_all=None,
 ) -> dict:
     """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
@@ -112,8 +123,13 @@ def make_masks(
             caches) a dict of ready masks.
         document_ids: None, or (B, T): tokens see only tokens with the same id. Unlike transformers' own detection it
             holds with a padding mask and with a cache, too, and costs no host sync.
-        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
+        seen_by_all: None, or (B, P), nonzero at tokens that all of their document see: in local_global_attention, and
+            in causal models (a prefix, Raffel et al. 2020, section 3.2.1), there no further than a layer's window.
+
+    Raises ValueError for a prefix that a kind of attention or the backend cannot show to the tokens before it.
     """
+    if seen_by_all is not None and config.is_causal:
+        check_prefix(config, attention_mask)
     if isinstance(attention_mask, dict):
         return attention_mask
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
@@ -121,6 +137,7 @@ def make_masks(
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
+    plain = plain and (seen_by_all is None or not config.is_causal)
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
         if kind.token_positions is not None:
             if attention_mask is not None and attention_mask.ndim == 4:
@@ -132,10 +149,13 @@ def make_masks(
         if plain and own is None and fits_window(config, kind.traits, inputs_embeds.shape[1]):
             masks[name] = None
             continue
-        overlays = packed if own is None else [*packed, own(config)]
+        overlays = (
+            packed if own is None else [*packed, counted_from(first_tokens(attention_mask, document_ids), own(config))]
+        )
         more = {"and_mask_function": and_masks(*overlays) if overlays else None}
-        if kind.traits.global_tokens and global_attention_mask is not None:
-            more["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
+        if seen_by_all is not None and (kind.traits.global_tokens or config.is_causal):
+            nearer = config.sliding_window if kind.traits.windowed and config.is_causal else None
+            more["or_mask_function"] = seen_keys_mask_function(seen_by_all != 0, nearer)
         if config.is_causal:
             create = create_sliding_window_causal_mask if kind.traits.windowed else create_causal_mask
             # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
@@ -179,56 +199,36 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
         text = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[0] - 1)
         last = position_ids[0, cu_seq_lens_q[1:].long() - 1]
         distances[kind] = position_ids[0, :, None] - (last[text] - (ends[text] - 1 - index))
-        own = implementation("mask", kind)
-        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, distances[kind], 0)
+        own, query = implementation("mask", kind, ATTENTION_KINDS[kind].module), position_ids[0, :, None]
+        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, query, query - distances[kind])
         # Half of the least number: a score bias may be added, also where a filled-up row sees nothing.
         masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)
     return masks, distances
 
 
-def global_keys_mask_function(is_global: torch.Tensor):
-    """Keys that every query sees; is_global (B, T)."""
+def seen_keys_mask_function(is_seen: torch.Tensor, nearer: int | None = None):
+    """Keys that every query sees, those `nearer` than so many tokens; is_seen (B, P) of the first P keys, bool."""
+    known = is_seen.shape[1]
 
-    def global_key(batch_idx, head_idx, q_idx, kv_idx):
-        return is_global[batch_idx, kv_idx]
+    def seen_key(batch_idx, head_idx, q_idx, kv_idx):
+        seen = is_seen[batch_idx, kv_idx.clamp(max=known - 1)] & (kv_idx < known)
+        return seen if nearer is None else seen & ((q_idx - kv_idx).abs() < nearer)
 
-    global_key.takes_tensors = True
-    return global_key
-
-
-def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
-    """A score bias and a mask as one additive mask (B, H, T, S); sdpa would fold them in every layer.
-
-    mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
-
-    What is hidden has the least number of the dtype in which the scores will be added: under autocast to bf16 that of
-    fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan. Rows that see the same
-    share one mask, (1, H, T, S). Off CPUs it has the dtype to which every layer would cast it otherwise.
-    """
-    bias_BHTS, device_type = _shared_by_rows(bias_BHTS, mask), bias_BHTS.device.type
-    narrow_to = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    least = max(torch.finfo(dtype).min for dtype in (bias_BHTS.dtype, narrow_to) if dtype is not None)
-    if mask is None and is_causal and bias_BHTS.shape[2] > 1:  # one query and no mask: it is the last token
-        mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
-    if mask is None:
-        both = bias_BHTS
-    elif mask.dtype == torch.bool:
-        both = torch.where(mask, bias_BHTS, least)
-    else:
-        both = bias_BHTS + mask if narrow_to is None else (bias_BHTS + mask).clamp(min=least)
-    # Not where the bias is learned: its gradients would be added up in that dtype.
-    if narrow_to is not None and device_type != "cpu" and not both.requires_grad:
-        both = both.to(narrow_to)
-    return both
+    seen_key.takes_tensors = True
+    return seen_key
 
 
-def _shared_by_rows(bias_BHTS, mask):
-    """The bias of one row, where all rows have it and the mask does not tell them apart."""
-    if mask is not None and (mask.ndim < 4 or mask.shape[0] != 1):
-        return bias_BHTS
-    if bias_BHTS.requires_grad and bias_BHTS.device.type == "cpu":  # plain products would copy it in every layer
-        return bias_BHTS
-    return bias_BHTS[:1] if bias_BHTS.stride(0) == 0 else bias_BHTS
+def check_prefix(config, attention_mask) -> None:
+    """Raise ValueError where the tokens of a prefix cannot see those after them."""
+    if (kind := one_way_kind(config)) is not None:
+        raise ValueError(f"prefix_mask: {kind} layers read tokens in their order; full and sliding ones do not")
+    if is_flash_attention_requested(config):
+        raise ValueError(
+            f"prefix_mask: attn_implementation={config._attn_implementation!r} hides the future by itself; sdpa, eager "
+            f"and flex_attention take a mask"
+        )
+    if attention_mask is not None and (isinstance(attention_mask, dict) or attention_mask.ndim != 2):
+        raise ValueError("prefix_mask has no effect on a ready attention_mask; give (B, S), 0 at padding")
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:

@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import Attention
 from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
-from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES, parts_of
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, parts_of
 
 WITH_PARTS = "_with_parts"  # behind the family's name: in folders of models with parts that its file does not import
 PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
@@ -24,6 +25,14 @@ PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: impo
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 # Backends of transformers and ours; all others are those of an engine.
 OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
+
+
+# What `output_hidden_states` and `output_attentions` collect of layers that may attend to an encoder's tokens.
+LAYERS_THAT_CROSS = {
+    "hidden_states": TransformerBlock,
+    "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
+    "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
+}
 
 
 def is_own_backend(implementation: str | None) -> bool:
@@ -42,9 +51,12 @@ def unserved(c, pages: bool = False) -> str | None:
     rope_types = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
     has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
     wrong = {
-        "layer_types": any(kind.keeps_states or kind.cache_values for kind in kinds),
+        "layer_types": any(kind.lookback is not None or kind.cache_values for kind in kinds),
+        "add_cross_attention": getattr(c, "add_cross_attention", False),
         "rope_parameters": rope_types & {"dynamic", "longrope"},
         "expert_capacity": has_experts and c.expert_capacity is not None,
+        "prefix_lm": getattr(c, "prefix_lm", False),
+        "differential_attention": getattr(c, "differential_attention", False),
     }
     if not pages:
         windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal
@@ -52,7 +64,10 @@ def unserved(c, pages: bool = False) -> str | None:
             "position_encoding": scheme.adds_to_scores,
             "attention_pattern": windows_to_both_sides or any(kind.own_scores or not kind.flash for kind in kinds),
             "attn_logit_softcapping": (c.attn_logit_softcapping or 1) < 1,
-            "hidden_act": has_experts and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+            "attention_sinks": c.attention_sinks,
+            "hidden_act": has_experts and c.hidden_act not in ("silu", "swish"),
+            "mlp_type": has_experts and (c.mlp_type != "glu" or c.mlp_bias),
+            "apply_router_weight_on_input": has_experts and c.apply_router_weight_on_input,
             "num_hidden_groups": getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
             "conv_kernel_size": getattr(c, "conv_kernel_size", 0),
             "output_vocab_size": getattr(c, "output_vocab_size", None) not in (None, getattr(c, "vocab_size", None)),
@@ -108,12 +123,14 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         kinds = [ATTENTION_KINDS[kind] for kind in config.attention_kinds]
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
-        if not all(kind.flash for kind in kinds):
+        if not all(kind.flash for kind in kinds) or getattr(config, "prefix_lm", False):
             self._supports_flash_attn = self._supports_attention_backend = False
         if any(kind.keeps_states or kind.cache_values for kind in kinds):  # engines expect keys and values
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False
+        if config.attention_sinks:
+            self._supports_flash_attn = self._supports_context_parallel = False
         enter_peft_defaults(config.model_type)
         super().__init__(config, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import BLOCKS, NORM_POSITIONS, NORM_TYPES, block_form, implementation, implements
+from .traits import BLOCK_FORMS, MLP_TYPES, NORM_TYPES, block_forms, implementation, implements
 
 
 class RMSNorm(nn.RMSNorm):
@@ -38,6 +38,7 @@ def build_norm(config, size: int | None = None) -> nn.Module:
     return implementation("norm", config.norm_type, NORM_TYPES[config.norm_type])(config, size)
 
 
+@implements("feed forward", "mlp")
 class MLP(nn.Module):
     """down(act(up(x))), Vaswani et al. 2017, eq. 2, with any activation of transformers.
 
@@ -56,6 +57,7 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(self.up_proj(x_BTD))), None
 
 
+@implements("feed forward", "glu")
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), Shazeer 2020, eq. 6; SwiGLU with hidden_act='silu'."""
 
@@ -72,24 +74,30 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), None
 
 
-FEED_FORWARDS = {"mlp": MLP, "glu": GatedMLP}
+# A layer's arguments of an encoder -> what cross-attention calls them. Without hidden states there is none.
+OF_ENCODER = {"encoder_hidden_states": "key_value_states", "encoder_attention_mask": "attention_mask"}
+OF_ENCODER |= {"encoder_cache": "past_key_values"}
 
 
 def build_feed_forward(config, layer_idx: int) -> nn.Module:
     """The feed-forward of a layer: dense, or experts."""
     if config.mlp_kinds[layer_idx] == "sparse":
         return implementation("feed forward", "sparse", module="experts")(config)
-    return FEED_FORWARDS[config.mlp_type](config)
+    return build_dense(config)
+
+
+def build_dense(config, channels: int | None = None) -> nn.Module:
+    """A dense feed-forward of `channels`; None: `intermediate_size`."""
+    return implementation("feed forward", config.mlp_type, MLP_TYPES[config.mlp_type].module)(config, channels)
 
 
 @implements("block", "pre", "post")
 class TransformerBlock(GradientCheckpointingLayer):
     """(B, T, D) -> (B, T, D); with experts (`is_sparse`), followed by the three parts of their Routing.
 
-    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other residual forms are
-    subclasses in files of their own. With `cross_attn` the
-    tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention and feed-forward
-    return (output, extra): the extra is attention weights or a Routing, or None.
+    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other forms are subclasses.
+    With `cross_attn` tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention
+    and feed-forward return (output, extra): the extra is attention weights or a Routing, or None.
 
     Args:
         self_attn, cross_attn: modules of attention.py.
@@ -97,7 +105,7 @@ class TransformerBlock(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int, self_attn: nn.Module, cross_attn: nn.Module | None = None):
         super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
+        self.is_pre_norm = block_forms(config)[layer_idx] == "pre"
         self.is_sparse = config.mlp_kinds[layer_idx] == "sparse"
         self.self_attn, self.cross_attn = self_attn, cross_attn
         self.mlp = build_feed_forward(config, layer_idx)
@@ -110,34 +118,29 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.multiplier = None if config.residual_multiplier == 1 else config.residual_multiplier
 
     def forward(self, hidden_states, *trained, trained_names=(), kept_tokens=None, **context):
-        """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
+        """context: keyword arguments of self-attention, and of cross-attention by the names of OF_ENCODER.
 
         trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
         kept_tokens: those of which the feed-forward part, which mixes no tokens, is computed: K, the first of each row,
             -> (B, K, D), or indices among all B * T -> (1, K, D).
         """
         context |= dict(zip(trained_names, trained))
-        encoder_hidden_states = context.pop("encoder_hidden_states", None)
-        encoder_attention_mask = context.pop("encoder_attention_mask", None)
-        cache = context.get("past_key_values")
-        if self.cross_attn is not None and cache is not None:
-            context["past_key_values"] = cache.self_attention_cache
-
-        x_BTD, _ = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
-        if self.cross_attn is not None:
-            cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
-            x_BTD, _ = self.residual(
-                self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
-            )
+        cross = {name: context.pop(given, None) for given, name in OF_ENCODER.items()}
+        x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
+        if cross["key_value_states"] is not None:
+            x_BTD, _ = self.residual(self.cross_attention_layernorm, self.cross_attn, x_BTD, **cross)
         x_BTD = self.kept(x_BTD, kept_tokens)
-        x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        x_BTD, (routing,) = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        return self.outputs(x_BTD, routing, values)
 
-        # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.
-        return x_BTD if routing is None else (x_BTD, *routing)
+    @staticmethod
+    def outputs(x_BTD, routing, values: list):
+        """Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within."""
+        return (x_BTD, *(routing or ()), *values) if routing or values else x_BTD
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        """x + part(norm(x)), or post-norm norm(x + part(x)); and the part's extra."""
-        out_BTD, extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
+        """x + part(norm(x)), or post-norm norm(x + part(x)); and what else the part returns, a list."""
+        out_BTD, *extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
         x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
 
@@ -157,5 +160,5 @@ class TransformerBlock(GradientCheckpointingLayer):
 
 def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
     """The layer of the residual form that `norm_position` and `block` name."""
-    form = block_form(config)
-    return implementation("block", form, (NORM_POSITIONS | BLOCKS)[form])(config, layer_idx, *attentions)
+    form = block_forms(config)[layer_idx]
+    return implementation("block", form, BLOCK_FORMS[form])(config, layer_idx, *attentions)

@@ -26,11 +26,8 @@ from .traits import (
 class TransformerConfig(PreTrainedConfig):
     """Fields shared by all families, named as transformers names them.
 
-    A block is: norm placement x attention x feed-forward. Fields left at None are derived: `num_key_value_heads` from
-    `num_attention_heads` (fewer: grouped-query attention; 1: multi-query), `head_dim` from `hidden_size`,
-    `intermediate_size` as 4 x `hidden_size` for an MLP and 8/3 x, rounded up to a multiple of 64, for a GLU (equal
-    parameters; Shazeer 2020, section 2), `attention_out_bias` and `attention_key_bias` from `attention_bias`,
-    `attention_multiplier` (the scale of the scores) as 1 / sqrt(head_dim).
+    A block is: norm placement x attention x feed-forward. Fields left at None are derived as their comments say; the
+    8/3 of a GLU, rounded up to a multiple of 64, makes as many parameters as an MLP has (Shazeer 2020, section 2).
 
     `attention_pattern` names kinds of attention and is repeated over the layers: ["full_attention"] (default),
     "sliding_attention" (the last `sliding_window` tokens; in an encoder so many to each side), "strided_attention"
@@ -39,13 +36,8 @@ class TransformerConfig(PreTrainedConfig):
     `global_attention_mask`; Beltagy et al. 2020). `layer_types`, which transformers' caches read, follows from it; it
     may be given instead, one name per layer.
 
-    `position_encoding` is "none", "learned" (`position_offset`: rows of the table before position 0, 2 in RoBERTa and
-    BART), "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer type), "alibi" (`alibi_bias_max`),
-    "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`, one table for all layers or, with
-    `relative_attention_shared=False`, one each) or, in an encoder, "disentangled" (DeBERTa's).
-
-    New weights are normal with the standard deviation `initializer_range`; with `fan_in_init` instead 1 / sqrt(inputs),
-    and embeddings 1 (T5). `scale_residual_init` divides that of what writes to the residual stream by sqrt(2 x layers).
+    `position_encoding` is "none", "learned", "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer
+    type), "alibi", "relative" (T5's) or, in an encoder, "disentangled" (DeBERTa's).
 
     Raises:
         ValueError: an illegal value or combination, or an unknown field, with one sentence that says what is legal.
@@ -69,13 +61,14 @@ class TransformerConfig(PreTrainedConfig):
     relative_attention_num_buckets: int = 32  # relative: biases that a head learns (Raffel et al. 2020)
     relative_attention_max_distance: int = 128  # relative: distances from here on share the last bias
     relative_attention_shared: bool = True  # relative: one table for all layers, or one for each
+    position_at: str = "embeddings"  # learned, sinusoidal: added there, to the input of all layers, or to queries_keys
     position_offset: int = 0  # learned: rows of the table before position 0; 2 in RoBERTa and BART
     attention_pattern: list[str] | None = None  # kinds of attention, repeated over the layers; null: full_attention
     layer_types: list[str] | None = None  # a kind for each layer, in place of attention_pattern
     sliding_window: int | None = None  # sliding_, local_global_attention: tokens that a query sees
     attention_stride: int | None = None  # strided_attention: the n last tokens, each n-th before (Child et al. 2019)
     norm_type: str = "rmsnorm"  # what the norms compute (rmsnorm: Zhang and Sennrich 2019)
-    norm_position: str = "pre"  # of norms: pre, post (Xiong et al. 2020), both (Gemma 2), inside the branch (OLMo 2)
+    norm_position: str | dict[str, str] = "pre"  # pre, post (Xiong 2020), both, inside; or {kind of attention: one}
     block: str = "sequential"  # feed-forward behind attention, or parallel to it (Chowdhery et al. 2022)
     parallel_norms: int = 1  # block: parallel: one norm for both (PaLM, GPT-J), or 2, one for each (GPT-NeoX)
     residual_multiplier: int | float = 1.0  # what attention and feed-forward add is multiplied by it (Granite)
@@ -86,10 +79,13 @@ class TransformerConfig(PreTrainedConfig):
     attention_bias: bool = False  # biases of queries, keys and values
     attention_out_bias: bool | None = None  # bias of the projection behind attention; null: as attention_bias
     attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
-    mlp_bias: bool = False  # biases of the feed-forward; experts have none
+    swiglu_limit: int | float = 7.0  # clamped_glu: gate and up are clamped at it (gpt-oss)
+    swiglu_alpha: int | float = 1.702  # clamped_glu: the gate's sigmoid reads this times the gate
+    mlp_bias: bool = False  # biases of the feed-forward, and of experts
     qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
     qk_norm_width: bool = False  # qk_norm is over all heads at once (OLMo 2)
     attention_gate: str | None = None  # a gate on attention's output, for each head or channel (Qiu et al. 2025)
+    attention_sinks: bool = False  # each head learns a score beside those of the tokens, of no value (gpt-oss)
     attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
     embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
     embedding_norm: bool = False  # a norm behind the embeddings
@@ -98,7 +94,7 @@ class TransformerConfig(PreTrainedConfig):
     attention_dropout: int | float = 0.0  # dropout on attention probabilities
     initializer_range: float = 0.02  # standard deviation of new weights
     scale_residual_init: bool = True  # smaller new weights, by sqrt(2 x layers), behind a block's branches (GPT-2)
-    fan_in_init: bool = False  # new weights have the deviation 1 / sqrt(inputs), not initializer_range (T5)
+    fan_in_init: bool = False  # new weights have the deviation 1 / sqrt(inputs), embeddings 1 (T5)
 
     def __init_subclass__(cls, *args, **kwargs):
         cls.__eq__ = cls.same_fields
@@ -144,6 +140,9 @@ class TransformerConfig(PreTrainedConfig):
             self.attention_out_bias = self.attention_bias
         if self.attention_key_bias is None:
             self.attention_key_bias = self.attention_bias
+        for name, source in (pair for kind in self.attention_kinds for pair in ATTENTION_KINDS[kind].sizes.items()):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(self, source))
         if self.layer_types is None:
             self.layer_types = [cache_type(kind) for kind in self.attention_kinds]
         self.name_layers_without_rope()
@@ -228,28 +227,44 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of decoders: of "gated_delta_attention", as Qwen3-Next's, and "latent_attention", as DeepSeek-V3's."""
+    """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
+    of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
 
-    linear_num_key_heads: int | None = None  # gated_delta_: heads of queries and keys; null: num_attention_heads
-    linear_num_value_heads: int | None = None  # gated_delta_: heads of values; null: linear_num_key_heads
-    linear_key_head_dim: int | None = None  # gated_delta_: channels of a query or key; null: head_dim
-    linear_value_head_dim: int | None = None  # gated_delta_: channels of a value; null: linear_key_head_dim
-    linear_conv_kernel_dim: int = 4  # gated_delta_: tokens that the convolution before it sees
-    linear_allow_neg_eigval: bool = False  # gated_delta_: writes up to 2, so that states can flip (Grazzi et al. 2025)
-    kv_lora_rank: int | None = None  # latent_attention: channels of which keys and values are made
+    is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
+    add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
+
+    value_residual: bool = False  # the first layer's values are mixed into all others' (Zhou et al. 2024)
+    differential_attention: bool = False  # the difference of two softmaxes (Ye et al. 2024)
+    lambda_std_dev: int | float = 0.1  # differential_attention: deviation of new weights of its difference
+    block_size: int | None = None  # block_sparse_attention: tokens of a block (Zaheer et al. 2020, BigBird)
+    num_local_blocks: int = 2  # block_sparse_attention: a query's own block and those just before it
+    num_sink_blocks: int = 1  # block_sparse_attention: the first blocks, which all see
+    num_random_blocks: int = 0  # block_sparse_attention: drawn for each block, of those before it
+    block_stride: int | None = None  # block_sparse_attention: each n-th block before a query's own; null: none
+    block_seed: int = 0  # block_sparse_attention: of the blocks that are drawn
+    attn_temperature_tuning: bool = False  # queries of layers without positions grow with the position (Nakanishi 2025)
+    floor_scale: int = 8192  # attn_temperature_tuning: tokens after which they grow
+    attn_scale: int | float = 0.1  # attn_temperature_tuning: queries are multiplied by 1 + this x log(1 + steps)
+    qk_l2_norm: bool = False  # rotated queries and keys are divided by the root of their mean square (Llama 4)
+    attention_chunk_size: int | None = None  # chunked_attention: tokens of a chunk, which alone a query sees (Llama 4)
+    prefix_lm: bool = False  # the tokens of a prompt see each other in both directions (Raffel et al. 2020)
+    mask_token_id: int | None = None  # token in place of a hidden one, in a decoder that fills masks, too
+    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
+    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
+    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
+    linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
+    linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
+    linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim
+    linear_value_head_dim: int | None = None  # delta nets: channels of a value; null: linear_key_head_dim
+    linear_conv_kernel_dim: int = 4  # delta nets: tokens that the convolution before it sees
+    linear_norm_eps: float | None = None  # delta nets: norm_eps of the norm of their output; null: norm_eps
+    linear_allow_neg_eigval: bool = False  # delta nets: writes up to 2, so that states can flip (Grazzi et al. 2025)
+    kv_lora_rank: int | None = None  # latent_attention: channels of which a token's keys and values are made
     q_lora_rank: int | None = None  # latent_: channels of which a token's queries are made; null: the hidden states
     qk_nope_head_dim: int | None = None  # latent_: channels of a query or key without positions
     qk_rope_head_dim: int | None = None  # latent_: channels with positions, in keys one set for all heads
     v_head_dim: int | None = None  # latent_: channels of a value
     rope_interleave: bool = True  # latent_: rotated channels lie in pairs (0, 1), (2, 3), ..
-
-    def derive(self):
-        super().derive()
-        if "gated_delta_attention" in self.attention_kinds:
-            self.linear_num_key_heads = self.linear_num_key_heads or self.num_attention_heads
-            self.linear_num_value_heads = self.linear_num_value_heads or self.linear_num_key_heads
-            self.linear_key_head_dim = self.linear_key_head_dim or self.head_dim
-            self.linear_value_head_dim = self.linear_value_head_dim or self.linear_key_head_dim
 
     @property
     def qk_head_dim(self) -> int | None:
@@ -264,18 +279,14 @@ class CausalConfig(TokenConfig):
 class AnyformerDecoderConfig(CausalConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
-    Beside the shared kinds of attention it has three whose memory does not grow with the row: "linear_attention",
-    "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them, written by
-    `memory_update` "delta" or "linear") and "recurrent_attention" (such segments, and the `memory_length` tokens before
-    each; with `memory_length` and no `attention_pattern` all layers are of this kind).
-
-    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of
-    ImageGPT, are only read, and are no labels.
+    Beside the shared kinds of attention it has some whose memory does not grow with the row: "linear_attention", delta
+    nets, "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them) and
+    "recurrent_attention" (such segments, and the `memory_length` tokens before each; with `memory_length` and no
+    `attention_pattern` all layers are of this kind).
     """
 
     model_type = "anyformer_decoder"
 
+    num_nextn_predict_layers: int = 0  # modules that predict tokens further ahead (DeepSeek-AI 2024, section 2.2)
+    mtp_loss_coef: int | float = 0.3  # weight of their loss in training
     output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
-    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
-    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
-    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)

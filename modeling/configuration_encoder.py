@@ -21,7 +21,8 @@ class AnyformerEncoderConfig(RoutedConfig):
     positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
     before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
 
-    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary; sequence heads
+    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary, or with
+    `head_transform=False` the vocabulary's layer alone, as a decoder's; sequence heads
     read the first token or the mean of all (`pooler_type`) through a dense layer with `pooler_act` (None: no layer),
     and the bare model has it, too, with `add_pooling_layer`; with `task_head_transform` every task head has the
     masked-LM head's dense + act + norm instead (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
@@ -44,6 +45,7 @@ class AnyformerEncoderConfig(RoutedConfig):
     conv_kernel_size: int = 0  # width of a convolution beside the first layer (DeBERTa-v2); 0: none
     conv_groups: int = 1  # groups of that convolution
     conv_act: str = "tanh"  # activation of that convolution
+    head_transform: bool = True  # dense, activation and norm before the vocabulary in the masked-LM head
     head_act: str | None = None  # activation of the masked-LM head; null: hidden_act
     head_bias: bool = True  # the dense layer of the masked-LM head has a bias
     lm_head_bias: bool = True  # the vocabulary's head has a bias

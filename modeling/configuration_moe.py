@@ -16,7 +16,8 @@ class RoutedConfig(TokenConfig):
     A router scores them by `router_scoring` ("softmax" or "sigmoid"), makes the weights of those chosen sum to 1
     (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
     number of 1 +- `router_jitter_noise`. With `n_group` a token's experts come from the `topk_group` best of so many
-    groups. `expert_capacity` (None: no limit) is the most tokens of a row that an expert takes.
+    groups. The weights multiply what experts return, or with `apply_router_weight_on_input` what they read.
+    `expert_capacity` (None: no limit) is the most tokens of a row that an expert takes.
     `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of experts_losses.py, which are added in training
     only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
     `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
@@ -30,10 +31,12 @@ class RoutedConfig(TokenConfig):
     mlp_pattern: list[str] | None = None  # sparse and dense, repeated over the layers; null: all are sparse
     mlp_layer_types: list[str] | None = None  # sparse or dense for each layer, in place of mlp_pattern
     router_scoring: str = "softmax"  # how a router scores experts
+    router_bias: bool = False  # a router's scores have a bias that is learned
     norm_topk_prob: bool = True  # the weights of the chosen experts sum to 1
     routed_scaling_factor: int | float = 1.0  # the weights of the chosen experts are multiplied by it
     n_group: int | None = None  # groups of experts, as many as divide num_experts; null: one (DeepSeek-AI 2024)
     topk_group: int | None = None  # n_group: groups from which a token's experts are chosen
+    apply_router_weight_on_input: bool = False  # the weights multiply an expert's input, not its output (Llama 4)
     router_aux_loss_coef: int | float = 0.01  # weight of the loss that balances experts (Fedus et al. 2021)
     router_z_loss_coef: int | float = 0.0  # weight of the loss on large router logits (Zoph et al. 2022)
     router_bias_update_rate: int | float = 0.0  # step of a bias that balances without a loss (Wang et al. 2024)

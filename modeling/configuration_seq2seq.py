@@ -63,10 +63,9 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
         for name in ("num_hidden_layers", "layer_types", "attention_pattern", "mlp_layer_types"):
             setattr(stack, name, getattr(self, name))
         if is_causal:
-            kind = self.attention_kinds[0]
             stack.num_hidden_layers = self.num_decoder_layers
-            stack.layer_types = [cache_type(kind)] * self.num_decoder_layers
-            stack.attention_pattern = [kind]
+            stack.layer_types, stack.attention_pattern = None, self.attention_pattern or self.attention_kinds[:1]
+            stack.layer_types = [cache_type(kind) for kind in stack.attention_kinds]
             stack.mlp_layer_types = None  # of the encoder's layers
             stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
         attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)

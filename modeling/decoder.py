@@ -17,7 +17,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_masks import CACHE, given_cache, paged_masks
-from .base import AnyformerPreTrainedModel
+from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .families import DECODER, FAMILIES
 from .lm_head import (
@@ -30,22 +30,28 @@ from .lm_head import (
 )
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
+from .traits import implementation
 
-BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast, __name__)
-CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast, __name__)
-CausalLMOutputWithPastWithoutLogits = without_logits(CausalLMOutputWithPast)
+BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
+    modeling_outputs.BaseModelOutputWithPastAndCrossAttentions, __name__
+)
+CausalLMOutputWithCrossAttentions = with_router_fields(modeling_outputs.CausalLMOutputWithCrossAttentions, __name__)
+CausalLMOutputWithCrossAttentionsWithoutLogits = without_logits(CausalLMOutputWithCrossAttentions)
 
 
 class CausalModel(TransformerStack):
     """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
 
     # Of heads in the same folder, which servers of embeddings would call unknown weights.
-    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs)\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs|mtp)\."]
 
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.build_stack(config)
+        self.build_stack(config, config.add_cross_attention)
+        self.read_encoder = None
+        if config.add_cross_attention:
+            self.read_encoder = implementation("cross attention", "decoder", "attention_cross")
         self.post_init()
 
     @merge_with_config_defaults
@@ -59,14 +65,22 @@ class CausalModel(TransformerStack):
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         arguments = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache
         x_BTD, past_key_values, routed = self.hidden_states(*arguments, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
     def hidden_states(
-        self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
+        self,
+        input_ids,
+        attention_mask,
+        position_ids,
+        past_key_values,
+        inputs_embeds=None,
+        use_cache=None,
+        prefix_mask=None,
+        **kwargs,
     ) -> tuple:
         """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
@@ -75,7 +89,13 @@ class CausalModel(TransformerStack):
         packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
+        if self.read_encoder is not None:
+            positions = position_ids if packs else None
+            past_key_values, kwargs = self.read_encoder(self, x_BTD, positions, past_key_values, **kwargs)
+        elif kwargs.get("encoder_hidden_states") is not None:
+            raise ValueError("encoder_hidden_states cannot be read by a decoder built without add_cross_attention=True")
         batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, **kwargs)
+        batch.seen_by_all = prefix_mask
         if paged:
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
@@ -84,7 +104,7 @@ class CausalModel(TransformerStack):
 
 
 class CausalLanguageModel:
-    """`base_class` with a language-model head: next-token loss, logits. A family adds GenerationMixin."""
+    """`base_class` with a language-model head: next-token loss, logits. A family adds PrefixGenerationMixin."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -95,6 +115,9 @@ class CausalLanguageModel:
         super().__init__(config)
         self.model = self.base_class(config)
         self.lm_head = LanguageModelHead(config)
+        self.mtp = None
+        if getattr(config, "num_nextn_predict_layers", 0):
+            self.mtp = implementation("tokens ahead", "mtp", "multi_token")(config)
         self.post_init()
 
     def init_continuous_batching(self, *args, **kwargs):
@@ -102,6 +125,11 @@ class CausalLanguageModel:
         if (reason := self.serving_refusal(pages=True)) is not None:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
+
+    def _get_candidate_generator(self, generation_config, **kwargs):
+        if generation_config.use_mtp and self.mtp is not None:
+            return implementation("tokens ahead", "draft", "multi_token")(self, generation_config)
+        return super()._get_candidate_generator(generation_config=generation_config, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -116,29 +144,30 @@ class CausalLanguageModel:
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        encoder_hidden_states: torch.FloatTensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithCrossAttentions:
         """Predict the next token.
 
         Args:
             labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
             kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
-                signature, see `takes_label_smoothing`.
+                signature, see `takes_label_smoothing`. `prefix_mask` (B, P), nonzero at tokens that all of their
+                document see, those before them, too: a prefix (Raffel et al. 2020), or with ones all of a row.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
             return_logits: whether `logits` is filled; None: see `returns_logits`.
+            encoder_hidden_states, encoder_attention_mask: (B, S, D) and (B, S), of an encoder that the config's
+                `add_cross_attention` makes the layers attend to.
         """
         shift_labels = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        if encoder_hidden_states is not None:
+            kwargs |= {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
+        inputs = kwargs | {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        inputs |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        outputs = self.model(past_key_values=past_key_values, use_cache=use_cache, **inputs)
+        hidden_states, loss, logits, mtp_loss = outputs.last_hidden_state, None, None, None
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
         if self.returns_logits(return_logits, shift_labels):
@@ -148,15 +177,76 @@ class CausalLanguageModel:
             loss = loss_of_logits(logits, shift_labels, num_items_in_batch)
         elif shift_labels is not None:
             loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
-        return self.head_output(CausalLMOutputWithPast, outputs, loss, shift_labels, num_items_in_batch, logits=logits)
+        if self.mtp is not None and self.training and loss is not None:
+            mtp_loss = self.mtp(self.model, self.lm_head, hidden_states, shift_labels, num_items_in_batch, **inputs)
+            loss = loss + self.config.mtp_loss_coef * mtp_loss
+        own = {"logits": logits, "mtp_loss": mtp_loss}
+        return self.head_output(
+            CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **own
+        )
 
 
 # A cache: `generate` reads the signature of models with Hub code at every token, a tenth of a small model's time.
 CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 
+class CausalForMaskedLM(CausalLanguageModel):
+    """Masks filled in by a decoder trained for it (Charpentier and Samuel 2024): all tokens see each other, and the one
+    before a mask predicts what it hides. The first token of a text is never predicted."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """labels: (B, T), the token that belongs at each position; -100 is not counted -> logits there, and loss."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        kwargs |= {"prefix_mask": given.new_ones(given.shape[:2]), "use_cache": False, "return_dict": True}
+        outputs = super().forward(input_ids, attention_mask, inputs_embeds=inputs_embeds, labels=labels, **kwargs)
+        if outputs.get("logits") is not None:
+            outputs.logits = nn.functional.pad(outputs.logits[:, :-1], (0, 0, 1, 0))
+        return outputs
+
+
+class PrefixGenerationMixin(GenerationMixin):
+    """`generate` for models with `prefix_lm`: the prompt's tokens see each other, and what follows is causal."""
+
+    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
+        prompt, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        if self.config.prefix_lm and model_kwargs.get("prefix_mask") is None:
+            model_kwargs["prefix_mask"] = torch.ones(prompt.shape[:2], dtype=torch.long, device=prompt.device)
+        return prompt, name, model_kwargs
+
+    def prepare_inputs_for_generation(
+        self, input_ids, attention_mask=None, inputs_embeds=None, prefix_mask=None, **kwargs
+    ):
+        """As transformers', with a `prefix_mask` while the prompt is read. Raises ValueError for one read in pieces."""
+        given = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs = super().prepare_inputs_for_generation(input_ids, **given, **kwargs)
+        cache = kwargs.get(CACHE)
+        past = 0 if cache is None else cache.get_seq_length()
+        if prefix_mask is None or past >= prefix_mask.shape[1]:
+            return inputs
+        read = next(inputs[name].shape[1] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None)
+        if past + read < prefix_mask.shape[1]:
+            raise ValueError("prefix_lm reads a prompt at once; leave prefill_chunk_size out of the generation config")
+        return inputs | {"attention_mask": attention_mask, "prefix_mask": prefix_mask}
+
+
+# `generate` refuses arguments that stand in no signature; transformers' own names the cache, by a name of its version.
+_OWN = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
+*_GIVEN, _OTHERS = _OWN.parameters.values()
+_PREFIX = inspect.Parameter("prefix_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+PrefixGenerationMixin.prepare_inputs_for_generation.__signature__ = _OWN.replace(parameters=[*_GIVEN, _PREFIX, _OTHERS])
+
+
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
+    _can_record_outputs = LAYERS_THAT_CROSS
     auto_classes = FAMILIES[DECODER].heads
 
 
@@ -164,7 +254,11 @@ class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):
     """Token embeddings, positions and a stack of causal blocks; no head."""
 
 
-class AnyformerDecoderForCausalLM(CausalLanguageModel, AnyformerDecoderPreTrainedModel, GenerationMixin):
+class AnyformerDecoderForCausalLM(CausalLanguageModel, AnyformerDecoderPreTrainedModel, PrefixGenerationMixin):
+    base_class = AnyformerDecoderModel
+
+
+class AnyformerDecoderForMaskedLM(CausalForMaskedLM, AnyformerDecoderPreTrainedModel):
     base_class = AnyformerDecoderModel
 
 

@@ -26,14 +26,12 @@ from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .families import ENCODER, FAMILIES
 from .lm_head import (
     IGNORE_INDEX,
-    HeadTransform,
     LanguageModelHead,
-    Pooler,
     loss_of_logits,
-    masked_language_model_loss,
     with_router_fields,
     without_logits,
 )
+from .masked_head import HeadTransform, Pooler, masked_language_model_loss
 from .positions import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
@@ -133,7 +131,7 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         if decode_masks:
             kwargs["decode_masks"] = True
         batch = self.read_batch(x_BTE, attention_mask, position_ids, **kwargs)
-        batch.global_attention_mask = global_attention_mask
+        batch.seen_by_all = global_attention_mask
         x_BTD, routed = self.run_stack(x_BTE, batch, added_BTE=types_BTE, kept_tokens=kept_tokens, **kwargs)
         pooled = None
         if self.pooler is not None:
@@ -149,9 +147,7 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
     def build_masks(self, x_BTE, batch) -> tuple:
         if not self.config.has_global_tokens:
             return super().build_masks(x_BTE, batch)
-        context = global_attention_context(
-            self.config, x_BTE, batch.global_attention_mask, batch.attention_mask, batch.documents
-        )
+        context = global_attention_context(self.config, x_BTE, batch.seen_by_all, batch.attention_mask, batch.documents)
         masks, seen = super().build_masks(x_BTE, batch)
         return masks, seen | {"global_context": context}
 
@@ -197,7 +193,7 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
 
     def build_masked_lm(self, config, add_pooling_layer: bool) -> None:
         self.model = AnyformerEncoderModel(config, add_pooling_layer)
-        self.head_transform = HeadTransform(config)
+        self.head_transform = HeadTransform(config) if config.head_transform else None
         self.lm_head = LanguageModelHead(config)
 
     @property
@@ -226,7 +222,7 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
                 self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch, labelled
             )
             return loss, None
-        logits = self.lm_head(self.head_transform(hidden_states))
+        logits = self.lm_head(hidden_states if self.head_transform is None else self.head_transform(hidden_states))
         if labels is None:
             return None, logits
         if num_items_in_batch is None:

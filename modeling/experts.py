@@ -13,10 +13,10 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 
-from .block import FEED_FORWARDS
+from .block import build_dense
 from .experts_bias import watch
-from .experts_grouped import loop_over_experts, up_weight
-from .traits import implements
+from .experts_grouped import loop_over_experts, up_bias, up_weight
+from .traits import MLP_TYPES, implementation, implements
 
 
 class Routing(NamedTuple):
@@ -45,6 +45,7 @@ class TopKRouter(nn.Module):
         self.scaling, self.jitter = config.routed_scaling_factor, config.router_jitter_noise
         self.groups = None if config.n_group is None else (config.n_group, config.topk_group)
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.bias_update_rate = config.router_bias_update_rate
         if self.bias_update_rate > 0:
             self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts))  # transformers' name
@@ -60,6 +61,8 @@ class TopKRouter(nn.Module):
 
     def init_own_weights(self, std: float, residual_std: float) -> None:
         init.normal_(self.weight, mean=0.0, std=std)
+        if self.bias is not None:
+            init.zeros_(self.bias)
         if self.bias_update_rate > 0:
             init.zeros_(self.e_score_correction_bias)
 
@@ -69,7 +72,7 @@ class TopKRouter(nn.Module):
             x_ND = x_ND.float()
             if self.training and self.jitter > 0:  # Fedus et al. 2021, table 11
                 x_ND = x_ND * torch.empty_like(x_ND).uniform_(1 - self.jitter, 1 + self.jitter)
-            logits_NE = functional.linear(x_ND, self.weight.float())
+            logits_NE = functional.linear(x_ND, self.weight.float(), None if self.bias is None else self.bias.float())
             scores_NE = scores_of(logits_NE, self.scoring)
             choice_NE = scores_NE.detach()
             if self.bias_update_rate > 0:
@@ -100,7 +103,7 @@ def within_groups(choice_NE: torch.Tensor, groups: int, kept: int, best: int) ->
 
 
 class Experts(nn.Module):
-    """E feed-forward layers of one shape; the weights of each kind are one tensor. Without biases.
+    """E feed-forward layers of one shape; the weights of each kind are one tensor, and with `mlp_bias` the biases.
 
     forward is the reference: one expert after the other. transformers' `@use_experts_implementation` sends calls to
     the implementation that the config names (`experts_implementation`, see `experts_grouped.py`).
@@ -113,9 +116,16 @@ class Experts(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
 
+        self.down_proj_bias = self.new_bias(config, self.hidden_dim)
+
+    def new_bias(self, config, size: int) -> nn.Parameter | None:
+        return nn.Parameter(torch.empty(self.num_experts, size)) if config.mlp_bias else None
+
     def init_own_weights(self, std: float, residual_std: float) -> None:
         init.normal_(up_weight(self), mean=0.0, std=std)
         init.normal_(self.down_proj, mean=0.0, std=residual_std)
+        for bias in (up_bias(self), self.down_proj_bias) if self.has_bias else ():
+            init.zeros_(bias)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -127,6 +137,7 @@ class Experts(nn.Module):
         return loop_over_experts(self, hidden_states, top_k_index, top_k_weights)
 
 
+@implements("experts", "mlp")
 @use_experts_implementation(has_gate=False)
 class PlainExperts(Experts):
     """Each expert is a feed_forward.MLP."""
@@ -134,8 +145,10 @@ class PlainExperts(Experts):
     def __init__(self, config):
         super().__init__(config)
         self.up_proj = nn.Parameter(torch.empty(self.num_experts, self.intermediate_dim, self.hidden_dim))
+        self.up_proj_bias = self.new_bias(config, self.intermediate_dim)
 
 
+@implements("experts", "glu")
 @use_experts_implementation
 class GatedExperts(Experts):
     """Each expert is a feed_forward.GatedMLP, its gate and up projections in one tensor."""
@@ -143,9 +156,14 @@ class GatedExperts(Experts):
     def __init__(self, config):
         super().__init__(config)
         self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim))
+        self.gate_up_proj_bias = self.new_bias(config, 2 * self.intermediate_dim)
 
 
-EXPERTS = {"mlp": PlainExperts, "glu": GatedExperts}
+def build_experts(config) -> Experts:
+    """The experts of a layer."""
+    experts = implementation("experts", config.mlp_type, MLP_TYPES[config.mlp_type].experts)(config)
+    experts.has_bias = config.mlp_bias  # read by transformers' implementations; its decorator says False
+    return experts
 
 
 @implements("feed forward", "sparse")
@@ -156,10 +174,10 @@ class SparseMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.gate = TopKRouter(config)
-        self.experts = EXPERTS[config.mlp_type](config)
-        self.capacity = config.expert_capacity
+        self.experts = build_experts(config)
+        self.capacity, self.weighs_inputs = config.expert_capacity, config.apply_router_weight_on_input
         shared = config.shared_expert_intermediate_size
-        self.shared_expert = FEED_FORWARDS[config.mlp_type](config, shared) if shared else None
+        self.shared_expert = build_dense(config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
     def forward(self, x_BTD) -> tuple:
@@ -170,7 +188,13 @@ class SparseMLP(nn.Module):
         if self.capacity is not None:
             kept_NK = within_capacity(index_NK, x_BTD.shape[0], logits_NE.shape[-1], self.capacity)
             weights_NK = weights_NK * kept_NK
-        out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
+        weights_NK = weights_NK.to(x_ND.dtype)
+        if self.weighs_inputs:
+            x_SD = (x_ND[:, None] * weights_NK[..., None]).flatten(0, 1)
+            out_SD = self.experts(x_SD, index_NK.view(-1, 1), torch.ones_like(weights_NK).view(-1, 1))
+            out_ND = out_SD.unflatten(0, index_NK.shape).sum(1)
+        else:
+            out_ND = self.experts(x_ND, index_NK, weights_NK)
         if self.shared_expert is not None:
             shared_ND, _ = self.shared_expert(x_ND)
             if self.shared_expert_gate is not None:

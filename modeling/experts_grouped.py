@@ -38,9 +38,9 @@ def loop_over_experts(experts, x_ND, index_NK, weights_NK):
         token, assignment = torch.where(index_NK == e)
         if not token.numel():
             continue
-        y_RD = functional.linear(
-            activated(experts, functional.linear(x_ND[token], up_weight(experts)[e])), experts.down_proj[e]
-        )
+        biases = (up_bias(experts)[e], experts.down_proj_bias[e]) if experts.has_bias else (None, None)
+        h_RI = activated(experts, functional.linear(x_ND[token], up_weight(experts)[e], biases[0]))
+        y_RD = functional.linear(h_RI, experts.down_proj[e], biases[1])
         out_ND = out_ND.index_add(0, token, (y_RD * weights_NK[token, assignment, None]).to(out_ND.dtype))
     return out_ND
 
@@ -50,12 +50,14 @@ def up_weight(experts) -> torch.Tensor:
     return experts.gate_up_proj if experts.has_gate else experts.up_proj
 
 
+def up_bias(experts) -> torch.Tensor:
+    """(E, I), or with a gate (E, 2 I)."""
+    return experts.gate_up_proj_bias if experts.has_gate else experts.up_proj_bias
+
+
 def activated(experts, x_SI):
     """Result of the first product, gated or not -> (S, I)."""
-    if not experts.has_gate:
-        return experts.act_fn(x_SI)
-    gate_SI, up_SI = x_SI.chunk(2, dim=-1)
-    return experts.act_fn(gate_SI) * up_SI
+    return experts._apply_gate(x_SI) if experts.has_gate else experts.act_fn(x_SI)
 
 
 class _Spread(torch.autograd.Function):
@@ -123,9 +125,14 @@ def grouped_experts(experts, x_ND, index_NK, weights_NK):
         h_SI = grouped_product(x_SD, up_weight(experts).to(dtype), ends_E)
         if elsewhere:
             h_SI = h_SI.masked_fill(elsewhere_S1, 0)
+        if experts.has_bias:  # a product: gradients of what is looked up would be added up in no fixed order
+            of_S = (expert_S[:, None] == experts_here).to(dtype)
+            h_SI = h_SI + of_S @ up_bias(experts).to(dtype)
         # The weights of the outputs act before the second product, on fewer channels than after it.
         h_SI = activated(experts, h_SI) * weights_S[:, None]
         y_SD = grouped_product(h_SI, experts.down_proj.to(dtype), ends_E)
+        if experts.has_bias:
+            y_SD = y_SD + (of_S * weights_S[:, None]) @ experts.down_proj_bias.to(dtype)
         if elsewhere:
             y_SD = y_SD.masked_fill(elsewhere_S1, 0)
         return _Collect.apply(y_SD, token_S, place_S, tokens).to(x_ND.dtype)

@@ -11,10 +11,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import ModelOutput
-
-from .block import build_norm
 
 IGNORE_INDEX = -100
 # Unless the caller sets a limit, a chunk takes an eighth of what all logits would take in fp32, or this many bytes if
@@ -32,6 +29,7 @@ class RouterFields(ModelOutput):
     router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; of base models, and of
         heads without labels.
     aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
+    mtp_loss: of the modules that predict tokens further ahead (multi_token.py), without coefficient; part of `loss`.
     router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
     router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
     router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
@@ -40,6 +38,7 @@ class RouterFields(ModelOutput):
 
     aux_loss: torch.FloatTensor | None = None
     z_loss: torch.FloatTensor | None = None
+    mtp_loss: torch.FloatTensor | None = None
     router_losses: torch.FloatTensor | None = None
     router_load: torch.FloatTensor | None = None
     router_entropy: torch.FloatTensor | None = None
@@ -100,7 +99,7 @@ class FillsOutputs:
         return output_class(loss=loss, **own, **passed_on)
 
 
-def _head_width(config) -> int:
+def head_width(config) -> int:
     """Input width of the head: tied to a factorised token table (ALBERT), that of the table."""
     return getattr(config, "embedding_size", None) or config.hidden_size
 
@@ -118,7 +117,7 @@ class LanguageModelHead(nn.Linear):
 
     def __init__(self, config):
         rows = getattr(config, "output_vocab_size", None) or config.vocab_size
-        super().__init__(_head_width(config), rows, bias=getattr(config, "lm_head_bias", False))
+        super().__init__(head_width(config), rows, bias=getattr(config, "lm_head_bias", False))
         self.softcap = config.final_logit_softcapping
         self.multiplier = getattr(config, "logit_multiplier", 1.0)
 
@@ -138,33 +137,6 @@ class LanguageModelHead(nn.Linear):
             bias=self.bias,
             label_smoothing=label_smoothing,
         )
-
-
-class HeadTransform(nn.Module):
-    """dense, activation and norm between an encoder and its language-model head (Devlin et al. 2019, as released)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, _head_width(config), bias=config.head_bias)
-        self.act_fn = ACT2FN[config.head_act or config.hidden_act]
-        self.norm = build_norm(config, _head_width(config))
-
-    def forward(self, hidden_states):
-        """(..., D) -> (..., E), E the embedding size."""
-        return self.norm(self.act_fn(self.dense(hidden_states)))
-
-
-class Pooler(nn.Module):
-    """A dense layer and activation between pooled hidden states and a head (Devlin et al. 2019, as released)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, getattr(config, "pooler_output_size", None) or config.hidden_size)
-        self.act_fn = ACT2FN[config.pooler_act]
-
-    def forward(self, pooled):
-        """(B, D) -> (B, pooler_output_size)."""
-        return self.act_fn(self.dense(pooled))
 
 
 def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
@@ -203,24 +175,6 @@ def summed_loss(logits, labels, label_smoothing: float):
     return nn.functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
     )
-
-
-def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None, labelled=None):
-    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions.
-
-    `transform` (None: nothing) and `head` run on those positions only, about one in seven of them all. Their number is
-    read on the host. A graph of fixed shapes, compiled or exported, runs them on every position. Where none is
-    labelled the loss is 0 and its gradients are zeros. labelled: their index among all B * T, where it is known.
-    """
-    if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
-    if not torch.compiler.is_compiling():
-        labels = labels.flatten()
-        labelled = (labels != IGNORE_INDEX).nonzero()[:, 0] if labelled is None else labelled
-        hidden_states, labels = hidden_states.flatten(0, -2).index_select(0, labelled), labels[labelled]
-    if transform is not None:
-        hidden_states = transform(hidden_states)
-    return language_model_loss(head, hidden_states, labels, num_items_in_batch)
 
 
 def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor) -> None:

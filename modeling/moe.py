@@ -7,11 +7,9 @@ the row of layers), block.py (norms, dense feed-forward, the layer), experts.py,
 configuration.py and configuration_moe.py have the fields.
 """
 
-from transformers import GenerationMixin
-
-from .base import AnyformerPreTrainedModel
+from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_moe import AnyformerMoeConfig
-from .decoder import CausalLanguageModel, CausalModel
+from .decoder import CausalForMaskedLM, CausalLanguageModel, CausalModel, PrefixGenerationMixin
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .families import FAMILIES, MOE
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
@@ -19,7 +17,7 @@ from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForToke
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
-    _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
+    _can_record_outputs = LAYERS_THAT_CROSS | ROUTER_LOGITS
     auto_classes = FAMILIES[MOE].heads
 
 
@@ -27,7 +25,11 @@ class AnyformerMoeModel(CausalModel, AnyformerMoePreTrainedModel):
     """Token embeddings, positions and a stack of causal blocks with experts; no head."""
 
 
-class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, GenerationMixin):
+class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, PrefixGenerationMixin):
+    base_class = AnyformerMoeModel
+
+
+class AnyformerMoeForMaskedLM(CausalForMaskedLM, AnyformerMoePreTrainedModel):
     base_class = AnyformerMoeModel
 
 

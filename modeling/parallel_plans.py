@@ -11,13 +11,15 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
     attentions: names of the attention modules in a layer.
     """
     plan = feed_forward_plan(config)
-    # Not split by heads: biases, gates and wide norms hold all heads at once, global tokens read whole rows.
+    # Not split by heads: biases, gates, sinks and wide norms hold all heads at once, global tokens read whole rows.
     parts = POSITION_SCHEMES[config.position_encoding], *(ATTENTION_KINDS[kind] for kind in config.attention_kinds)
-    if not all(part.splits_heads for part in parts) or config.qk_norm_width or config.attention_gate:
+    names = ("qk_norm_width", "attention_gate", "attention_sinks", "value_residual", "differential_attention")
+    if any(getattr(config, name, None) for name in names) or not all(part.splits_heads for part in parts):
         return plan
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
         heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+    attentions = attentions + ("cross_attn",) * getattr(config, "add_cross_attention", False)
     return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
 
 
@@ -31,8 +33,9 @@ def feed_forward_plan(config) -> dict[str, str]:
     if "sparse" in kinds:
         up = {"gate_up_proj": "packed_colwise"} if is_gated else {"up_proj": "colwise"}
         experts = up | {"down_proj": "rowwise"}
-        plan |= {f"layers.*.mlp.experts.{name}": style for name, style in experts.items()}
-        plan["layers.*.mlp.experts"] = "moe_tp_experts"
+        if not config.mlp_bias:  # each rank would add the whole bias to its part of a product
+            plan |= {f"layers.*.mlp.experts.{name}": style for name, style in experts.items()}
+            plan["layers.*.mlp.experts"] = "moe_tp_experts"
         if config.shared_expert_intermediate_size:
             plan |= {f"layers.*.mlp.shared_expert.{name}": style for name, style in mlp.items()}
     return plan
@@ -44,7 +47,8 @@ def expert_parallel_plan(config) -> dict[str, str] | None:
     if "sparse" not in config.mlp_kinds or not has_styles:
         return None
     up = "gate_up_proj" if MLP_TYPES[config.mlp_type].gated else "up_proj"
-    experts = dict.fromkeys((f"layers.*.mlp.experts.{up}", "layers.*.mlp.experts.down_proj"), "grouped_gemm")
+    names = [f"{name}{kind}" for name in (up, "down_proj") for kind in (("", "_bias") if config.mlp_bias else ("",))]
+    experts = {f"layers.*.mlp.experts.{name}": "grouped_gemm" for name in names}
     return experts | {"layers.*.mlp.experts": "ep_dispatch_experts"}
 
 
@@ -59,6 +63,9 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or POSITION_SCHEMES[config.position_encoding].acts_on == "embeddings"
         or config.embedding_norm
         or config.embedding_multiplier != 1
+        or getattr(config, "add_cross_attention", False)
+        or getattr(config, "num_nextn_predict_layers", 0)
+        or getattr(config, "value_residual", False)  # of which later stages get nothing
     ):
         return None
     return {

@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
 from .traits import POSITION_SCHEMES, implementation, implements
@@ -137,81 +136,6 @@ def for_heads(rotation):
     return tuple(x.unsqueeze(1) for x in rotation)
 
 
-@implements("position", "alibi")
-class AlibiBias(nn.Module):
-    """Linear distance penalty per head (Press et al. 2022, section 3). No parameters.
-
-    Head i of H (a power of two) has the slope 2^(-alibi_bias_max * i / H), i = 1..H, with alibi_bias_max = 8 in the
-    paper. Other head counts take the slopes of the next lower power of two, then every second one of the next higher,
-    as the authors' code and BLOOM do.
-    """
-
-    def __init__(self, config):
-        super().__init__()
-        self.num_heads, self.alibi_bias_max = config.num_attention_heads, config.alibi_bias_max
-        self.slopes = nn.Buffer(self.compute_slopes(), persistent=False)
-
-    def compute_slopes(self) -> torch.Tensor:
-        def of_power(heads):
-            return [2.0 ** (-self.alibi_bias_max * i / heads) for i in range(1, heads + 1)]
-
-        lower = 2 ** int(math.log2(self.num_heads))
-        slopes = of_power(lower) + of_power(2 * lower)[::2][: self.num_heads - lower]
-        return torch.tensor(slopes, dtype=torch.float)
-
-    def init_own_weights(self, std: float, residual_std: float) -> None:
-        init.copy_(self.slopes, self.compute_slopes())
-
-    def forward(self, x_BTD, distances_TS):
-        return (-self.slopes.to(x_BTD.device)[:, None, None] * distances_TS.abs()).to(x_BTD.dtype)
-
-
-class RelativePositionBias(nn.Module):
-    """A trained bias per head and bucket of distances (Raffel et al. 2020, section 2.1), one table for all layers.
-
-    Of N buckets the first N/2 hold one distance each; the others grow logarithmically up to max_distance, and the last
-    holds all beyond. Keys after the query, which a causal mask hides, then fall into bucket 0; without a causal mask
-    the buckets are split in two, N/2 of them for keys after the query.
-    """
-
-    def __init__(self, config):
-        super().__init__()
-        self.num_buckets, self.is_causal = config.relative_attention_num_buckets, config.is_causal
-        self.max_distance = config.relative_attention_max_distance
-        self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
-        self.relative_attention_bias.init_gain = config.hidden_size**-0.5
-
-    def buckets(self, distances: torch.Tensor) -> torch.Tensor:
-        """Distances (integer, any shape) to bucket numbers in [0, num_buckets)."""
-        first, num_buckets = 0, self.num_buckets
-        if self.is_causal:
-            distances = distances.clamp(min=0)
-        else:
-            num_buckets //= 2
-            first, distances = num_buckets * (distances < 0).to(torch.long), distances.abs()
-        exact = num_buckets // 2
-        # The original's order of operations: its fp32 rounding decides at the buckets' borders.
-        growth = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        far = exact + (growth * (num_buckets - exact)).to(torch.long)
-        return first + torch.where(distances < exact, distances, far.clamp(max=num_buckets - 1))
-
-    def forward(self, x_BTD, distances_TS):
-        return self.relative_attention_bias(self.buckets(distances_TS)).permute(2, 0, 1).to(x_BTD.dtype)
-
-
-class RelativePositionBiasPerLayer(nn.ModuleList):
-    """A RelativePositionBias for each layer (Chung et al. 2023, UMT5)."""
-
-    def __init__(self, config):
-        super().__init__(RelativePositionBias(config) for _ in range(config.num_hidden_layers))
-
-
-@implements("position", "relative")
-def relative_positions(config) -> nn.Module:
-    shared = config.relative_attention_shared
-    return RelativePositionBias(config) if shared else RelativePositionBiasPerLayer(config)
-
-
 def build_positions(config, role: str = "position") -> nn.Module | None:
     """The module that `config.position_encoding` names, or None for "none". role: "position" or "patch position"."""
     name = config.position_encoding
@@ -227,10 +151,13 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
     if acts_on is None:
         return x_BTD, [{}] * len(names)
-    if acts_on == "embeddings":
+    if acts_on == "embeddings" and config.position_at == "embeddings":
         return x_BTD + scheme(x_BTD, batch.token_positions), [{}] * len(names)
+    if acts_on == "embeddings":
+        return x_BTD, [{f"positions_of_{config.position_at}": scheme(x_BTD, batch.token_positions)}] * len(names)
     if acts_on == "scores":
-        return x_BTD, score_biases(scheme, x_BTD, batch, names, kinds, config)
+        biases = implementation("scores", "biases", "score_bias")
+        return x_BTD, biases(scheme, x_BTD, batch, names, kinds, config)
     if acts_on == "attention":
         return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(names)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
@@ -241,35 +168,3 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     if config.no_rope_layers is not None:
         per_layer = [own if rotated else {} for own, rotated in zip(per_layer, config.no_rope_layers)]
     return x_BTD, per_layer
-
-
-def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
-    """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
-
-    Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
-    """
-    rows = x_BTD.shape[0]  # flex attention indexes this axis, so it is there; expanding costs no memory
-    distances = {name: distances_of(name, kind, batch, x_BTD, config) for name, kind in kinds.items()}
-    if isinstance(scheme, nn.ModuleList):
-        biases = [table(x_BTD, distances[name]).expand(rows, -1, -1, -1) for table, name in zip(scheme, names)]
-    else:
-        of_kinds = {name: scheme(x_BTD, far_TS).expand(rows, -1, -1, -1) for name, far_TS in distances.items()}
-        biases = [of_kinds[name] for name in names]
-    argument = {name: "segment_bias" if kind.traits.segments else "position_bias" for name, kind in kinds.items()}
-    return [{argument[name]: bias_BHTS} for name, bias_BHTS in zip(names, biases)]
-
-
-def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
-    """(T, S), the positions of queries minus those of keys; of kinds with segments those of a block."""
-    length, device, cache = x_BTD.shape[1], x_BTD.device, batch.past_key_values
-    if batch.distances is not None and name in batch.distances:
-        return batch.distances[name]
-    if kind.traits.segments:
-        attention = implementation("attention", name, kind.traits.module)
-        return attention.block_distances(kind.traits.lookback(config), length, config.segment_length, device)
-    past, keys, first_key = 0, length, 0
-    if cache is not None:
-        past = cache.get_seq_length(kind.index)
-        keys, first_key = cache.get_mask_sizes(length, kind.index)
-    query_index = torch.arange(length, device=device) + past
-    return query_index[:, None] - (torch.arange(keys, device=device) + first_key)[None, :]

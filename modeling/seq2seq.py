@@ -5,22 +5,20 @@ block.py (norms, feed-forward, the layer), attention.py, positions.py, lm_head.p
 configuration_seq2seq.py have the fields.
 """
 
+import copy
 from typing import Unpack
 
 import torch
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, modeling_outputs
-from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache, modeling_outputs
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention import Attention
-from .attention_masks import CACHE, document_ids_from_positions, given_cache, takes_no_mask
-from .base import AnyformerPreTrainedModel
-from .block import TransformerBlock
+from .attention_cross import read_encoder
+from .attention_masks import CACHE, given_cache
+from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
 from .families import FAMILIES, SEQ2SEQ
@@ -32,8 +30,10 @@ from .lm_head import (
     with_router_fields,
     without_logits,
 )
+from .masked_head import Pooler
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .traits import PLAIN
 from .unpadding import PaddedTextStack
 
 BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)
@@ -80,11 +80,7 @@ class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):
 class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     """The decoder's half. It has no token embeddings: its caller embeds."""
 
-    _can_record_outputs = ROUTER_LOGITS | {
-        "hidden_states": TransformerBlock,
-        "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
-    }
+    _can_record_outputs = ROUTER_LOGITS | LAYERS_THAT_CROSS
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config.stack_config(is_causal=True))
@@ -113,25 +109,16 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         """
         past_key_values = given_cache(past_key_values, kwargs)
         packs = past_key_values is None
-        documents = None
-        if packs and position_ids is not None and encoder_position_ids is not None:
-            both = (position_ids, encoder_position_ids)
-            documents = [document_ids_from_positions(x.expand(inputs_embeds.shape[0], -1)) for x in both]
         if use_cache and packs and not self.training:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = DynamicCache(config=self.config)
+        kwargs |= {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
+        kwargs["encoder_position_ids"] = encoder_position_ids
+        positions = position_ids if packs else None
+        past_key_values, kwargs = read_encoder(self, inputs_embeds, positions, past_key_values, **kwargs)
         batch = self.read_batch(inputs_embeds, attention_mask, position_ids, past_key_values, packs)
         if loss_mask is not None:
             batch.loss_mask = loss_mask
-        x_BTD, routed = self.run_stack(
-            inputs_embeds,
-            batch,
-            use_cache=use_cache,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=cross_mask(
-                self.config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents
-            ),
-            **kwargs,
-        )
+        x_BTD, routed = self.run_stack(inputs_embeds, batch, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
 
@@ -245,6 +232,20 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         self.lm_head = LanguageModelHead(config)
         self.post_init()
 
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        """As transformers', but an encoder's tokens are kept whole, in layers with windows, too."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get(CACHE)
+        windows = any(kind.traits.windowed for kind in self.model.decoder.layer_kinds.values())
+        if windows and isinstance(cache, EncoderDecoderCache) and not any(cache.is_updated.values()):
+            cross = copy.copy(self.config.stack_config(is_causal=True))
+            cross.sliding_window, cross.layer_types = None, [PLAIN] * cross.num_hidden_layers
+            if isinstance(cache.cross_attention_cache, StaticCache):
+                length = model_kwargs["encoder_outputs"][0].shape[1]
+                cache.cross_attention_cache = StaticCache(config=cross, max_cache_len=length)
+            else:
+                cache.cross_attention_cache = DynamicCache(config=cross)
+
     def prepare_decoder_input_ids_from_labels(
         self, labels: torch.LongTensor, decoder_position_ids: torch.LongTensor | None = None
     ) -> torch.LongTensor:
@@ -337,18 +338,6 @@ class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedMo
         )
 
 
-class ClassificationPooler(nn.Module):
-    """dense and activation between the vector of a text and its scores (Lewis et al. 2020, as released)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.pooler_act]
-
-    def forward(self, x_BD):
-        return self.act_fn(self.dense(x_BD))
-
-
 class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel):
     """A label for a whole text: the decoder reads it, too, and its last token has seen all (Lewis et al. 2020, 3.1)."""
 
@@ -356,7 +345,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = AnyformerSeq2SeqModel(config)
-        self.pooler = ClassificationPooler(config)
+        self.pooler = Pooler(config)
         self.dropout = classifier_dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -410,26 +399,3 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         return self.head_output(
             Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
         )
-
-
-def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents=None):
-    """The mask by which a decoder's tokens (B, T, D) see an encoder's (B, S, D), or None where they see all.
-
-    documents: None, or the document ids of both sides, (B, T) and (B, S): tokens see only those of the same document.
-    """
-    together = None
-    if documents is not None:
-        decoder_ids, encoder_ids = documents
-
-        def together(batch_idx, head_idx, q_idx, kv_idx):
-            return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
-
-    if encoder_attention_mask is None and together is None and takes_no_mask(config):
-        return None
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=encoder_attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-        and_mask_function=together,
-    )

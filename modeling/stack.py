@@ -14,7 +14,6 @@ from .attention_masks import (
     document_ids_from_positions,
     documents_of_borders,
     flash_sequences,
-    fold_into_bias,
     layer_kinds,
     make_masks,
     takes_no_mask,
@@ -27,6 +26,7 @@ from .positions import (
     apply_positions,
     build_positions,
 )
+from .traits import POSITION_SCHEMES, block_forms, implementation
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -37,8 +37,8 @@ class Batch:
 
     attention_mask: None, a (B, S) padding mask, or ready masks. position_ids: (B or 1, T). token_positions: what the
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
-    documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
-    (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
+    documents: None, or (B, T) ids of packed documents, which do not see each other. seen_by_all: None or (B, P), not 0
+    at global tokens, or at a prefix in causal models. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row (unpadding.py). distances:
     None, or {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
     """
@@ -48,7 +48,7 @@ class Batch:
     token_positions: torch.Tensor | tuple
     past_key_values: object = None
     documents: torch.Tensor | None = None
-    global_attention_mask: torch.Tensor | None = None
+    seen_by_all: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
     unpadded: object = None
     distances: dict | None = None
@@ -71,6 +71,8 @@ class TransformerStack:
         # The name by which libraries look for a rotary module; weights of the others are saved under ours.
         self.positions_name = "rotary_emb" if isinstance(positions, ROTARY) else "position_encoding"
         setattr(self, self.positions_name, positions)
+        biased = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
+        self.fold_masks = implementation("scores", "folded", "score_bias") if biased else None
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -82,7 +84,7 @@ class TransformerStack:
                 attentions.append(Attention(config, i, cross_attention=True))
             self.layers.append(build_block(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
-        self.norm = nn.Identity() if config.norm_position == "post" else build_norm(config)
+        self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds
@@ -119,7 +121,7 @@ class TransformerStack:
             attention_mask,
             position_ids,
             token_positions=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
             documents=documents,
             loss_mask=attention_mask,
         )
@@ -133,6 +135,17 @@ class TransformerStack:
         kept_tokens: those of which the last layer computes its feed-forward part (see TransformerBlock); None: all.
         context: keyword arguments for the layers.
         """
+        x_BTD, per_layer, common = self.enter(x_BTE, batch, added_BTE)
+        if kept_tokens is not None:
+            per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
+        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context | common)
+        x_BTD, fields = self.norm(x_BTD), {}
+        if routed:
+            fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
+        return x_BTD, fields
+
+    def enter(self, x_BTE, batch: Batch, added_BTE=None) -> tuple:
+        """(hidden states before the first layer (B, T, D), keyword arguments of each layer, those of all layers)."""
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         masks, seen = self.build_masks(x_BTE, batch)
@@ -141,17 +154,11 @@ class TransformerStack:
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(names, per_layer)]
         # transformers' own attention to pages drops a score bias beside a mask.  # transformers < 5.23
-        if takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa":
-            per_layer = self.fold_masks(per_layer)
-        context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
-        context |= self.extra_layer_kwargs(x_BTD, batch)
-        if kept_tokens is not None:
-            per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
-        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context)
-        x_BTD, fields = self.norm(x_BTD), {}
-        if routed:
-            fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
-        return x_BTD, fields
+        folds = takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"
+        if folds and self.fold_masks is not None:
+            per_layer = self.fold_masks(per_layer, self.config.is_causal)
+        seen |= {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
+        return x_BTD, per_layer, seen | self.extra_layer_kwargs(x_BTD, batch)
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
         """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""
@@ -161,26 +168,8 @@ class TransformerStack:
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        caches, tokens = batch.past_key_values, batch.global_attention_mask
+        caches, tokens = batch.past_key_values, batch.seen_by_all
         return make_masks(self.config, x_BTE, attention_mask, caches, documents, self.layer_kinds, tokens), seen
-
-    def fold_masks(self, per_layer: list[dict]) -> list[dict]:
-        """Masks and score biases as one tensor, made once for all layers that share them."""
-        done, folded = [], []
-        for own in per_layer:
-            if "position_bias" in own:
-                mask, bias = own["attention_mask"], own["position_bias"]
-                if mask is not None and not torch.is_tensor(mask):  # a backend's own, which takes the bias, too
-                    folded.append(own)
-                    continue
-                # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
-                both = next((both for m, b, both in done if m is mask and b is bias), None)
-                if both is None:
-                    both = fold_into_bias(bias, mask, self.config.is_causal)
-                    done.append((mask, bias, both))
-                own = {"attention_mask": both}
-            folded.append(own)
-        return folded
 
     def project_embeddings(self, x_BTE, position_ids):
         """Norm and dropout of the embeddings before the first layer. (B, T, E) -> (B, T, D)."""
@@ -201,11 +190,15 @@ class TransformerStack:
         routed = []
         for layer, own in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+            if isinstance(x_BTD, tuple):  # the first layer, with `value_residual`
+                x_BTD, context["first_values"] = x_BTD
         return x_BTD, routed
 
 
 def run_layer(layer, x_BTD, routed: list, **context):
-    """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    """(B, T, D) -> (B, T, D), and values where the layer shows them. The routing of experts is added to `routed`."""
+    if "positions_of_layers" in context:
+        x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
     if getattr(layer, "gradient_checkpointing", False) and layer.training:
         # By place: through keyword arguments each layer's backward pass would run back to where they were made.
@@ -214,9 +207,9 @@ def run_layer(layer, x_BTD, routed: list, **context):
         trained = [context.pop(name) for name in trained]
     if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
         return layer(x_BTD, *trained, **context)
-    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, *trained, **context)
+    x_BTD, logits_NE, index_NK, kept_NK, *values = layer(x_BTD, *trained, **context)
     routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
-    return x_BTD
+    return (x_BTD, *values) if values else x_BTD
 
 
 def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:

@@ -9,7 +9,8 @@ from torch import nn
 from transformers import modeling_outputs
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .lm_head import HeadTransform, with_router_fields
+from .lm_head import with_router_fields
+from .masked_head import HeadTransform
 from .task_heads import classifier_dropout
 from .task_losses import token_classification_loss
 

@@ -10,7 +10,7 @@ its code with the model (pipelines/storage/plugin_code.py); where anyformer is i
 
 import importlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
@@ -27,7 +27,7 @@ class Scheme:
     """A position scheme: a value of `position_encoding`.
 
     acts_on: what its module computes, once per forward pass.
-        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
+        "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added where `position_at` says
         "rotation"    forward(x, position_ids) -> (cos, sin), each (B or 1, T, 2R) for the R channel pairs of a head
                       (cos twice; sin negated, then sin), rotating queries and keys of every layer
         "scores"      forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a
@@ -65,7 +65,7 @@ class Kind:
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
     implied_by: str | None = None  # a field that alone says that all layers are of this kind
     cache_values: Callable[..., int] | None = None  # config -> values of a token in a cache; None: keys and values
-    lookback: Callable[..., int] | None = None  # config -> tokens before a query that a layer may see, beside states
+    lookback: Callable[..., int] | None = None  # config -> the last tokens that its cache keeps, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
     separable: bool = False  # packed documents can be attended one by one
@@ -73,6 +73,8 @@ class Kind:
     global_tokens: bool = False  # some tokens see all
     own_scores: bool = False  # a class computes it (role "attention"), not a mask (role "mask")
     splits_heads: bool = True  # tensor parallelism can split the heads
+    own_gate: bool = False  # its class has a gate on what it gathers
+    sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
     module: str | None = None  # the file of this folder that has its class
     # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
     state_values: Callable[..., int] | None = None  # config -> values that a layer's states hold in fp32, of one row
@@ -86,30 +88,56 @@ class Kind:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """gated: whether a gate projection stands beside the up projection."""
+    """gated: whether a gate projection stands beside the up projection. module, experts: files of its classes."""
 
     gated: bool
+    module: str = "block"
+    experts: str = "experts"
 
 
 MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
-# Values of `norm_type`, and the residual forms, values of `norm_position` and of `block`: the file of this folder that
-# has their class.
+MLP_TYPES["clamped_glu"] = FeedForward(gated=True, module="glu_clamped", experts="experts_clamped")
+# Values of `norm_type`, `norm_position` and `block`: the file of this folder that has their class.
 NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
+BLOCK_FORMS = NORM_POSITIONS | BLOCKS
+# Fields that give all layers another class of attention -> its file.
+ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
     "learned": Scheme(acts_on="embeddings"),
     "sinusoidal": Scheme(acts_on="embeddings"),
     "rotary": Scheme(acts_on="rotation"),
-    "alibi": Scheme(acts_on="scores", splits_heads=False),
-    "relative": Scheme(acts_on="scores", splits_heads=False),
+    "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
+    "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
     "disentangled": Scheme(acts_on="attention", splits_heads=False, module="attention_disentangled"),
 }
+DELTA = Kind(
+    layer_type=STATE_LAYER_TYPE,
+    lookback=lambda c: 0,
+    flash=True,
+    own_scores=True,
+    splits_heads=False,
+    own_gate=True,
+    sizes={
+        "linear_num_key_heads": "num_attention_heads",
+        "linear_num_value_heads": "linear_num_key_heads",
+        "linear_key_head_dim": "head_dim",
+        "linear_value_head_dim": "linear_key_head_dim",
+        "linear_norm_eps": "norm_eps",
+    },
+    module="attention_delta",
+)
 ATTENTION_KINDS = {
     PLAIN: Kind(flash=True, separable=True),
     "sliding_attention": Kind(layer_type="sliding_attention", windowed=True, flash=True, separable=True),
-    "strided_attention": Kind(),  # any past token may be needed again: nothing can leave the cache
+    # Any past token may be needed again: nothing can leave the cache.
+    "strided_attention": Kind(module="attention_strided"),
+    "chunked_attention": Kind(
+        layer_type="chunked_attention", lookback=lambda c: c.attention_chunk_size, module="attention_chunks"
+    ),
+    "block_sparse_attention": Kind(module="attention_blocks"),
     "local_global_attention": Kind(
         windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
     ),
@@ -124,14 +152,9 @@ ATTENTION_KINDS = {
     "linear_attention": Kind(
         layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
     ),
-    "gated_delta_attention": Kind(
-        layer_type=STATE_LAYER_TYPE,
-        lookback=lambda c: 0,
-        flash=True,
-        own_scores=True,
-        splits_heads=False,
-        module="attention_delta",
-    ),
+    "gated_delta_attention": DELTA,
+    "kimi_delta_attention": replace(DELTA, module="attention_kimi_delta"),
+    "mamba2_attention": replace(DELTA, module="attention_ssm"),
     "compressive_attention": Kind(
         layer_type=STATE_LAYER_TYPE,
         lookback=lambda c: c.segment_length,
@@ -151,7 +174,8 @@ ATTENTION_KINDS = {
 }
 
 # (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "norm", "block", "attention gate".
+# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales",
+# "cross attention", "tokens ahead".
 _implementations: dict[tuple[str, str], Callable] = {}
 
 
@@ -224,6 +248,11 @@ def attention_kinds(c) -> list[str]:
     return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
+def one_way_kind(c) -> str | None:
+    """A kind of attention in which no token can see one after it, whatever the mask: it keeps states, or chunks."""
+    return next((kind for kind in attention_kinds(c) if cache_type(kind) not in (PLAIN, "sliding_attention")), None)
+
+
 def cache_type(kind: str) -> str:
     """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
     return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind
@@ -242,17 +271,31 @@ def mlp_kinds(c) -> list[str]:
     return list(c.mlp_layer_types or ["sparse"] * c.num_hidden_layers)
 
 
-def block_form(c) -> str:
-    """The residual form of a config's layers: the name of their class in the role "block"."""
-    return c.norm_position if c.block == "sequential" else c.block
+def block_forms(c) -> list[str]:
+    """The residual form of each layer: the name of its class in the role "block"."""
+    form = c.norm_position if c.block == "sequential" else c.block
+    return [form[kind] if isinstance(form, dict) else form for kind in attention_kinds(c)]
+
+
+def has_scales(c) -> bool:
+    """Whether something scales queries and keys behind their rotation."""
+    return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
 
 
 def parts_of(c) -> list[str]:
     """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
-    blocks = NORM_POSITIONS if c.block == "sequential" else BLOCKS
     modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
-    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type], blocks[block_form(c)]]
+    modules += [BLOCK_FORMS[form] for form in block_forms(c)]
+    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type]]
     modules += ["attention_gate"] if c.attention_gate is not None else []
+    modules += ["attention_values"] if getattr(c, "value_residual", False) else []
+    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part, False)]
+    modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
+    modules += ["attention_scales"] if has_scales(c) else []
+    modules += ["attention_positions"] if c.position_at == "queries_keys" else []
+    modules += ["score_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
+    modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
+    modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
     return [module for module in dict.fromkeys(modules) if module is not None]
 
 

@@ -21,7 +21,7 @@ from .base import AnyformerPreTrainedModel
 from .configuration_vit import AnyformerViTConfig
 from .families import FAMILIES, VIT
 from .image_losses import class_loss, masked_pixel_loss
-from .lm_head import Pooler
+from .masked_head import Pooler
 from .patch_embeddings import PatchEmbeddings
 from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack

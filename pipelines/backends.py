@@ -71,6 +71,8 @@ def attention_fault(name: str, config) -> str | None:
         others = "anyformer, sdpa, flex_attention and eager can"
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             return f"model.position_encoding={config.position_encoding!r}, which adds to the scores; {others}"
+        if getattr(config, "attention_sinks", False):
+            return f"model.attention_sinks=True, which installed kernels drop; {others}"
         unfit = [kind for kind in attention_kinds(config) if not ATTENTION_KINDS[kind].flash]
         return f"{unfit[0]}; {others}" if unfit else None
     if name == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:

@@ -236,7 +236,7 @@ def fields_page(family: str) -> str:
 def settings_of(name: str) -> str:
     """What `anyformer list NAME` prints of an objective or task, and the recipes that use it."""
     from anyformer.pipelines.plugins import OBJECTIVES
-    from anyformer.pipelines.recipes.compose import describe_objective
+    from anyformer.pipelines.recipes.field_docs import describe_objective
     from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     cls = OBJECTIVES[name]

@@ -135,8 +135,8 @@ def file_of(out: Path, name: str) -> Path:
 
 
 def write(out: Path, name: str, facts: dict) -> None:
-    from anyformer.pipelines.json_text import json_text
     from anyformer.pipelines.storage.atomic import write_atomically
+    from anyformer.pipelines.storage.json_text import json_text
 
     write_atomically(file_of(out, name), json_text(facts))
 

@@ -102,6 +102,50 @@ DECODERS = {
         "attention_stride": 4,
         "sliding_window": 4,
     },
+    "chunked": {"attention_pattern": ["chunked_attention", "full_attention"], "attention_chunk_size": 5},
+    "alibi-chunked": {
+        "position_encoding": "alibi",
+        "attention_pattern": ["chunked_attention"],
+        "attention_chunk_size": 4,
+    },
+    "blocks": {"attention_pattern": ["block_sparse_attention"], "block_size": 3, "num_local_blocks": 1},
+    "blocks-random-full": {
+        "attention_pattern": ["block_sparse_attention", "full_attention"],
+        "block_size": 2,
+        "num_random_blocks": 2,
+        "num_sink_blocks": 0,
+    },
+    "alibi-blocks-strided": {
+        "position_encoding": "alibi",
+        "attention_pattern": ["block_sparse_attention"],
+        "block_size": 2,
+        "block_stride": 3,
+        "num_local_blocks": 1,
+    },
+    "learned-at-layers": {"position_encoding": "learned", "position_at": "layers", "embedding_norm": True},
+    "sinusoidal-at-layers-linear": {
+        "position_encoding": "sinusoidal",
+        "position_at": "layers",
+        "attention_pattern": ["linear_attention", "full_attention"],
+    },
+    "learned-of-queries-and-keys": {"position_encoding": "learned", "position_at": "queries_keys", "qk_norm": True},
+    "sinusoidal-of-queries-and-keys-sliding": {
+        "position_encoding": "sinusoidal",
+        "position_at": "queries_keys",
+        "attention_gate": "channel",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+    },
+    "tempered-none": {"position_encoding": "none", "attn_temperature_tuning": True, "floor_scale": 3},
+    "llama4": {
+        "attention_pattern": ["chunked_attention", "full_attention"],
+        "attention_chunk_size": 5,
+        "rope_parameters": {"chunked_attention": ROPES["default"], "full_attention": None},
+        "qk_l2_norm": True,
+        "attn_temperature_tuning": True,
+        "floor_scale": 4,
+        "attn_scale": 0.5,
+    },
     "qk-norm-partial-rotary": {
         "qk_norm": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
@@ -119,6 +163,25 @@ DECODERS = {
     },
     "gated": {"attention_gate": "channel", "attention_bias": True},
     "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sinks": {"attention_sinks": True},
+    "value-residual": {"value_residual": True, "norm_position": "both", "num_hidden_layers": 3},
+    "value-residual-parallel": {"value_residual": True, "block": "parallel", "attention_sinks": True},
+    "differential": {"differential_attention": True},
+    "differential-sliding": {
+        "differential_attention": True,
+        "value_residual": True,
+        "position_encoding": "relative",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate": "head",
+    },
+    "sinks-sliding-alibi": {
+        "attention_sinks": True,
+        "position_encoding": "alibi",
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate": "head",
+    },
     "latent": LATENT | {"q_lora_rank": 9},
     "latent-full-yarn": LATENT
     | {"attention_pattern": ["latent_attention", "full_attention"], "rope_interleave": False}
@@ -134,6 +197,26 @@ DECODERS = {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "linear_value_head_dim": 16,
+    },
+    "kimi-delta": {"attention_pattern": ["kimi_delta_attention"], "position_encoding": "none"},
+    "kimi-delta-full": {
+        "attention_pattern": ["kimi_delta_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 16,
+        "linear_allow_neg_eigval": True,
+    },
+    "mamba2": {"attention_pattern": ["mamba2_attention"], "position_encoding": "none"},
+    "mamba2-full": {
+        "attention_pattern": ["mamba2_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 16,
+    },
+    "delta-pre-full-inside": {
+        "attention_pattern": ["gated_delta_attention", "full_attention"],
+        "norm_position": {"gated_delta_attention": "pre", "full_attention": "inside"},
+        "linear_allow_neg_eigval": True,
     },
     "compressive": COMPRESSIVE,
     "compressive-plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
@@ -171,7 +254,32 @@ MIXTURES = {
     "deepseek_v3": LATENT
     | {"num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "router_scoring": "sigmoid"}
     | {"router_bias_update_rate": 0.01, "shared_expert_intermediate_size": 16, "mlp_pattern": ["dense", "sparse"]},
+    "llama4": {
+        "router_scoring": "sigmoid",
+        "norm_topk_prob": False,
+        "apply_router_weight_on_input": True,
+        "shared_expert_intermediate_size": 16,
+    },
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "gpt_oss": {
+        "attention_sinks": True,
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "mlp_type": "clamped_glu",
+        "swiglu_limit": 0.5,
+        "value_residual": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "router_bias": True,
+    },
+    "switch_biases": {"mlp_type": "mlp", "hidden_act": "relu", "mlp_bias": True, "shared_expert_intermediate_size": 16},
+    "linear": LINEAR,
+    "recurrent_and_compressive": {
+        "attention_pattern": ["recurrent_attention", "compressive_attention"],
+        "segment_length": 5,
+        "memory_length": 4,
+        "position_encoding": "alibi",
+    },
     "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
 }
 # Fields beside those of conftest.tiny_encoder_config.
@@ -209,7 +317,12 @@ ENCODERS = {
     "alibi": PRE | {"position_encoding": "alibi", "num_key_value_heads": 2},
     "rotary": PRE | {"position_encoding": "rotary", "qk_norm": True, "tie_word_embeddings": False},
     "sinusoidal": {"position_encoding": "sinusoidal", "embedding_size": 16},
+    "albert_at_layers": {"position_at": "layers", "num_hidden_layers": 4, "num_hidden_groups": 2},
+    "queries_and_keys": {"position_encoding": "sinusoidal", "position_at": "queries_keys"},
     "none": {"position_encoding": "none", "type_vocab_size": 0, "embedding_norm": False},
+    "strided": PRE
+    | {"position_encoding": "rotary", "attention_pattern": ["strided_attention", "full_attention"]}
+    | {"attention_stride": 3},
     "experts": NO_LOSS | {"num_experts": 4, "mlp_pattern": ["sparse", "dense"], "shared_expert_intermediate_size": 16},
     "deberta_experts": DISENTANGLED
     | NO_LOSS
@@ -234,11 +347,20 @@ SEQ2SEQS = {
         "lm_head_bias": True,
     },
     "rotary": {"position_encoding": "rotary", "norm_position": "pre", "num_key_value_heads": 2, "qk_norm": True},
+    "universal": {"position_at": "layers"},
     "alibi": {"position_encoding": "alibi", "num_decoder_layers": 1, "num_key_value_heads": 1},
     "switch": T5
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
     | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    "t5_windows": T5 | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "rotary_windows": {
+        "position_encoding": "rotary",
+        "norm_position": "pre",
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+        "num_decoder_layers": 3,
+    },
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
 }
 # Fields beside those of conftest.tiny_vit_config.
@@ -258,6 +380,7 @@ VITS = {
     "mean": {"pooler_type": "mean", "num_channels": 1, "embedding_norm": True},
     "mean_with_registers": {"pooler_type": "mean", "num_register_tokens": 2, "norm_position": "post"},
     "none": {"position_encoding": "none", "attention_bias": False, "attn_logit_softcapping": 5.0},
+    "sinusoidal_at_layers": {"position_encoding": "sinusoidal", "position_at": "layers"},
 }
 # Schemes by which a token is known from others by its distance only: what is before the row does not matter.
 DISTANCES_ONLY = ("none", "rotary", "alibi", "relative", "disentangled")

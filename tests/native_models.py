@@ -26,6 +26,7 @@ FALCON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "
 GEMMA = LLAMA | {"hidden_size": 64, "head_dim": 16}  # the factor of its embeddings is of fp32: 8 is exact
 HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
 HYBRID |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 UNTIED = {"tie_word_embeddings": False}
 
@@ -41,6 +42,7 @@ DECODERS = {
         GPT2
         | {"scale_attn_weights": False, "n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ),
+    "gpt2_cross_attention": ("gpt2", GPT2 | {"add_cross_attention": True}),
     "gpt_neo": ("gpt_neo", NEO | {"attention_types": [[["global", "local"], 2]]}),
     "gpt_neo_uneven": (
         "gpt_neo",
@@ -62,12 +64,40 @@ DECODERS = {
         "granite",
         LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     ),
+    "diffllama": ("diffllama", LLAMA | {"head_dim": 16}),
     "smollm3": ("smollm3", LLAMA | {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("gemma", GEMMA),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6}),
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 9, "sliding_window": 6, "layer_types": SLIDING}),
     "olmo2": ("olmo2", LLAMA),
     "qwen3_5": ("qwen3_5_text", LLAMA | HYBRID),
+    "bamba": ("bamba", LLAMA | MAMBA2 | {"attn_layer_indices": [1]}),
+    "bamba_biases": ("bamba", LLAMA | MAMBA2 | {"attention_bias": True, "mlp_bias": True, "mamba_n_groups": 1}),
+    "granite_hybrid": (
+        "granitemoehybrid",
+        LLAMA
+        | MAMBA2
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 0}
+        | {"shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+        | {"logits_scaling": 4.0, "attention_multiplier": 0.5, "tie_word_embeddings": True},
+    ),
+    "granite_hybrid_rotary": (
+        "granitemoehybrid",
+        LLAMA
+        | MAMBA2
+        | {"layer_types": ["full_attention"] + ["linear_attention"] * 2, "num_local_experts": 0}
+        | {"position_embedding_type": "rope"},
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        LLAMA | {name: HYBRID[name] for name in HYBRID if name != "head_dim"} | {"rms_norm_eps": 1e-3},
+    ),
+    "olmo_hybrid_rotary": (
+        "olmo_hybrid",
+        LLAMA
+        | {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "linear_allow_neg_eigval": False},
+    ),
     "olmo3": ("olmo3", LLAMA | {"sliding_window": 6, "layer_types": SLIDING}),
     "gpt_neox_whole_rotation": ("gpt_neox", NEOX | {"rotary_pct": 1.0, "attention_bias": False}),
     "llama2": ("llama", LLAMA | {"num_key_value_heads": None, "rms_norm_eps": 1e-3}),
@@ -152,16 +182,31 @@ SEQ2SEQ = {
 }
 MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LLAMA4 = LLAMA | {"head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTURES = {
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral_sliding": ("mixtral", MIXTRAL | {"sliding_window": 6, "head_dim": 16, "num_local_experts": 3}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
     "qwen3_next": ("qwen3_next", QWEN3_MOE | HYBRID | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
+    "llama4": ("llama4_text", LLAMA4 | {"no_rope_layers": [1, 0, 1], "attention_chunk_size": 6, "floor_scale": 5}),
+    "llama4_dense_first": (
+        "llama4_text",
+        LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": None},
+    ),
     "qwen3_moe_unnormalised": (
         "qwen3_moe",
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},
     ),
 }
+GPT_OSS = MIXTRAL | {
+    "head_dim": 16,
+    "sliding_window": 6,
+    "layer_types": SLIDING,
+    "rope_parameters": YARN | {"truncate": False},
+}
+MIXTURES["gpt_oss"] = ("gpt_oss", GPT_OSS | {"attention_bias": False})
+if "swiglu_limit" in CONFIG_MAPPING["gpt_oss"].__dataclass_fields__:  # not in transformers < 5.23
+    MIXTURES["gpt_oss_clamped"] = ("gpt_oss", GPT_OSS | {"swiglu_limit": 0.5, "swiglu_alpha": 2.0})
 LATENT = LLAMA | {"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6}
 LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 7, "n_routed_experts": 8, "moe_intermediate_size": 24}
 LATENT |= {"num_experts_per_tok": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
@@ -175,6 +220,12 @@ MIXTURES |= {
         | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-3},
     ),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0}),
+    "kimi_linear": (
+        "kimi_linear",
+        {name: value for name, value in LATENT.items() if name not in ("first_k_dense_replace", "n_routed_experts")}
+        | {"num_local_experts": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 4, "linear_head_dim": 6},
+    ),
     "deepseek_v2_greedy": ("deepseek_v2", LATENT | {"topk_method": "greedy", "rope_parameters": YARN | MSCALE}),
 }
 SWITCH = T5 | {"num_layers": 4, "num_decoder_layers": 4, "num_experts": 4, "relative_attention_max_distance": 20}

@@ -192,6 +192,13 @@ PUBLISHED = {
         | {"tie_word_embeddings": False},
         active=3_353_032_704,
     ),
+    "gpt_oss_20b": Published(
+        20_914_757_184,
+        "Hub: openai/gpt-oss-20b; card: 21B, 3.6B of them active without the embeddings",
+        "gpt_oss",
+        {"num_hidden_layers": 24, "num_local_experts": 32},
+        active=4_187_440_704,
+    ),
     # ------------------------------------------------------------------------------------------------- encoders
     "bert_base": Published(109_482_240, "Devlin et al. 2019: 110M", "bert"),
     "bert_large": Published(335_141_888, "Devlin et al. 2019: 340M", "bert", LARGE),

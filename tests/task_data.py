@@ -193,7 +193,7 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
         "question_answering": (
             "encoder",
             contexts,
-            {"max_length": 48, "max_question_length": 16, "stride": 12, "max_answer_length": 8},
+            {"max_length": 48, "stride": 12, "max_answer_length": 8},
         ),
         "token_classification": ("encoder", tagged, {"max_length": 48}),
         "translation": ("seq2seq", sentences, {"source_field": "en", "target_field": "de", "max_length": 24}),

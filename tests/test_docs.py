@@ -70,7 +70,7 @@ def test_each_recipe_is_explained_by_its_own_header_and_names_what_it_learns(pag
 
 
 def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
-    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.field_docs import describe_fields
 
     settings = pages["reference/settings.md"]
     for row in describe_fields():
@@ -84,7 +84,7 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
 
 
 def test_what_the_page_of_words_from_elsewhere_names_exists(pages):
-    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.field_docs import describe_fields
     from anyformer.pipelines.recipes.introspection import family_fields, training_argument_fields
 
     text = pages["known_as.md"]

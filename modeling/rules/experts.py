@@ -123,10 +123,6 @@ EXPERT_ROWS = [
         lambda c: f"router_jitter_noise={c.router_jitter_noise} must be below 1, or it turns the router's input around",
     ),
     (
-        lambda c: has_experts(c) and c.mlp_bias,
-        lambda c: "mlp_bias=True is not for experts, which have no biases; set mlp_bias=False",
-    ),
-    (
         lambda c: has_experts(c) and c.shared_expert_gate and not c.shared_expert_intermediate_size,
         lambda c: "shared_expert_gate=True needs a shared expert; set shared_expert_intermediate_size",
     ),

@@ -5,12 +5,22 @@ Standard library only.
 
 from dataclasses import replace
 
-from ..families import DECODER, ENCODER, FAMILIES, MOE
+from ..families import DECODER, ENCODER, FAMILIES, MOE, SEQ2SEQ
 from ..traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, Rule
 
 
 def _adds_single_scores(c) -> bool:
     return POSITION_SCHEMES[c.position_encoding].acts_on == "scores"
+
+
+def _no_score_biases(kind: str) -> Rule:
+    return (
+        _adds_single_scores,
+        lambda c: (
+            f"position_encoding={c.position_encoding!r} adds to single scores, which {kind} does not have; rotary, "
+            f"learned, sinusoidal and none go with it"
+        ),
+    )
 
 
 def _no_single_scores(setting: str, unset, instead: str) -> Rule:
@@ -33,7 +43,7 @@ def _head_matrices(count: int):
 
 
 def _delta_sizes(c) -> tuple[int, int, int, int]:
-    """Heads of keys and of values, channels of a key and of a value, of gated_delta_attention."""
+    """Heads of keys and of values, channels of a key and of a value, of delta nets."""
     size = c.head_dim or c.hidden_size // c.num_attention_heads
     keys, values = c.linear_num_key_heads or c.num_attention_heads, c.linear_num_value_heads
     return keys, values or keys, c.linear_key_head_dim or size, c.linear_value_head_dim or c.linear_key_head_dim or size
@@ -42,6 +52,15 @@ def _delta_sizes(c) -> tuple[int, int, int, int]:
 def _delta_values(c) -> int:
     keys, values, key_size, value_size = _delta_sizes(c)
     return values * key_size * value_size + (2 * keys * key_size + values * value_size) * (c.linear_conv_kernel_dim - 1)
+
+
+_UNEVEN_DELTA_HEADS: Rule = (
+    lambda c: _delta_sizes(c)[1] % _delta_sizes(c)[0] != 0,
+    lambda c: (
+        f"linear_num_value_heads={_delta_sizes(c)[1]} is no multiple of linear_num_key_heads="
+        f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
+    ),
+)
 
 
 def _too_few_buckets(c) -> bool:
@@ -64,6 +83,8 @@ def _plane_rotated(c) -> int:
 
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
+CHUNK = {"attention_chunk_size": "the number of tokens of a chunk, outside which a query sees nothing"}
+BLOCKS = {"block_size": "the number of tokens of a block"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
 LATENT = {
     "kv_lora_rank": "the number of channels of which a token's keys and values are made",
@@ -79,10 +100,11 @@ OF_SCHEMES = {
     "learned": dict(
         absolute=True,
         plane=True,
-        fields=("max_position_embeddings", "position_offset"),
+        fields=("max_position_embeddings", "position_offset", "position_at"),
     ),
     "sinusoidal": dict(
         absolute=True,
+        fields=("position_at",),
         plane=True,
         plane_rules=(
             (
@@ -142,14 +164,24 @@ OF_SCHEMES = {
 OF_KINDS = {
     PLAIN: dict(families=FAMILIES),
     "sliding_attention": dict(
-        families=(DECODER, MOE, ENCODER),
+        families=(DECODER, MOE, ENCODER, SEQ2SEQ),
         needs=WINDOW,
         companions={"sliding_window": 4},
     ),
     "strided_attention": dict(
-        families=(DECODER, MOE),
+        families=(DECODER, MOE, ENCODER),
         needs=STRIDE,
         companions={"attention_stride": 3},
+    ),
+    "chunked_attention": dict(
+        families=(DECODER, MOE),
+        needs=CHUNK,
+        companions={"attention_chunk_size": 4},
+    ),
+    "block_sparse_attention": dict(
+        families=(DECODER, MOE),
+        needs=BLOCKS,
+        companions={"block_size": 3},
     ),
     "local_global_attention": dict(
         families=(ENCODER,),
@@ -187,49 +219,29 @@ OF_KINDS = {
         ),
     ),
     "linear_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         state_values=_head_matrices(1),
         rules=(
-            (
-                _adds_single_scores,
-                lambda c: (
-                    f"position_encoding={c.position_encoding!r} adds to single scores, which linear_attention does not "
-                    f"have; rotary, learned, sinusoidal and none go with it"
-                ),
-            ),
+            _no_score_biases("linear_attention"),
             _no_single_scores("attn_logit_softcapping", None, "leave it null"),
             _no_single_scores("attention_dropout", 0, "set it to 0 and use hidden_dropout"),
             _no_single_scores("attention_multiplier", None, "leave it null"),
         ),
     ),
-    "gated_delta_attention": dict(
-        families=(DECODER, MOE),
-        state_values=_delta_values,
-        rules=(
-            (
-                _adds_single_scores,
-                lambda c: (
-                    f"position_encoding={c.position_encoding!r} adds to single scores, which gated_delta_attention "
-                    f"does not have; rotary, learned, sinusoidal and none go with it"
-                ),
-            ),
-            (
-                lambda c: _delta_sizes(c)[1] % _delta_sizes(c)[0] != 0,
-                lambda c: (
-                    f"linear_num_value_heads={_delta_sizes(c)[1]} is no multiple of linear_num_key_heads="
-                    f"{_delta_sizes(c)[0]}: each head of keys serves as many of values"
-                ),
-            ),
-        ),
-    ),
+    **{
+        kind: dict(
+            families=(DECODER, MOE), state_values=_delta_values, rules=(_no_score_biases(kind), _UNEVEN_DELTA_HEADS)
+        )
+        for kind in ("gated_delta_attention", "kimi_delta_attention", "mamba2_attention")
+    },
     "compressive_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT,
         companions={"segment_length": 4},
         state_values=_head_matrices(2),
     ),
     "recurrent_attention": dict(
-        families=(DECODER,),
+        families=(DECODER, MOE),
         needs=SEGMENT | MEMORY,
         companions={"segment_length": 4, "memory_length": 4},
         rules=(

@@ -9,23 +9,21 @@ import math
 from ..families import DECODER, FAMILIES
 from ..traits import (
     ATTENTION_KINDS,
-    BLOCKS,
     MLP_TYPES,
-    NORM_POSITIONS,
     NORM_TYPES,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
-    has_experts,
     image_sides,
     implied_kind,
-    mlp_kinds,
 )
+from .blocks import block_faults
 from .bounds import bound_faults
+from .directions import PREFIX_ROWS, STACK_ROWS
 from .experts import EXPERT_ROWS
+from .parts import PART_ROWS
+from .positions import position_place_faults, rope_layer_faults, rotary_faults, scale_faults, scheme_of
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-ATTENTION_GATES = ("head", "channel")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
 MEMORY_UPDATES = ("delta", "linear")
@@ -40,6 +38,8 @@ POSITIVE = (
     "embedding_multiplier",
     "logit_multiplier",
     "residual_multiplier",
+    "swiglu_limit",
+    "swiglu_alpha",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -47,6 +47,9 @@ POSITIVE_OR_NONE = (
     "head_dim",
     "sliding_window",
     "attention_stride",
+    "block_size",
+    "block_stride",
+    "attention_chunk_size",
     "segment_length",
     "memory_length",
     "linear_num_key_heads",
@@ -75,83 +78,6 @@ def kinds_of_family(c) -> tuple[str, ...]:
     """The kinds of attention that a config's family has."""
     model_type = model_type_of(c)
     return tuple(n for n, kind in ATTENTION_KINDS.items() if model_type in kind.families or model_type not in FAMILIES)
-
-
-def scheme_of(c):
-    """The traits of a config's position scheme."""
-    return POSITION_SCHEMES[c.position_encoding]
-
-
-def _head_dim(c):
-    return c.head_dim or getattr(c, "qk_rope_head_dim", None) or c.hidden_size // c.num_attention_heads
-
-
-def rope_parameters_of(c) -> dict[str, dict]:
-    """The rotary parameters of each layer type: nested ones as they are, flat ones under ""."""
-    parameters = c.rope_parameters or {}
-    nested = {key: value for key, value in parameters.items() if key in ATTENTION_KINDS}
-    return nested or {"": parameters}
-
-
-def _rotary_faults(c):
-    """Faults of the rotary parameters, one sentence each."""
-    if "rope_parameters" not in scheme_of(c).fields:
-        return
-    by_type = rope_parameters_of(c)
-    for kind in ATTENTION_KINDS:
-        if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
-            yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
-    if "" not in by_type and all(parameters is None for parameters in by_type.values()):
-        yield "rope_parameters is null for every kind of layer; position_encoding='none' is a model without positions"
-    for name, parameters in by_type.items():
-        if name and parameters is None:  # layers without positions
-            continue
-        field = f"rope_parameters.{name}." if name else "rope_parameters."
-        if not isinstance(parameters, dict):
-            yield f"{field[:-1]}={parameters} is not a mapping of settings, such as {{rope_theta: 10000}}"
-            return
-        rope_type = parameters.get("rope_type", "default")
-        if rope_type not in ROPE_TYPES:
-            yield f"{field}rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
-        for key in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
-            value = parameters.get(key)
-            if value is not None and not (isinstance(value, int | float) and 0 < value < 1e18):
-                yield f"{field}{key}={value} is not a positive number"
-                return
-        part = parameters.get("partial_rotary_factor", 1.0)
-        rotated = int(_head_dim(c) * part)
-        if rotated % 2 or not 0 < rotated <= _head_dim(c):
-            if part == 1.0:
-                yield (
-                    f"head_dim={_head_dim(c)} is odd, but position_encoding='rotary' rotates pairs of channels; "
-                    f"choose an even head_dim (hidden_size / num_attention_heads)"
-                )
-            else:
-                yield (
-                    f"{field}partial_rotary_factor={part} rotates {rotated} of {_head_dim(c)} channels; the number "
-                    f"must be even, above 0 and at most head_dim"
-                )
-
-
-def _rope_layer_faults(c):
-    """Faults of `no_rope_layers`, one sentence each."""
-    layers = c.no_rope_layers
-    if layers is None:
-        return
-    if scheme_of(c).acts_on != "rotation":
-        yield f"no_rope_layers={layers} is read by position_encoding='rotary' alone, not by {c.position_encoding!r}"
-    if len(layers) != c.num_hidden_layers or not set(layers) <= {0, 1}:
-        yield (
-            f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
-            f"queries and keys are rotated, 0 where not"
-        )
-
-
-def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate; gated_delta_attention has its own."""
-    kinds = (kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores)
-    scheme = c.position_encoding if scheme_of(c).acts_on == "attention" else None
-    return next((kind for kind in kinds if kind != "gated_delta_attention"), scheme)
 
 
 def _pattern_and_layer_types_differ(c):
@@ -229,7 +155,7 @@ def _probability(name, optional=False):
 
 def _count(name, things):
     return (
-        lambda c: getattr(c, name) < 0,
+        lambda c: getattr(c, name, 0) < 0,
         lambda c: f"{name}={getattr(c, name)} is not a number of {things}; 0 means none",
     )
 
@@ -245,40 +171,29 @@ ILLEGAL = [
     *(_positive(name, optional=True) for name in POSITIVE_OR_NONE),
     *(_probability(name) for name in PROBABILITIES),
     _count("position_offset", "rows"),
+    _count("num_sink_blocks", "blocks"),
+    _count("num_random_blocks", "blocks"),
+    _positive("num_local_blocks"),
     _first(bound_faults),  # before anything counts up to one of these numbers
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
-    _one_of("norm_position", NORM_POSITIONS),
-    _one_of("block", BLOCKS),
+    _first(block_faults),
     (
-        lambda c: c.block == "parallel" and c.norm_position != "pre",
+        lambda c: getattr(c, "add_cross_attention", False) and c.block != "sequential",
         lambda c: (
-            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
-            f"'pre' does"
+            f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
+            f"feed-forward; 'sequential' does"
         ),
-    ),
-    (
-        lambda c: c.parallel_norms not in (1, 2),
-        lambda c: f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)",
-    ),
-    (
-        lambda c: c.parallel_norms != 1 and c.block != "parallel",
-        lambda c: f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1",
     ),
     _one_of("mlp_type", MLP_TYPES),
     (
         lambda c: c.qk_norm_width and not c.qk_norm,
         lambda c: "qk_norm_width=True says what qk_norm=True norms; set both, or neither",
     ),
-    (
-        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
-        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
-    ),
-    (
-        lambda c: c.attention_gate is not None and _ungated(c) is not None,
-        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
-    ),
-    _first(_rope_layer_faults),
+    *PART_ROWS,
+    _first(position_place_faults),
+    _first(rope_layer_faults),
+    _first(scale_faults),
     (
         lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
         lambda c: (
@@ -336,7 +251,8 @@ ILLEGAL = [
         lambda c: f"memory_update={c.memory_update!r} is not known; known: {', '.join(MEMORY_UPDATES)}",
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
-    _first(_rotary_faults),
+    _first(rotary_faults),
+    *PREFIX_ROWS,
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
 
@@ -348,6 +264,14 @@ def _layers_per_group(c):
 # Rows of one family, after the shared ones.
 FAMILY_ILLEGAL = {
     "anyformer_decoder": [
+        _count("num_nextn_predict_layers", "modules"),
+        (
+            lambda c: c.num_nextn_predict_layers > 0 and c.add_cross_attention,
+            lambda c: (
+                f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules that read no encoder; set "
+                f"it to 0, or add_cross_attention=False"
+            ),
+        ),
         _positive("output_vocab_size", optional=True),
         (
             lambda c: c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0,
@@ -505,13 +429,7 @@ FAMILY_ILLEGAL = {
             ),
         ),
         _positive("num_decoder_layers", optional=True),
-        (
-            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
-            lambda c: (
-                f"mlp_layer_types={c.mlp_layer_types} names the encoder's layers only; name mlp_pattern, which both "
-                f"stacks follow"
-            ),
-        ),
+        *STACK_ROWS,
         _probability("classifier_dropout", optional=True),
     ],
 }

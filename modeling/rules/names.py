@@ -10,7 +10,7 @@ from ..traits import own_fields
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
 # Of older versions, written into the configs of composed models.
-OF_TRANSFORMERS |= {"is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
+OF_TRANSFORMERS |= {"is_decoder", "cross_attention_hidden_size", "tie_encoder_decoder"}
 # Of conversions (pipelines/interop): where a model comes from, and what a cross-encoder says of its numbers.
 OF_CONVERSIONS = {"native_model_type", "sentence_transformers"}
 # Asked of every family: legality.py has a sentence where it has no experts.

@@ -12,7 +12,7 @@ transformers 5.23.
 from collections.abc import Callable
 
 from ..families import DECODER, ENCODER, FAMILIES, MOE
-from ..traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, attention_kinds, mlp_kinds
+from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
@@ -66,9 +66,19 @@ REFUSALS = (
         lambda c: f"its kernels have no {_not_of_kernels(c)[0]}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "add_cross_attention", False),
+        lambda c: "it gives a decoder no encoder's tokens (add_cross_attention=True)",
+    ),
+    (
         (CONTINUOUS_BATCHING,),
         lambda c: _without_keys(c),
         lambda c: f"{_without_keys(c)[0]} keeps no keys and values, which its pages hold",
+    ),
+    (
+        (CONTINUOUS_BATCHING,),
+        lambda c: _kinds(c, lambda kind: kind.lookback is not None),
+        lambda c: f"its pages have no {_kinds(c, lambda kind: kind.lookback is not None)[0]}",
     ),
     (
         (VLLM,),
@@ -86,6 +96,16 @@ REFUSALS = (
         lambda c: f"it drops attn_logit_softcapping={c.attn_logit_softcapping}",
     ),
     (
+        ENGINES,
+        lambda c: getattr(c, "differential_attention", False),
+        lambda c: "its cache is written by each call of a kernel, and differential_attention makes two in a layer",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: c.attention_sinks,
+        lambda c: "its kernels, made from the config, drop attention_sinks",
+    ),
+    (
         (VLLM,),
         lambda c: (c.attn_logit_softcapping or 1) < 1,
         lambda c: f"it computes attn_logit_softcapping={c.attn_logit_softcapping}, below 1, wrongly (Gemma 2's, too)",
@@ -99,13 +119,28 @@ REFUSALS = (
     ),
     (
         OTHERS_KERNELS,
-        lambda c: _has_experts(c) and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+        lambda c: _has_experts(c) and not (c.mlp_type == "glu" and c.hidden_act in ("silu", "swish")),
         lambda c: f"its experts are gated silu, and ours mlp_type={c.mlp_type!r} with hidden_act={c.hidden_act!r}",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.mlp_bias,
+        lambda c: "its experts are made without biases (mlp_bias=True)",
+    ),
+    (
+        OTHERS_KERNELS,
+        lambda c: _has_experts(c) and c.apply_router_weight_on_input,
+        lambda c: "its experts weigh outputs, and apply_router_weight_on_input=True weighs what they read",
     ),
     (
         ENGINES,
         lambda c: _has_experts(c) and c.expert_capacity is not None,
         lambda c: f"expert_capacity={c.expert_capacity} counts the tokens of a row, and its rows hold many texts",
+    ),
+    (
+        ENGINES,
+        lambda c: getattr(c, "prefix_lm", False),
+        lambda c: "prefix_lm=True shows the tokens of a prompt those after them, and it hides the future from all",
     ),
     (
         OTHERS_KERNELS,

@@ -58,4 +58,6 @@ def kept_tokens(kind: Kind, config, tokens: int) -> int:
     """Of how many of the last tokens a layer of this kind keeps keys and values."""
     if kind.keeps_states:
         return kind.lookback(config)  # zeros where there are fewer tokens yet
+    if kind.lookback is not None:
+        return min(tokens, kind.lookback(config))
     return min(tokens, config.sliding_window) if kind.windowed else tokens

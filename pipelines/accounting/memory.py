@@ -9,7 +9,7 @@ DeepSpeed keeps weights and gradients in the precision of the run, and the fp32 
 from dataclasses import dataclass
 
 from ..errors import UserError, did_you_mean
-from ..optimizer_rows import optimizer_of
+from ..recipes.optimizer_rows import optimizer_of
 
 FP32, HALF = 4, 2
 

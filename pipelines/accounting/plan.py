@@ -11,9 +11,9 @@ import anyformer
 
 from ..errors import UserError
 from ..interop.matching import our_config
-from ..optimizer_rows import optimizer_of
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
+from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import Recipe, TrainingSection

@@ -16,16 +16,16 @@ from transformers import AutoConfig
 from ..adapters import load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading_reason
-from ..layers import freeze
 from ..objectives.base import Objective
-from ..optimizer_rows import optimizer_of, own_optimizer
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.introspection import OURS
+from ..recipes.optimizer_rows import optimizer_of, own_optimizer
 from ..recipes.parallelism import sharing_rows, words_of
 from ..recipes.schema import Recipe, TrainingSection
 from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
+from .layers import freeze
 from .memory import TrainingStates, training_states
 from .precision import prefers_bf16
 

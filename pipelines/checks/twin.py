@@ -59,8 +59,9 @@ SHARED_AT_THE_END = "num_kv_shared_layers"
 INDICES = r"(only_layers|idxs|indexes|layer_indices|attention_layers|moe_layers|layer_ids)$"
 PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|block_frequency)$"
 TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
-# What to_dict adds, and how weights are stored: a twin is made without them.
+# What to_dict adds, how weights are stored, how generate reads a prompt: a twin is made without them.
 DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config", "output_attentions"}
+DROPPED |= {"prefix_lm"}
 NOT_COMPARED = DROPPED - {"architectures"} | {"model_type", "_name_or_path"}
 NO_PATH = ("_name_or_path", "")
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..checks.laws import LAWS, laws_named
-from ..console import wide_console
 from ..errors import UserError
+from ..reporting.console import wide_console
 from .common_arguments import add_json, add_trust
 from .output import json_alone, plain_table, say_loading
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES
-from ..recipes.compose import describe_fields
+from ..recipes.field_docs import describe_fields
 from ..recipes.introspection import family_fields, training_argument_fields
 from ..recipes.recipe_files import shipped
 from .listing import TABLES, family_rows

@@ -7,17 +7,19 @@ from .output import quoted, say_loading, say_next
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Convert a saved model, with tokenizer and generation config, between transformers' own classes\n"
-        "and anyformer's. Nothing is written unless both compute the same logits.",
+        "and anyformer's. Nothing is written unless both compute the same logits. With --to encoder, decoder or\n"
+        "seq2seq it becomes a model of that family with the same weights, to be trained on.",
         epilog="examples:\n"
         "  anyformer convert gpt2 models/gpt2\n"
-        "  anyformer convert models/gpt2 models/gpt2-native --to native",
+        "  anyformer convert models/gpt2 models/gpt2-native --to native\n"
+        "  anyformer convert gpt2 models/gpt2-encoder --to encoder",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
     parser.add_argument(
         "--to",
-        choices=("native", "anyformer", "gguf"),
-        metavar="{native,anyformer}",
+        choices=("native", "anyformer", "encoder", "decoder", "seq2seq", "gguf"),
+        metavar="{native,anyformer,encoder,decoder,seq2seq}",
         help="what to make (default: the other kind)",
     )
     add_backends(parser, "what computes ours where the two are compared")
@@ -33,5 +35,10 @@ def run(args) -> int:
     backends = {name: getattr(args, name) for name in ("attn_implementation", "experts_implementation")}
     trust = {"trust_remote_code": args.trust_remote_code}
     print(convert(args.model, args.destination, to=args.to, **trust, **backends))
-    say_next(f"anyformer publish {quoted(args.destination)} your-name/your-model")
+    changed = args.to in ("encoder", "decoder", "seq2seq")
+    say_next(
+        f"anyformer train RECIPE model.name_or_path={quoted(args.destination)}"
+        if changed
+        else f"anyformer publish {quoted(args.destination)} your-name/your-model"
+    )
     return 0

@@ -21,7 +21,6 @@ def add_arguments(add_parser) -> None:
         "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
         "  anyformer evaluate runs/imdb_classify sentiment\n"
         "  anyformer evaluate 'runs/{task}' sentences\n"
-        "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned sentiment\n"
         "  anyformer evaluate gpt2 sst2_classify --shots 0,1,4,8\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
         "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
@@ -75,14 +74,11 @@ def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
     )
-    parser.add_argument(
-        "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
-    )
 
 
 # Option -> the one that it belongs to.
 BELONGS_TO = dict.fromkeys(("label", "beside"), "by_position")
-BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized", "lm_eval_task"), "shots")
+BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 
 def run(args) -> int:
@@ -95,6 +91,8 @@ def run(args) -> int:
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
     of_suite = is_suite(args.recipe)
     of_one = len(args.models) == 1 and not of_suite
+    if of_suite and len(args.models) > 1:
+        raise UserError("a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK")
     if args.by_position and not of_one:
         raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
     if args.shots is not None and (args.by_position or not of_one):
@@ -159,27 +157,22 @@ def _one_model(args) -> None:
 
 
 def _few_shot(args) -> None:
-    from ..evaluation.request import check_shots, check_writable, choose_split, numbers_of_shots
+    from ..evaluation.request import check_shots, choose_split, numbers_of_shots
 
     numbers = numbers_of_shots(args.shots)
     recipe = _recipe(args, args.models[0])
     check_shots(recipe)
     split = choose_split(recipe, args.split)
     output = _output(args, recipe.name, "shots")
-    task = None if args.lm_eval_task is None else Path(args.lm_eval_task)
-    if task is not None:
-        check_writable(task, "--lm-eval-task")
     say_loading()
     from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
     shots = Shots(numbers, args.template, words, args.normalized)
-    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
+    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
     print_few_shot(result)
     _write(args, result, output)
     _write_predictions(result.answers, args.predictions, recipe, split)
-    if task is not None:
-        print(f"lm-eval's task is in {task}")
 
 
 def _compare(args) -> None:
@@ -187,7 +180,7 @@ def _compare(args) -> None:
 
     recipes = [_recipe(args, model) for model in args.models]
     split = choose_split(recipes[0], args.split)
-    output = _output(args, recipes[0].name, _against(args))
+    output = _output(args, recipes[0].name, f"against-{Path(args.models[1]).name}")
     say_loading()
     from ..evaluation.compare import compare_models, print_comparison
 
@@ -197,31 +190,19 @@ def _compare(args) -> None:
     _write_predictions(result.answers(), args.predictions, recipes[0], split)
 
 
-def _against(args) -> str | None:
-    """What a file's name says of the second model, runs/{task} being `against-runs`; None where there is one model."""
-    if len(args.models) == 1:
-        return None
-    name = Path(args.models[1].removesuffix("{task}")).name
-    return f"against-{name.replace('{task}', 'task')}"
-
-
 def _suite(args) -> None:
     from ..evaluation.suite_file import read_suite
 
-    suite, models = read_suite(args.recipe), tuple(args.models)
-    recipes = tuple(_recipes_of_suite(args, suite, model) for model in models)
-    output = _output(args, suite.name, _against(args))
+    suite, model = read_suite(args.recipe), args.models[0]
+    recipes = _recipes_of_suite(args, suite, model)
+    output = _output(args, suite.name)
     say_loading()
-    from ..evaluation.suite import compare_on_suite, evaluate_suite, print_suite, print_suite_comparison
+    from ..evaluation.suite import evaluate_suite, print_suite
 
-    if len(models) == 2:
-        result = compare_on_suite(suite, models, recipes)
-        print_suite_comparison(result)
-    else:
-        result = evaluate_suite(suite, models[0], recipes[0])
-        print_suite(result)
+    result = evaluate_suite(suite, model, recipes)
+    print_suite(result)
     _write(args, result, output)
-    if len(models) == 1 and output is not None and output.parent == Path(models[0]).expanduser():
+    if output is not None and output.parent == Path(model).expanduser():
         from ..publishing.model_card import write_model_card
 
         print(f"model card: {write_model_card(output.parent)}")

@@ -13,13 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
-from ..recipes.compose import describe_objective, load_preset, names_of
+from ..recipes.compose import load_preset, names_of
 from ..recipes.family_help import describe_family
+from ..recipes.field_docs import describe_objective
 from ..recipes.recipe_files import shipped, shipped_yaml
+from ..reporting.console import wide_console
 from ..words import aligned, counted, short_number
 from .output import print_json
 from .settings_help import explained

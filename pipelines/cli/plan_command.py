@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
-from ..console import wide_console
 from ..errors import UserError
+from ..reporting.console import wide_console
 from ..words import aligned, counted, short_number
 from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next

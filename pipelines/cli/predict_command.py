@@ -21,7 +21,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.parquet\n"
         "  anyformer predict runs/conll2003_ner news.csv --columns tokens=headline | head\n"
         "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv --processes 2\n"
-        "  anyformer predict google/flan-t5-small questions.txt --lines --max-new-tokens 30",
+        "  anyformer predict google/flan-t5-small questions.jsonl --max-new-tokens 30",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("files", metavar="FILE", nargs="+", help="tables, images, texts, folders of them, or patterns")
@@ -38,8 +38,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--max-new-tokens", type=at_least(1), help="that a model writes at most (default: as it is saved, else 256)"
     )
-    parser.add_argument("--lines", action="store_true", help="each line of a text file is a row")
-    parser.add_argument("--encoding", default="utf-8", help="of texts and tables, such as cp1252 (default: utf-8)")
     parser.add_argument(
         "--processes", metavar="N", type=at_least(1), default=1, help="that share the rows on this machine (default: 1)"
     )
@@ -52,7 +50,6 @@ def run(args) -> int:
     from ..prediction.answer_files import AnswerFile
 
     columns = dict(_pair(word) for word in args.columns)
-    _check_encoding(args.encoding)
     several = max(args.processes, int(os.environ.get("WORLD_SIZE", "1")))
     if several > 1 and args.out is None:
         raise UserError(f"{several} processes write their answers into one file; name it: --out FILE")
@@ -62,7 +59,7 @@ def run(args) -> int:
     say_loading()
     from ..prediction.predict import prepare_prediction, run_prediction
 
-    names = ("batch_size", "max_new_tokens", "encoding", "lines", "trust_remote_code")
+    names = ("batch_size", "max_new_tokens", "trust_remote_code")
     how = {name: getattr(args, name) for name in names}
     prediction = prepare_prediction(args.model, args.files, columns=columns, **how)
     run_prediction(prediction, out, _print)
@@ -72,7 +69,7 @@ def run(args) -> int:
 
 
 def _print(answers: list[dict]) -> None:
-    from ..json_text import json_text
+    from ..storage.json_text import json_text
 
     for answer in answers:
         print(json_text(answer, None))
@@ -84,15 +81,6 @@ def _pair(word: str) -> tuple[str, str]:
     if not (name and equals and column):
         raise UserError(f"--columns {word} is not of the form NAME=COLUMN, such as text=body")
     return name, column
-
-
-def _check_encoding(name: str) -> None:
-    import codecs
-
-    try:
-        codecs.lookup(name)
-    except LookupError:
-        raise UserError(f"--encoding {name}: no such encoding; utf-8, cp1252 and latin-1 are some") from None
 
 
 def _in_processes(args) -> int:

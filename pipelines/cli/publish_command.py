@@ -15,7 +15,8 @@ def add_arguments(add_parser) -> None:
         "  anyformer publish runs/quickstart my-name/my-model --private",
     )
     parser.add_argument("folder", metavar="DIR", help="folder of a finished run, or of a saved model")
-    parser.add_argument("repo_id", metavar="REPO_ID", help="repository, as name or owner/name")
+    name = "repository, as name or owner/name (with --dry-run or --to also none: the folder's name)"
+    parser.add_argument("repo_id", metavar="REPO_ID", nargs="?", help=name)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="list what would be uploaded, with the card; nothing is")
     how.add_argument("--to", metavar="FOLDER", help="write what would be uploaded into this new folder instead")
@@ -32,6 +33,8 @@ def run(args) -> int:
     check = None if args.no_check else checked
     if args.dry_run or args.to is not None:
         return instead_of_upload(args, check)
+    if args.repo_id is None:
+        raise UserError("REPO_ID is missing: the repository, as name or owner/name, behind the folder of the model")
     how = {"private": args.private, "revision": args.revision, "license": args.license, "collection": args.collection}
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
@@ -48,11 +51,12 @@ def instead_of_upload(args, check) -> int:
     if args.to is not None and (args.private or args.revision or args.collection):
         raise UserError(f"--to={args.to} writes a folder here; leave out --private, --revision and --collection")
     model = open_model_folder(args.folder)
-    contents = with_card(files_to_publish(model), model, args.repo_id, license=args.license, check=check)
+    repo_id = args.repo_id or (destination or model.path).name
+    contents = with_card(files_to_publish(model), model, repo_id, license=args.license, check=check)
     if destination is None:
         card = contents["README.md"]
         card = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
-        print(f"{listing(contents)} would go to {args.repo_id}; README.md:\n\n{card}\nnothing was uploaded")
+        print(f"{listing(contents)} would go to {repo_id}; README.md:\n\n{card}\nnothing was uploaded")
         return 0
     with new_folder(destination) as aside:
         for name, content in contents.items():

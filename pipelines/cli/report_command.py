@@ -27,7 +27,7 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..plots import can_plot
+    from ..reporting.plots import can_plot
 
     if args.figures is not None and not can_plot():
         raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")

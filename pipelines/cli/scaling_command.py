@@ -1,7 +1,7 @@
 """`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
 
-from ..console import wide_console
 from ..errors import UserError
+from ..reporting.console import wide_console
 from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, say, say_loading, say_next
 

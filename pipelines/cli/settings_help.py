@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
-from ..recipes.compose import FieldDoc, describe_fields
+from ..recipes.field_docs import FieldDoc, describe_fields
 from ..words import aligned
 
 NARROWEST = 60

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from ..console import wide_console
 from ..errors import UserError
+from ..reporting.console import wide_console
 from ..words import counted
 from .common_arguments import add_recipe, add_trust, at_least, seeds_of
 from .output import plain_table

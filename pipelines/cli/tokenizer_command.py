@@ -9,7 +9,7 @@ from .output import json_alone, quoted, say, say_loading, say_next
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Measure the tokenizer of a recipe (trained, or taken from the cache), of a folder or on the Hub:\n"
-        "tokens per word, bytes per token, unknown tokens, texts that do not come back, speed, entries never used,\n"
+        "tokens per word, bytes per token, unknown tokens, texts that do not come back, entries never used,\n"
         "longest tokens. Over the validation text of the recipe, over files, or over TEXT, whose tokens are shown.",
         epilog="examples:\n"
         "  anyformer tokenizer quickstart\n"

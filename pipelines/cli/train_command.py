@@ -1,9 +1,7 @@
 """`anyformer train`: a recipe trained in this process, or by `--launch` in several."""
 
 import argparse
-import json
 import time
-from pathlib import Path
 
 from ..errors import UserError
 from .common_arguments import add_recipe, add_trust, at_least, recipe_of, seeds_of
@@ -65,11 +63,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--extend", action="store_true", help="go on from the end of the finished run, with a new warm-up and decay"
     )
-    parser.add_argument(
-        "--from-weights",
-        action="store_true",
-        help="begin from the weights of the run in output_dir, which is renamed to output_dir-before",
-    )
     parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
     parser.add_argument(
         "--nproc",
@@ -94,8 +87,6 @@ def run(args) -> int:
         from ..training.engines.launch import launch
 
         return launch(args.argv, recipe, args.launch, args.nproc)
-    if args.from_weights:
-        recipe = _from_weights(args, recipe)
     if args.extend:
         from ..training.checkpoints.extend_run import extend
 
@@ -113,17 +104,17 @@ def run(args) -> int:
         return train_seeds(recipe, seeds, dry_run=args.dry_run)
     from ..training.run import train
 
-    return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights, began=BEGAN)
+    return train(recipe, dry_run=args.dry_run, began=BEGAN)
 
 
 def _train_story(args) -> int:
     """A story's steps one after the other, in this process or in those of --launch."""
     from ..experiments.story_file import read_story
 
-    for option in ("seeds", "extend", "from_weights"):
+    for option in ("seeds", "extend"):
         if getattr(args, option):
             raise UserError(
-                f"--{option.replace('_', '-')} is of one run, and {args.recipe} is a story; train its last step again "
+                f"--{option} is of one run, and {args.recipe} is a story; train its last step again "
                 f"by the recipe.yaml in that step's folder"
             )
     story = read_story(args.recipe, args.overrides, args.trust_remote_code)
@@ -138,17 +129,3 @@ def _train_story(args) -> int:
     from ..experiments.story import train_story
 
     return train_story(story, dry_run=args.dry_run)
-
-
-def _from_weights(args, recipe):
-    """The recipe with the weights of the earlier run in its output_dir in place of its model."""
-    from ..training.checkpoints.from_weights import aside_of, weights_to_begin_from
-
-    if args.extend or args.seeds is not None:
-        raise UserError(f"--from-weights and {'--extend' if args.extend else '--seeds'} exclude each other; keep one")
-    output_dir = recipe.training.output_dir
-    weights = weights_to_begin_from(output_dir)
-    if args.dry_run and not aside_of(output_dir).exists():
-        weights = Path(output_dir) / weights.relative_to(aside_of(output_dir))
-    args.overrides.append(f"model.name_or_path={json.dumps(str(weights))}")
-    return recipe_of(args)

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from ..errors import UserError, first_line
 from ..lazy import datasets, pyarrow
-from ..packed_files import packing_of, unpacked_name
+from ..storage.packed_files import packing_of, unpacked_name
 from .cells import cell
 from .documents import Limits
 from .files import bounded_lines, open_file, readable

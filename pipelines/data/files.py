@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
-from ..packed_files import is_damage, open_packed, packing_of
 from ..storage.checksums import content_hash
+from ..storage.packed_files import is_damage, open_packed, packing_of
 
 _BOM = b"\xef\xbb\xbf"
 _MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}

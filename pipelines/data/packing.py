@@ -204,12 +204,6 @@ class PackedDataset(Rows, Dataset):
             begins = np.unique(offsets[first:last])  # documents without tokens begin nowhere
             yield np.searchsorted(begins, ends) - np.searchsorted(begins, starts + 1)
 
-    @property
-    def num_predictions(self) -> int:
-        """Labels over all rows: those the loss counts, or (without shifts_labels) those a collator chooses from."""
-        held = self._num_held()
-        return held - len(self) - sum(int(borders.sum()) for borders in self._borders()) if self.shifts_labels else held
-
     def _num_held(self) -> int:
         """Tokens over all rows."""
         start, end = self._bounds(-1)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from ..errors import UserError
-from ..packed_files import unpacked_name
+from ..storage.packed_files import unpacked_name
 
 TEXT = (".txt", ".text")
 _CODE_AND_MARKUP = """

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError
 from ..metrics.significance import differences
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
 from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds
@@ -18,13 +18,12 @@ from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluatio
 class ModelComparison:
     """Two models measured on the same examples.
 
-    differences: as metrics/significance.py's `differences`. Empty: the metrics are not per example. None: the two
-    models were not asked the same questions.
+    differences: as metrics/significance.py's `differences`. Empty: the metrics are not per example.
     """
 
     first: Evaluation
     second: Evaluation
-    differences: dict[str, dict] | None
+    differences: dict[str, dict]
 
     def facts(self) -> dict:
         """All as JSON."""
@@ -52,60 +51,38 @@ def check_loads(prepared: Iterable[PreparedEvaluation]) -> None:
         each.load_model()
 
 
-Pair = tuple[PreparedEvaluation, PreparedEvaluation]
-
-
-def prepare_pair(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> Pair:
-    """Check the checkpoints of two recipes that differ in nothing else, and make the rows of both.
-
-    Raises:
-        UserError: as prepare_evaluation, or models that number the same classes differently.
-    """
-    pair = tuple(prepare_evaluation(recipe, split, max_examples) for recipe in (first, second))
-    classes = [list(each.objective.config_fields().get("id2label", {}).values()) for each in pair]
-    if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
-        places = [each.recipe.model.name_or_path for each in pair]
-        raise UserError(
-            f"MODEL={places[0]} numbers the classes {', '.join(classes[0])}, and MODEL={places[1]} "
-            f"{', '.join(classes[1])}; measure each by itself"
-        )
-    return pair
-
-
-def measure_pair(pair: Pair) -> ModelComparison:
-    """Measure both models of a pair; `differences` is None where they did not answer the same examples."""
-    results = [measure(each) for each in pair]
-    compared, recipe = list(zip(*(result.compared for result in results))), pair[0].recipe
-    if any(each.rows is None for both in compared for each in both):
-        return ModelComparison(*results, {})
-    if any(getattr(a, same) != getattr(b, same) for a, b in compared for same in ("rows", "references")):
-        return ModelComparison(*results, None)
-    found: dict[str, dict] = {}
-    for a, b in compared:
-        found |= differences(a, b, recipe.evaluation.bootstrap, recipe.training.seed)
-    return ModelComparison(*results, found)
-
-
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
     """Measure the checkpoints of two recipes that differ in nothing else.
 
     Raises:
-        UserError: as evaluate_model, or models that number the classes differently.
+        UserError: as evaluate_model, or models that number the classes differently or read other examples.
     """
-    pair = prepare_pair(first, second, split, max_examples)
-    check_loads(pair)
-    result = measure_pair(pair)
-    if result.differences is None:
+    pair = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
+    places = [each.recipe.model.name_or_path for each in pair]
+    classes = [list(each.objective.config_fields().get("id2label", {}).values()) for each in pair]
+    if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
         raise UserError(
-            f"MODEL={result.first.model} and MODEL={result.second.model} do not answer the same questions in the same "
-            f"way (their classes have other numbers, or their rows hold other examples); measure each by itself"
+            f"MODEL={places[0]} numbers the classes {', '.join(classes[0])}, and MODEL={places[1]} "
+            f"{', '.join(classes[1])}; measure each by itself"
         )
-    return result
+    check_loads(pair)
+    results, found = [measure(each) for each in pair], {}
+    compared = list(zip(*(result.compared for result in results)))
+    if any(each.rows is None for both in compared for each in both):
+        return ModelComparison(*results, {})
+    for a, b in compared:
+        if (a.rows, a.references) != (b.rows, b.references):
+            raise UserError(
+                f"MODEL={places[0]} and MODEL={places[1]} do not answer the same questions in the same way (their "
+                f"classes have other numbers, or their rows hold other examples); measure each by itself"
+            )
+        found |= differences(a, b, first.evaluation.bootstrap, first.training.seed)
+    return ModelComparison(*results, found)
 
 
 def cells(result: ModelComparison, name: str) -> list[str]:
     """What a table says of a metric: of A, of B, the difference, p and the test."""
-    a, b, row = result.first, result.second, (result.differences or {}).get(name, {})
+    a, b, row = result.first, result.second, result.differences.get(name, {})
     gained = b.metrics[name] - a.metrics[name]
     bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
     return [

@@ -19,10 +19,8 @@ import anyformer
 
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
-from ..console import wide_console
 from ..data.rows import Rows
 from ..errors import UserError, loading_reason
-from ..json_text import json_text
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import Objective
 from ..objectives.finished_model import FinishedModel
@@ -30,8 +28,10 @@ from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..reporting.interpret import between
 from ..storage.atomic import write_atomically
+from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..training.guards.documents_apart import check_documents_apart
@@ -191,7 +191,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
 def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     """{"row", "prediction", "reference"} of each example, and the "part" that it is of where there are several.
 
-    The row is its number in the split, or among the answers. Where an example has one class, "scores" are the
+    The row is its number in the split, or among the answers. Where an example has classes, "scores" are the
     probabilities of all.
     """
     part = comparison.part
@@ -204,7 +204,7 @@ def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     ]
     if comparison.probabilities is not None:
         for answer, scores in zip(found, comparison.probabilities):
-            answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
+            answer["scores"] = {name: float(score) for name, score in zip(owner.score_names(len(scores)), scores)}
     return found
 
 

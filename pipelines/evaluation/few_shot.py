@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,25 +20,23 @@ from scipy.special import softmax
 
 import anyformer
 
-from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
-from ..objectives.base import Objective, evenly_spread
+from ..objectives.base import Objective
 from ..objectives.class_task import are_unnamed
+from ..objectives.measuring import evenly_spread
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
-from ..recipes.strict_yaml import format_yaml
+from ..reporting.console import wide_console
 from ..storage.cache import cache_folder
-from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
-from .evaluate import load, with_bounds, write_lines
+from .evaluate import load, with_bounds
 from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
-LM_EVAL_METRICS = ("acc", "acc_norm")  # as lm-eval calls accuracy, and that by normalised likelihoods
 FIELD = re.compile(r"\{([^{}]+)\}")
 
 
@@ -98,13 +95,11 @@ def evaluate_few_shot(
     shots: Shots,
     *,
     max_examples: int | None = None,
-    lm_eval_task: Path | None = None,
 ) -> FewShotResult:
     """Ask the recipe's checkpoint, a language model, for the classes of one split.
 
     Args:
         recipe: as evaluation_recipe gives it. max_examples: at most so many questions, spread over the split.
-        lm_eval_task: YAML to write, with which lm-eval asks the same; the questions are beside it as JSONL.
 
     Raises:
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
@@ -122,8 +117,6 @@ def evaluate_few_shot(
     questions = list(questions_of(objective, sources[split], template))
     if max_examples is not None:
         questions = [questions[i] for i in evenly_spread(len(questions), max_examples)]
-    if lm_eval_task is not None:
-        write_lm_eval_task(lm_eval_task, recipe.name, solved, questions, words)
     auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     arguments = training_arguments(recipe)
     model = load(auto_class, recipe).to(arguments.device)
@@ -270,33 +263,3 @@ def print_few_shot(result: FewShotResult) -> None:
         shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
         table.add_row(str(number), *shown, f"{row['cut']:,}")
     console.print(table)
-
-
-def write_lm_eval_task(
-    path: Path, name: str, solved: list[Question], questions: list[Question], words: list[str]
-) -> None:
-    """Write a task of lm-eval that asks the same: acc is our accuracy, acc_norm the normalised one.
-
-    Its num_fewshot is the largest number of shots; lm-eval's own option asks with fewer, the first of them.
-    """
-    data = path.with_suffix(".jsonl").resolve()
-    write_lines([{"prompt": each.prompt, "answer": each.answer} for each in questions], data)
-    task = {
-        "task": f"{name}_few_shot",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_choice": words,
-        "doc_to_target": "answer",
-        "target_delimiter": " ",
-        "fewshot_delimiter": BETWEEN,
-        "num_fewshot": len(solved),
-        "fewshot_config": {
-            "sampler": "first_n",
-            "samples": [{"prompt": each.prompt, "answer": each.answer} for each in solved],
-        },
-        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in LM_EVAL_METRICS],
-    }
-    write_atomically(path, format_yaml(task))

@@ -16,9 +16,9 @@ import anyformer
 from ..errors import UserError
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
-from ..plots import plot_perplexity_by_position
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
+from ..reporting.plots import plot_perplexity_by_position
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length

@@ -1,4 +1,4 @@
-"""Suites: one model on several tasks, or two compared on them, in one table; and `anyformer.EvaluationSuite`."""
+"""Suites: one model on several tasks, in one table; and `anyformer.EvaluationSuite`."""
 
 import tempfile
 import time
@@ -9,12 +9,11 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
-from ..console import wide_console
 from ..errors import UserError
-from ..metrics.significance import holm
 from ..recipes.schema import Recipe
+from ..reporting.console import wide_console
 from ..words import human_time
-from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair
+from .compare import check_loads
 from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
 from .suite_file import Suite, read_suite
 
@@ -23,18 +22,17 @@ Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
 
 @dataclass
 class SuiteResult:
-    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own; or two."""
+    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own."""
 
     suite: str
-    model: str | tuple[str, str]
-    results: dict[str, Evaluation] | dict[str, ModelComparison]
+    model: str
+    results: dict[str, Evaluation]
     seconds: float
 
     def facts(self) -> dict[str, Any]:
         """All as JSON."""
-        who = {"model": self.model} if isinstance(self.model, str) else {"models": list(self.model)}
         tasks = {name: result.facts() for name, result in self.results.items()}
-        return {"suite": self.suite, **who, "seconds": self.seconds, "tasks": tasks}
+        return {"suite": self.suite, "model": self.model, "seconds": self.seconds, "tasks": tasks}
 
 
 def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
@@ -66,60 +64,6 @@ def print_suite(result: SuiteResult) -> None:
             shown = with_bounds(value, of_task.intervals.get(name))
             table.add_row("" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about))
     console.print(table)
-
-
-def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked, Asked]) -> SuiteResult:
-    """Compare two models on the tasks of a suite, after all of them have been checked.
-
-    Each test's `p_holm` is its p after Holm's correction for the number of tests of all tasks. A task whose examples
-    the models do not read alike is measured without tests.
-
-    Args:
-        recipes: of each model, as Suite.recipes gives them.
-
-    Raises:
-        UserError: as evaluate_model, for any of the tasks, or models that number the same classes differently, before
-            anything is measured.
-    """
-    started = time.time()
-    pairs = {
-        name: prepare_pair(recipe, recipes[1][name][0], split, most)
-        for name, (recipe, split, most) in recipes[0].items()
-    }
-    check_loads(each for pair in pairs.values() for each in pair)
-    results = {name: measure_pair(pair) for name, pair in pairs.items()}
-    tested = [row for result in results.values() for row in (result.differences or {}).values() if "p" in row]
-    for row, p in zip(tested, holm([row["p"] for row in tested])):
-        row["p_holm"] = p
-    return SuiteResult(suite.name, models, results, round(time.time() - started, 1))
-
-
-def print_suite_comparison(result: SuiteResult) -> None:
-    """One table: a row for each metric of each task, as A B TASK has it."""
-    console = wide_console(soft_wrap=True)
-    console.print(f"{result.suite}, {human_time(result.seconds)}", markup=False)
-    console.print("A: {}\nB: {}".format(*result.model), markup=False)
-    table = Table("task", "metric", "A", "B", "B - A", "p", "p, Holm", "test", "examples", title=None, show_edge=False)
-    for column in (*table.columns[2:7], table.columns[8]):
-        column.justify = "right"
-    tests = 0
-    for task, pair in result.results.items():
-        for number, name in enumerate(pair.first.metrics):
-            row = (pair.differences or {}).get(name, {})
-            tests += "p" in row
-            of_metric = cells(pair, name)
-            of_metric.insert(-1, f"{row['p_holm']:.4f}" if "p" in row else "")
-            about = "" if number else f"{pair.first.examples:,} ({pair.first.split})"
-            table.add_row("" if number else task, name.replace("_", " "), *of_metric, about)
-    console.print(table)
-    if tests:
-        console.print(f"p, Holm: corrected for the {tests} tests of this table", markup=False)
-    for task, pair in result.results.items():
-        if pair.differences is None:
-            console.print(
-                f"{task}: no test, as the rows of A and B hold other examples, or their classes have other numbers",
-                markup=False,
-            )
 
 
 class EvaluationSuite(evaluate.EvaluationSuite):

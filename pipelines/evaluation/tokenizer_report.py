@@ -4,9 +4,7 @@ Heavy libraries are imported inside functions: a request is checked before they 
 """
 
 import json
-import os
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from ..words import counted
 
 SPLITS = ("validation", "test", "train")
 LONGEST = 6  # tokens that are named
-ENOUGH_TO_TIME = 100_000  # bytes; the time of less text says little
 _BATCH = 1_000_000  # characters encoded at once
 _OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())})(\.[\w.]+)?=.*", re.DOTALL)
 
@@ -73,8 +70,8 @@ class Measured:
 
     algorithm: the tokenizers library's name of its model. tokens_per_word: fertility; words stand between white space.
     unknown_rate: share of the tokens. round_trip_failures: texts that do not come back when their tokens are decoded.
-    megabytes_per_second: UTF-8, on all cores; None where the text is too short to time. never_used: share of the
-    entries, special tokens left out, that the text does not use. longest_tokens: of the vocabulary, by characters.
+    never_used: share of the entries, special tokens left out, that the text does not use. longest_tokens: of the
+    vocabulary, by characters.
     """
 
     name: str
@@ -85,7 +82,6 @@ class Measured:
     bytes_per_token: float
     unknown_rate: float
     round_trip_failures: int
-    megabytes_per_second: float | None
     never_used: float
     longest_tokens: list[str]
 
@@ -207,12 +203,9 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
     backend = plain_backend(tokenizer)
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     used = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
-    seconds, failures = 0.0, 0
+    failures = 0
     for group in in_batches(sample.texts, _BATCH, len):
-        start = time.perf_counter()
-        encodings = backend.encode_batch_fast(group, add_special_tokens=False)
-        seconds += time.perf_counter() - start
-        for text, encoding in zip(group, encodings):
+        for text, encoding in zip(group, backend.encode_batch_fast(group, add_special_tokens=False)):
             ids = encoding.ids
             used += np.bincount(np.array(ids, dtype=np.int64), minlength=len(used))
             failures += backend.decode(ids, skip_special_tokens=False) != text
@@ -228,7 +221,6 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
         bytes_per_token=facts["bytes"] / max(tokens, 1),
         unknown_rate=int(used[unknown]) / max(tokens, 1) if unknown is not None else 0.0,
         round_trip_failures=failures,
-        megabytes_per_second=facts["bytes"] / 1e6 / seconds if facts["bytes"] >= ENOUGH_TO_TIME else None,
         never_used=float(np.mean(used[entries] == 0)) if entries else 0.0,
         longest_tokens=_longest(tokenizer, backend, entries),
     )
@@ -293,9 +285,6 @@ def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
         "bytes per token": lambda one: f"{one.bytes_per_token:.3f}",
         "unknown": lambda one: f"{one.unknown_rate:.3%}",
         "texts that do not come back": lambda one: f"{one.round_trip_failures:,} of {facts['texts']:,}",
-        f"MB/s ({counted(os.cpu_count() or 1, 'core')})": lambda one: (
-            "too short" if one.megabytes_per_second is None else f"{one.megabytes_per_second:.1f}"
-        ),
         "entries never used": lambda one: f"{one.never_used:.1%}",
         "longest tokens": lambda one: "\n".join(one.longest_tokens),
     }

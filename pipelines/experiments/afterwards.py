@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError
-from ..plots import plot_perplexity_by_position
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
+from ..reporting.plots import plot_perplexity_by_position
 from ..reporting.run_log import BY_POSITION_FILE, read_run
 from .workers import Command, run_commands
 

@@ -9,10 +9,10 @@ from transformers import AutoConfig, AutoModel
 
 from ..accounting.flops import active_parameters
 from ..errors import UserError
-from ..json_text import json_text
-from ..plots import can_plot, plot_scaling
 from ..recipes.schema import Recipe
+from ..reporting.plots import can_plot, plot_scaling
 from ..storage.atomic import write_atomically
+from ..storage.json_text import json_text
 from ..training.run import train
 from ..words import counted
 from .ladder import FEWEST, Rung

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
-from ..json_text import json_text
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
+from ..storage.json_text import json_text
 from ..training.log.compared_runs import compared, comparing_table
 from ..training.log.summary import console
 from ..training.run import train

@@ -67,23 +67,22 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
-    """The processor that the recipe's model is saved with. Mean and std that no recipe sets are None for now."""
+    """The processor that the recipe's model is saved with. Mean and std of a fresh one are None for now."""
     if recipe.model.name_or_path is not None:
         return load_image_processor(recipe.model.name_or_path, recipe.trust_remote_code)
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    section = recipe.learned
     whole = {"height": height, "width": width}
     sizes = {
         "squeeze": whole,
         "crop": {"shortest_edge": max(height, width)},
         "pad": {"max_height": height, "max_width": width},  # transformers' crop puts zeros around what is smaller
     }
-    size = sizes[section.image_fit]
+    size = sizes[recipe.learned.image_fit]
     options = {} if size is whole else {"do_center_crop": True, "crop_size": whole}
     processor = AnyformerImageProcessor(size=size, num_channels=channels, **options)
-    processor.image_mean, processor.image_std = section.image_mean, section.image_std
+    processor.image_mean = processor.image_std = None
     return processor
 
 

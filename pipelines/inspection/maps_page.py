@@ -7,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..json_text import finite
 from ..storage.atomic import write_atomically
+from ..storage.json_text import finite
 
 
 def write_page(path: Path, facts: dict) -> int:

@@ -13,7 +13,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from ..errors import UserError
-from ..packed_files import is_damage, open_packed
+from ..storage.packed_files import is_damage, open_packed
 from ..words import watched
 from .inspect_model import open_model
 

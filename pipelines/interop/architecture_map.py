@@ -69,7 +69,8 @@ LABEL_FIELDS = ("id2label", "label2id", "problem_type", "sentence_transformers")
 # Fields of ours that act in training only, or name tokens the model does not read: twins may differ in them.
 SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
 SILENT_FIELDS += ("scale_residual_init", "fan_in_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
-SILENT_FIELDS += ("label_smoothing",)
+SILENT_FIELDS += ("label_smoothing", "num_nextn_predict_layers", "mtp_loss_coef")  # modules of training alone
+SILENT_FIELDS += ("lambda_std_dev",)
 SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "output_router_logits")
 
 
@@ -81,7 +82,8 @@ class ArchitectureMap:
     fixed: fields of ours that the architecture decides.
     fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Converted,
         Computed or IRRELEVANT. Fields that no config class declares are optional.
-    weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours.
+    weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours; or a function
+        of our config that returns this table, where layers of two kinds have modules of one name.
     family: which of ours it belongs to.
     heads: Auto class -> rows of what is behind the base model.
     class_fields: native class -> fields of ours that follow from the class, not from the native config.
@@ -94,7 +96,7 @@ class ArchitectureMap:
     preset: str | None
     fixed: dict[str, Any]
     fields: dict[str | tuple[str, ...], Any]
-    weights: dict[str, Weights]
+    weights: dict[str, Weights] | Callable[[Any], dict[str, Weights]]
     family: str = "decoder"
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
     class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -165,13 +167,15 @@ class ArchitectureMap:
             return ()
         return tuple(name for name in COMMON_FIELDS if name != "use_cache" or self.family != "encoder")
 
-    def pairs(self, auto_class: str, names: Iterable[str], prefix: str, our_prefix: str) -> Iterator[tuple]:
+    def pairs(self, auto_class: str, names: Iterable[str], prefix: str, our_prefix: str, ours) -> Iterator[tuple]:
         """Yield (native parameter, Weights, our parameters) for the parameters of a native model.
 
-        prefix, our_prefix: of the base model within the model that has the head; "" for a base model itself.
+        prefix, our_prefix: of the base model within the model that has the head; "" for a base model itself. ours: our
+        config.
         """
+        table = self.weights(ours) if callable(self.weights) else self.weights
         for name in names:
-            base = find(self.weights, name.removeprefix(prefix)) if name.startswith(prefix) else None
+            base = find(table, name.removeprefix(prefix)) if name.startswith(prefix) else None
             if base is not None:
                 yield name, base[0], [f"{our_prefix}{part}" for part in base[1]]
             elif (head := find(self.heads[auto_class], name)) is not None:

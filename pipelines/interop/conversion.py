@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 
 import torch
 import transformers
@@ -49,7 +50,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     names, tied = _parameter_names(cls, config)
     prefixes = _prefix(type(native), source), _prefix(cls, names)
     weights, copies = {}, []
-    for name, row, ours in architecture.pairs(auto_class, source, *prefixes):
+    for name, row, ours in architecture.pairs(auto_class, source, *prefixes, config):
         if row.tied:
             copies.append((name, ours[0]))
         elif row.ours:
@@ -84,12 +85,16 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
         if other in native_classes(architecture.native, auto_class) and fields.items() <= vars(model.config).items():
             name = other
     cls, source = getattr(transformers, name), model.state_dict()
+    if modules := getattr(model.config, "num_nextn_predict_layers", 0):
+        warnings.warn(
+            f"num_nextn_predict_layers={modules}: {name} has no such modules; they are left out", stacklevel=2
+        )
     poolless = auto_class == "AutoModel" and architecture.family == "vit" and not _has_pooler(model)
     arguments = {"add_pooling_layer": False} if poolless else {}
     names, _ = _parameter_names(cls, config, **arguments)
     prefixes = _prefix(cls, names), _prefix(type(model), source)
     weights = {}
-    for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes):
+    for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes, model.config):
         if row.tied or not row.ours:
             names.discard(name)  # transformers ties the one and computes the other
         else:
@@ -193,8 +198,8 @@ def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]
 
 def _prefix(cls, names) -> str:
     """The attribute of a class that holds its base model, with a dot; "" for base models and classes without one."""
-    prefix = f"{cls.base_model_prefix}."
-    return prefix if any(name.startswith(prefix) for name in names) else ""
+    prefixes = (f"{cls.base_model_prefix}.", "model.")  # Llama 4's class says "language_model", and has none
+    return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
 
 
 def _build(

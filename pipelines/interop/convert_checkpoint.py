@@ -21,6 +21,7 @@ from ..words import working
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 DIRECTIONS = ("native", "anyformer")
+FAMILIES_MADE = ("encoder", "decoder", "seq2seq")  # of the weights of another one
 
 
 def convert(
@@ -41,7 +42,8 @@ def convert(
     Args:
         source: folder of a run or of a saved model, or a Hub repository; ours or native.
         destination: a folder that does not exist yet, or is empty.
-        to: "native" or "anyformer"; None: the other kind than the source's.
+        to: "native" or "anyformer"; None: the other kind than the source's. "encoder", "decoder" or "seq2seq": a model
+            of that family of ours with the source's weights (change_family.py), which has to go on learning.
         trust_remote_code: whether code that comes with the source may run.
         attn_implementation, experts_implementation: backends by which ours computes what is compared, as a recipe's
             model section names them. transformers' own model is computed eagerly.
@@ -65,6 +67,8 @@ def convert(
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     trust = {"trust_remote_code": trust_remote_code}
+    if to in FAMILIES_MADE:
+        return change_family(source, destination, to, trust)
     direction = direction_of(source, load_config(source, **trust), to)
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
     with working("loading the weights"):
@@ -80,6 +84,37 @@ def convert(
     with working(f"writing {destination}"):
         save([twin, *parts], destination, source, {"converted_from": source})
     return f"{said}; written to {destination}{'' if parts else f', without {missing}, since the source has none'}"
+
+
+def change_family(source: str, destination: Path, family: str, trust: dict) -> str:
+    """Write a model of another family with the source's weights; return what was done. Errors as `convert`."""
+    from .change_family import TOLERANCE, in_family, prepared, same_in_both_directions
+    from .conversion import from_native, load_model
+    from .families import family_name, is_ours
+    from .verify import probe
+
+    tokenizer = saved_tokenizer(source, **trust)
+    with working("loading the weights"):
+        model = load_model(source, **trust)
+        model = model if is_ours(model.config) else from_native(model)
+    prepared(model, tokenizer, family)
+    twin = in_family(model, family)
+    with working("comparing in float64"):
+        ids = probe(model, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED, padded=False)["input_ids"]
+        scale, difference = same_in_both_directions(model, twin, ids)
+    kinds = f"{family_name(model.config)} -> {family}"
+    if not difference <= TOLERANCE * scale:
+        raise UserError(
+            f"{kinds}: where all tokens see each other they differ by {difference:.2g}; nothing was written"
+        )
+    with working(f"writing {destination}"):
+        parts = [part for part in (twin, tokenizer) if part is not None]
+        save(parts, destination, source, {"converted_from": source, "to_family": family}, same_model=False)
+    count = sum(parameter.numel() for parameter in twin.parameters())
+    return (
+        f"{kinds}: {count:,} parameters, largest difference {difference:.2g} (largest number {scale:.3g}) where all "
+        f"tokens see each other; written to {destination}, to be trained on"
+    )
 
 
 def check_backends(attention: str, experts: str) -> None:
@@ -100,8 +135,8 @@ def check_direction(to: str | None) -> None:
             "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
             "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
         )
-    if to not in (None, *DIRECTIONS):
-        raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
+    if to not in (None, *DIRECTIONS, *FAMILIES_MADE):
+        raise UserError(f"to={to!r} is no direction; known: {', '.join((*DIRECTIONS, *FAMILIES_MADE))}")
 
 
 def direction_of(source: str, config, to: str | None) -> str:
@@ -151,16 +186,18 @@ def set_backends(model, chosen: dict[str, str]) -> None:
         raise
 
 
-def save(parts: list, destination: Path, source: str, facts: dict) -> None:
+def save(parts: list, destination: Path, source: str, facts: dict, same_model: bool = True) -> None:
     """Save each part (a model, a tokenizer, a processor) and a card into a folder aside, then rename it.
 
-    What is known of the run that made the source travels along, in run.json, with `facts` over it.
+    What is known of the run that made the source travels along, in run.json, with `facts` over it, where the model is
+    the same.
     """
     with new_folder(destination) as aside:
         for part in parts:
             part.save_pretrained(aside)
-        copy_modules(Path(source).expanduser(), aside)
-        known = RunFacts.read(Path(source)).run if Path(source).is_dir() else {}
+        if same_model:
+            copy_modules(Path(source).expanduser(), aside)
+        known = RunFacts.read(Path(source)).run if same_model and Path(source).is_dir() else {}
         known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
         (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
         write_model_card(aside, name=destination.name)

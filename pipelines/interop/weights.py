@@ -17,28 +17,32 @@ class Weights:
     kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
     layout: our config -> (groups, sizes) of modules of ours in one native module: in each group of its rows so many of
         each module, one after the other. None: one group, and equal sizes.
-    depthwise: a convolution of each channel by itself, (channels, 1, width) there and (channels, width) here.
+    ones: axes of length 1 there that are not here: 1 of a convolution of each channel by itself, which is (channels, 1,
+        width) there and (channels, width) here.
+    interleaved: of each of N experts a matrix, (inputs, outputs) there and (outputs, inputs) here, or a bias; outputs
+        of gate and up take turns there, and lie one after the other here.
     paired: rotated channels of a head lie in pairs, (0, 1), (2, 3), ..; ours are a half apart.
     """
 
     ours: tuple[str, ...]
     transposed: bool = False
     layout: Callable[..., tuple[int, list[int]]] | None = None
-    as_row: bool = False
     tied: bool = False
     kernel: str | int | None = None
     paired: bool = False
-    depthwise: bool = False
+    ones: tuple[int, ...] = ()
+    interleaved: bool = False
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
-        rows = native.T if self.transposed and native.ndim == 2 else native
-        if self.as_row:
-            rows = rows[0]
+        if self.interleaved:
+            halves = torch.cat((native[..., ::2], native[..., 1::2]), dim=-1)
+            return [halves.transpose(1, 2) if native.ndim == 3 else halves]
+        rows = self.turned(native)
         if self.kernel is not None and native.ndim == 4:
             rows = native.flatten(1)
-        if self.depthwise:
-            rows = native[:, 0]
+        if self.ones:
+            rows = rows.squeeze(self.ones)
         if self.layout is not None:
             groups, sizes = self.layout(config)
             return [part.flatten(0, 1) for part in rows.unflatten(0, (groups, -1)).split(sizes, dim=1)]
@@ -48,6 +52,9 @@ class Weights:
 
     def join(self, ours: list[torch.Tensor], config) -> torch.Tensor:
         """The inverse of `split`."""
+        if self.interleaved:
+            halves = ours[0].transpose(1, 2) if ours[0].ndim == 3 else ours[0]
+            return torch.stack(halves.chunk(2, dim=-1), dim=-1).flatten(-2)
         if self.layout is not None:
             groups, _ = self.layout(config)
             rows = torch.cat([part.unflatten(0, (groups, -1)) for part in ours], dim=1).flatten(0, 1)
@@ -55,14 +62,16 @@ class Weights:
             rows = torch.cat(ours) if len(ours) > 1 else ours[0]
         if self.paired:
             rows = _reordered(rows, config, back=True)
-        if self.depthwise:
-            return rows[:, None]
-        if self.as_row:
-            rows = rows[None]
+        for axis in self.ones:
+            rows = rows.unsqueeze(axis)
         if self.kernel is not None and rows.ndim == 2:
             side = self.kernel if isinstance(self.kernel, int) else getattr(config, self.kernel)
             return rows.unflatten(1, (-1, side, side))
-        return rows.T if self.transposed and rows.ndim == 2 else rows
+        return self.turned(rows)
+
+    def turned(self, rows: torch.Tensor) -> torch.Tensor:
+        """A matrix, or a matrix of each expert, transposed where theirs are; a bias as it is."""
+        return rows.transpose(-1, -2) if self.transposed and rows.ndim > 1 else rows
 
 
 def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
@@ -73,13 +82,12 @@ def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
     return torch.cat((part, heads[:, rotated:]), dim=1).flatten(0, 1)
 
 
-def renamed(ours: str, transposed: bool = False, as_row: bool = False, paired: bool = False) -> Weights:
+def renamed(ours: str, transposed: bool = False, paired: bool = False, ones: tuple[int, ...] = ()) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there. paired:
-    see Weights.
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs), or experts that do. paired, ones: see Weights.
     """
-    return Weights((ours,), transposed, as_row=as_row, paired=paired)
+    return Weights((ours,), transposed, paired=paired, ones=ones)
 
 
 def fused(*names: str, under: str, transposed: bool = False, layout: Callable | None = None) -> Weights:

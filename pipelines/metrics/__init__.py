@@ -146,7 +146,6 @@ _of_losses(
     **OF_TEXT,
 )
 _of_losses("bits_per_pixel", "pixels", "mean loss per pixel in bits, of images reduced to the recipe's colours")
-_of_losses("bits_per_dimension", "pixels", "that for each of the three numbers of a colour; of grey images the same")
 METRICS.add(
     "linear_probe",
     MetricRow(

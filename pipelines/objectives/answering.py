@@ -48,13 +48,13 @@ def of_scores(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"prediction": best["label"], "score": best["score"], "scores": scores}
 
 
-def continuations(finished: FinishedModel, tokenizer, prompts: list[list[int]]) -> list[str]:
-    """What a decoder writes after each of the prompts, token ids, by its generation config.
+def continuations(finished: FinishedModel, tokenizer, prompts: list[list[int]], most: int | None = None) -> list[str]:
+    """What a decoder writes after each of the prompts, token ids; most: tokens, else as its generation config says.
 
     A prompt that leaves it less room than that asks for is answered by itself, so that no other loses room. Raises
     UserError for a prompt that is longer than the model's positions.
     """
-    model, most = finished.model, finished.model.generation_config.max_new_tokens
+    model, most = finished.model, most or finished.model.generation_config.max_new_tokens
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
     def write(batch: list[list[int]]) -> list[str]:

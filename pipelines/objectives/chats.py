@@ -11,7 +11,6 @@ from ..data.cells import kind_of
 from ..data.documents import Corpus
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
@@ -306,17 +305,17 @@ class ChatTask(TextTask):
         return self.with_system(messages[:-1] if messages[-1]["role"] == ASSISTANT else messages)
 
     def predict(self, finished: FinishedModel, asked: list[Messages]) -> list[dict[str, Any]]:
-        put = {"add_generation_prompt": True, "return_dict": True}
-        prompts = [self.tokenizer.apply_chat_template(messages, **put)["input_ids"] for messages in asked]
+        prompts = list(map(self.prompt_ids, asked))
         return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        """A conversation up to the answer that is to be written."""
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
     # ---- samples
 
     def prompt_tokens(self, prompt: str) -> int:
-        messages = self.with_system([{"role": "user", "content": prompt}])
-        return len(
-            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        )
+        return len(self.prompt_ids(self.with_system([{"role": "user", "content": prompt}])))
 
     def check_model_length(self, most: int) -> None:
         super().check_model_length(most)
@@ -324,32 +323,17 @@ class ChatTask(TextTask):
 
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
         """Answers to the first conversations of the validation, or to evaluation.sample_prompts."""
-        prompts = [([{"role": "user", "content": text}], None) for text in self.recipe.evaluation.sample_prompts]
+        prompts = [([{"role": "user", "content": text}], {}) for text in self.recipe.evaluation.sample_prompts]
         others = [rows for split, rows in splits.items() if split != "train"]
         if not prompts and others:
             asked, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
-            prompts = [(json.loads(messages), answer) for messages, answer in zip(asked, answers)]
-        found = []
-        for messages, reference in prompts:
-            text = self.answer(finished.model, self.with_system(messages))
-            found.append({"prompt": messages[-1]["content"], "text": text})
-            if reference is not None:
-                found[-1]["reference"] = reference
-        return found
-
-    def answer(self, model, messages: Messages) -> str:
-        """The model's likeliest answer, of evaluation.sample_tokens tokens at most."""
-        from ..generation import free_positions
-
-        inputs = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
-        inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        length = inputs["input_ids"].shape[1]
-        room = min(self.recipe.evaluation.sample_tokens, free_positions(model.config, length))
-        with torch.inference_mode():
-            output = model.generate(**inputs, max_new_tokens=room, do_sample=False)
-        return self.tokenizer.decode(output[0, length:], skip_special_tokens=True)
+            prompts = [(json.loads(messages), {"reference": answer}) for messages, answer in zip(asked, answers)]
+        asked = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
+        texts = continuations(finished, self.tokenizer, asked, self.recipe.evaluation.sample_tokens)
+        return [
+            {"prompt": messages[-1]["content"], "text": text} | beside
+            for (messages, beside), text in zip(prompts, texts)
+        ]
 
 
 def joined(prompt: str) -> UserError:

@@ -1,4 +1,4 @@
-"""Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with noise of five kinds."""
+"""Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,6 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
 from .base import SHARE
 from .reconstruction import Reconstruction, SourceTargetCollator
@@ -24,27 +23,19 @@ class DenoisingSettings(TextSettings):
         at_least=1,
         at_most=2**20,
     )
-    mask_rate: float = doc("token masking: share of the tokens that the mask token hides", 0.0, at_least=0, below=1)
-    delete_rate: float = doc("token deletion: share of the tokens that are left out", 0.0, at_least=0, below=1)
     permute_rate: float = doc("sentence permutation: share of the sentences that change places", 1.0, **SHARE)
-    rotate_rate: float = doc(
-        "document rotation: share of the documents that begin at a random token, their beginning at the end",
-        0.0,
-        **SHARE,
-    )
 
 
 @register_objective
 class Denoising(Reconstruction):
-    """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with noise of five kinds.
+    """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved.
 
-    The encoder reads a row with noise, the decoder writes the whole row as it was. Each kind of noise has a rate, of
-    which 0 is none; the defaults are the paper's final mixture. In this order sentences change places, spans are
-    infilled, further tokens are masked or deleted, documents are rotated. Sentences end at full stops, as tokens tell
-    them (sentence_ends.py). All stays within a document of the row: no sentence moves to another one, no span reaches
-    into it, and each keeps its end-of-text token in place; where the row's end cuts a document, its parts are noised by
-    themselves. Attention is over the whole row (reconstruction.py). Raises UserError for a tokenizer without mask
-    token, eos or padding.
+    The encoder reads a row with noise, the decoder writes the whole row as it was. Both kinds of noise have a rate, of
+    which 0 is none; the defaults are the paper's final mixture. First sentences change places, then spans are infilled.
+    Where sentences begin is read off the tokens (tokenizers/word_marks.py). All stays within a document of the row: no
+    sentence moves to another one, no span reaches into it, and each keeps its end-of-text token in place; where the
+    row's end cuts a document, its parts are noised by themselves. Attention is over the whole row (reconstruction.py).
+    Raises UserError for a tokenizer without mask token, eos or padding.
     """
 
     name = "denoising"
@@ -56,15 +47,10 @@ class Denoising(Reconstruction):
 
     def check(self) -> None:
         super().check()
-        section = self.settings
-        rates = {name: getattr(section, name) for name in ("infill_rate", "mask_rate", "delete_rate")}
-        if not any([*rates.values(), section.permute_rate, section.rotate_rate]):
+        if not self.settings.infill_rate and not self.settings.permute_rate:
             raise UserError(
-                "objective.name=denoising with all rates 0 copies its text; set one, such as objective.infill_rate=0.3"
+                "objective.name=denoising with both rates 0 copies its text; set one, such as objective.infill_rate=0.3"
             )
-        if sum(rates.values()) > 1:
-            words = ", ".join(f"objective.{name}={show(rate)}" for name, rate in rates.items())
-            raise UserError(f"{words} are shares of the same tokens; together they must be at most 1")
 
     def further_tokens(self) -> list[str]:
         return [MASK]
@@ -85,32 +71,27 @@ class Denoising(Reconstruction):
 class DenoisingCollator(SourceTargetCollator):
     """Inputs are the row with noise, then eos, never longer than the row; labels the whole row, then eos.
 
-    Of a row's n tokens, those that begin and end documents aside, round(rate * n) are infilled, masked or deleted: as
-    many of each document's, but for rounding.
+    Of a row's n tokens, those that begin and end documents aside, round(infill_rate * n) are infilled: as many of each
+    document's, but for rounding.
     """
 
     def __init__(self, tokenizer, settings: DenoisingSettings, seed: int, lengths=(None, None)):
-        from .sentence_ends import SentenceEnds
+        from ..tokenizers.word_marks import WordMarks
 
         super().__init__(tokenizer, seed, lengths)
         self.settings, self.mask = settings, tokenizer.mask_token_id
         self.frame = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-        self.sentences = SentenceEnds(tokenizer) if settings.permute_rate else None
+        self.marks = WordMarks(tokenizer) if settings.permute_rate else None
 
     def corrupt(self, tokens, starts, generator) -> tuple:
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
-        lengths = [len(content) for _, content, _ in parts]
-        rates = (section.infill_rate, section.mask_rate, section.delete_rate)
-        numbers = zip(*(counts(lengths, rate) for rate in rates))
         pieces = []
-        for (begin, content, end), (infilled, masked, deleted) in zip(parts, numbers):
-            if self.sentences is not None:
-                content = permuted(content, self.sentences.lengths(content), section.permute_rate, generator)
-            content = self._hide(content, infilled, masked, deleted, generator)
-            if section.rotate_rate and generator.random() < section.rotate_rate and len(content) > 1:
-                content = np.roll(content, -generator.integers(1, len(content)))
-            pieces += [begin, content, end]
+        numbers = counts([len(content) for _, content, _ in parts], section.infill_rate)
+        for (begin, content, end), infilled in zip(parts, numbers):
+            if self.marks is not None:
+                content = permuted(content, self.marks.sentence_starts(content), section.permute_rate, generator)
+            pieces += [begin, self._infilled(content, infilled, generator), end]
         return np.concatenate(pieces), tokens
 
     def _unframed(self, part) -> tuple:
@@ -119,20 +100,13 @@ class DenoisingCollator(SourceTargetCollator):
         last = max(first, len(part) - int(part[-1] in self.frame))
         return part[:first], part[first:last], part[last:]
 
-    def _hide(self, content, infilled: int, masked: int, deleted: int, generator):
-        """The content with that many tokens infilled, masked and deleted."""
-        spans = span_lengths(infilled, self.settings.mean_span_length, generator)
-        gaps = np.sort(generator.integers(len(content) - infilled + 1, size=len(spans)))  # before which kept token
-        begins = gaps + np.cumsum(spans) - spans
-        changes = np.zeros(len(content) + 1, dtype=np.int64)
-        np.add.at(changes, begins, 1)
-        np.add.at(changes, begins + spans, -1)
-        kept = content[np.cumsum(changes)[:-1] == 0]
-        chosen = generator.permutation(len(kept))[: masked + deleted]
-        kept[chosen[:masked]] = self.mask
-        stays = np.ones(len(kept), dtype=bool)
-        stays[chosen[masked:]] = False
-        return np.insert(kept, gaps, self.mask)[np.insert(stays, gaps, True)]
+    def _infilled(self, content, number: int, generator):
+        """The content with spans of `number` tokens left out, and a mask token in place of each."""
+        spans = span_lengths(number, self.settings.mean_span_length, generator)
+        gaps = np.sort(generator.integers(len(content) - number + 1, size=len(spans)))  # before which kept token
+        left_out = np.zeros(len(content), dtype=bool)
+        left_out[np.repeat(gaps, spans) + np.arange(number)] = True
+        return np.insert(content[~left_out], gaps, self.mask)
 
 
 def counts(lengths: list[int], rate: float):
@@ -157,13 +131,16 @@ def span_lengths(total: int, mean: float, generator):
     return np.delete(lengths, empty[len(empty) - over :])
 
 
-def permuted(content, sentences, rate: float, generator):
-    """The content with round(rate * sentences) of its sentences in each other's places; `sentences`: their lengths."""
+def permuted(content, starts, rate: float, generator):
+    """The content with round(rate * sentences) of its sentences in each other's places.
+
+    starts: where they begin, but for the first one.
+    """
+    sentences = np.split(content, starts)
     number = round(rate * len(sentences))
     if number < 2:
         return content
     order = np.arange(len(sentences))
     chosen = generator.permutation(len(sentences))[:number]
     order[np.sort(chosen)] = chosen
-    texts = np.split(content, np.cumsum(sentences)[:-1])
-    return np.concatenate([texts[place] for place in order])
+    return np.concatenate([sentences[place] for place in order])

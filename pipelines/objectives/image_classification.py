@@ -41,8 +41,7 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
 class ImageClassification(ClassTask, ImageObjective):
     """One class for an image.
 
-    Where the recipe names neither mean nor std, those of the training images are written into the processor as soon as
-    the training rows are made.
+    Mean and std of the training images are written into the processor as soon as the training rows are made.
     """
 
     name = "image_classification"
@@ -63,7 +62,7 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def check(self) -> None:
         super().check()
-        self.check_normalization()
+        self.check_fit()
 
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}

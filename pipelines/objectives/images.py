@@ -9,9 +9,7 @@ from typing import Any, Literal
 from ..adapters import load_config
 from ..data.rows import Rows
 from ..errors import UserError, need_package
-from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
-from ..recipes.types import show
 from .answering import vectors_of_images
 from .base import Objective
 from .example_settings import check_examples
@@ -20,7 +18,7 @@ from .finished_model import FinishedModel
 
 @dataclass
 class NormalizedSettings(ObjectiveSettings):
-    """What objectives and tasks have whose model reads normalised pixels."""
+    """What objectives and tasks have whose model reads pixels, normalised by the training images."""
 
     image_field: str = doc("column that holds the image", "image")
     image_fit: Literal["squeeze", "crop", "pad"] = doc(
@@ -29,10 +27,6 @@ class NormalizedSettings(ObjectiveSettings):
         "pad: its longer side fits, and black stands around it",
         "squeeze",
     )
-    image_mean: list[float] | None = doc(
-        "subtracted from each channel (values from 0 to 1); null: the training images' mean"
-    )
-    image_std: list[float] | None = doc("each channel is divided by it; null: the training images' standard deviation")
 
 
 class ImageObjective(Objective):
@@ -46,9 +40,6 @@ class ImageObjective(Objective):
 
     def check(self) -> None:
         check_examples(self)
-        std = getattr(self.settings, "image_std", None)
-        if std is not None and not all(value > 0 for value in std):
-            raise UserError(f"{self.section}.image_std={show(std)} must be above 0: each channel is divided by it")
         super().check()
 
     def check_tokenizer(self) -> None:
@@ -113,24 +104,12 @@ class ImageObjective(Objective):
 
         return processor_fingerprint(self.processor)
 
-    def check_normalization(self) -> None:
-        """Raise UserError for mean or deviation that do not go with the model's channels."""
-        model = self.recipe.model
-        if self.settings.image_fit != "squeeze" and model.name_or_path is not None:
+    def check_fit(self) -> None:
+        """Raise UserError for a way to fit images into a checkpoint, which has its own."""
+        if self.settings.image_fit != "squeeze" and self.recipe.model.name_or_path is not None:
             raise UserError(
                 f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
             )
-        for field in ("image_mean", "image_std"):
-            values = getattr(self.settings, field)
-            if values is None:
-                continue
-            path = f"{self.section}.{field}"
-            if model.name_or_path is not None:
-                raise UserError(f"{path} cannot be set with model.name_or_path; the checkpoint has its own")
-            default = introspection.family_fields(model.family)["num_channels"].default
-            channels = model.fields.get("num_channels", default)
-            if len(values) != channels:
-                raise UserError(f"{path}={show(values)} must be {channels} numbers, as model.num_channels says")
 
 
 class StoredImages(Rows):

@@ -22,17 +22,16 @@ def features(model, rows, indices, layer: int, batch_size: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def linear_probe(model, train, test, *, layer: int | None = None, batch_size: int = 64, seed: int = 0) -> float:
+def linear_probe(model, train, test, *, batch_size: int = 64, seed: int = 0) -> float:
     """Accuracy on all rows of `test` of a regression fitted to at most MOST rows of `train`, drawn by the seed.
 
-    Both have `labels`. layer: whose input is read; None: the middle one.
+    Both have `labels`. The input of the middle layer is read.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    layer = model.config.num_hidden_layers // 2 if layer is None else layer
-    number = min(MOST, len(train))
+    layer, number = model.config.num_hidden_layers // 2, min(MOST, len(train))
     chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:number])
     was_training = model.training
     model.eval()

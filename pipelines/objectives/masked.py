@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import register_objective
+from ..tokenizers.special_tokens import MASK
+from .base import FamiliesWith
+from .looking_ahead import PREFIX_MASK, LooksAhead
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
 from .text import TextSettings
 
@@ -15,16 +18,20 @@ class MaskedSettings(MaskingSettings, TextSettings):
 
 
 @register_objective
-class Masked(MaskingObjective):
+class Masked(LooksAhead, MaskingObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
 
-    Some tokens of each row are hidden, and predicted from those on both sides: single ones, whole words or spans
-    of them (TokenHider). Documents follow each other in a row, each attending to itself alone; where a row's
+    Some tokens of each row are hidden, and predicted from those on both sides: single ones, or whole words
+    (TokenHider). Documents follow each other in a row, each attending to itself alone; where a row's
     end cuts one, the next row goes on with its next token. Raises UserError for a tokenizer without a mask token.
+
+    A decoder of ours learns it, too, as GPT-BERT does (Charpentier and Samuel 2024): tokens of a document see each
+    other, and what a mask hides is predicted at the token before it, so that `causal` rows can share its batches. A
+    document's first token is never hidden then. AutoModelForMaskedLM loads such a decoder to fill in masks.
     """
 
     name = "masked"
-    auto_class = "AutoModelForMaskedLM"
+    families = FamiliesWith("AutoModelForMaskedLM")
     shares_batches = True
     Settings = MaskedSettings
     legend_words = (
@@ -32,8 +39,44 @@ class Masked(MaskingObjective):
         + HIDDEN
     )
 
+    @property
+    def auto_class(self) -> str:
+        return "AutoModelForCausalLM" if self.by_decoder else "AutoModelForMaskedLM"
+
+    @property
+    def shifts_labels(self) -> bool:
+        return self.by_decoder
+
+    def check(self) -> None:
+        super().check()
+        if self.family is not None and self.by_decoder:
+            self.check_ahead()
+
+    def open(self):
+        if self.by_decoder:
+            self.check_ahead()
+        return super().open()
+
+    def framing(self) -> str:
+        return self.recipe.tokenizer.framing or ("none" if self.by_decoder else self.special_tokens)
+
+    def check_framing(self) -> None:
+        if not self.by_decoder:
+            super().check_framing()
+
+    def further_tokens(self) -> list[str]:
+        return [MASK] if self.by_decoder else super().further_tokens()
+
+    def config_fields(self) -> dict:
+        return {"mask_token_id": self.tokenizer.mask_token_id} if self.by_decoder else super().config_fields()
+
+    def token_logits(self, model, inputs):
+        if not self.by_decoder:
+            return super().token_logits(model, inputs)
+        return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
+
     def collator(self, packed: bool) -> "MaskedCollator":
-        return MaskedCollator(self.tokenizer, packed, seed=self.seed, **self.hiding())
+        return MaskedCollator(self.tokenizer, packed, self.by_decoder, seed=self.seed, **self.hiding())
 
     def show(self, console, rows, number: int, row: dict) -> None:
         title = f"row {number}: {len(row['input_ids'])} tokens"
@@ -48,10 +91,12 @@ class MaskedCollator:
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
+    by_decoder: rows are a decoder's, with a prefix_mask of all tokens but padding in place of an attention_mask.
     """
 
-    def __init__(self, tokenizer, packed: bool, *, seed: int, **hiding):
-        self.packed, self.seed, self.hider = packed, seed, TokenHider(tokenizer, **hiding)
+    def __init__(self, tokenizer, packed: bool, by_decoder: bool = False, *, seed: int, **hiding):
+        self.packed, self.by_decoder, self.seed = packed, by_decoder, seed
+        self.hider = TokenHider(tokenizer, **hiding)
 
     def __call__(self, rows: list[dict]) -> dict:
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])
@@ -64,7 +109,10 @@ class MaskedCollator:
         batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
         if self.packed:
             batch["position_ids"] = torch.stack([row["position_ids"] for row in rows])
-        else:
+        if self.by_decoder:
+            later = np.flip(np.logical_or.accumulate(np.flip(tokens != IGNORE_INDEX, 1), axis=1), 1)  # or here
+            batch[PREFIX_MASK] = torch.from_numpy(later.astype(np.int64))
+        elif not self.packed:
             padding = (tokens == IGNORE_INDEX) & (tokens != IGNORE_INDEX).any(
                 axis=1, keepdims=True
             )  # not in rows that fill up

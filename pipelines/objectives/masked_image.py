@@ -39,7 +39,7 @@ class MaskedImage(ImageObjective):
 
     def check(self) -> None:
         super().check()
-        self.check_normalization()
+        self.check_fit()
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..adapters import load_config

@@ -19,7 +19,6 @@ from .text import TextObjective
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
-OF_SPANS = ("span_probability", "max_span_length")
 HIDDEN = (  # the end of a legend
     "[predicted]⟦word⟧[/]: the model sees the mask token, [predicted]⟦word→other⟧[/]: it sees another token, "
     "[predicted]⟦word=⟧[/]: it sees the word itself; as in the first epoch, others in each further one"
@@ -33,16 +32,7 @@ class MaskingSettings(ObjectiveSettings):
     mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
     mask_replace: float = doc("share of those that the mask token hides", 0.8, **SHARE)
     random_replace: float = doc("share of those that a random token replaces; the rest stays", 0.1, **SHARE)
-    masking: Literal["token", "whole_word", "span"] = doc(
-        "what is chosen at once: a token, all tokens of a word, or a span of whole words (SpanBERT)", "token"
-    )
-    span_probability: float = doc(
-        "masking=span: a span has n words with a probability that falls by the factor 1 - this with each word",
-        0.2,
-        above=0,
-        below=1,
-    )
-    max_span_length: int = doc("masking=span: words of the longest span", 10, at_least=1, at_most=1000)
+    masking: Literal["token", "whole_word"] = doc("what is chosen at once: a token, or all tokens of a word", "token")
 
 
 class MaskingObjective(TextObjective):
@@ -71,8 +61,6 @@ class MaskingObjective(TextObjective):
                 f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
                 f"together they must be at most 1"
             )
-        if section.masking != "span":
-            self.refuse_idle(OF_SPANS, f"objective.masking={section.masking}", "objective.masking=span")
         if self.recipe.tokenizer.name_or_path is None and self.recipe.model.name_or_path is None:
             self.prompts(MASK)  # that of the tokenizer which will be trained
 
@@ -122,13 +110,17 @@ class MaskingObjective(TextObjective):
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
-            logits = token_logits(model(**inputs))[0]
+            logits = self.token_logits(model, inputs)[0]
         shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
         lines = []
         for best, ids in zip(*(found.tolist() for found in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
             words = (tokenizer.decode([number]).strip() or repr(tokenizer.decode([number])) for number in ids)
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
+
+    def token_logits(self, model: Any, inputs: Any) -> Any:
+        """(B, T, V), what `model` predicts for each token of a tokenizer's `inputs`."""
+        return token_logits(model(**inputs))
 
     # ---- rows without labels
 
@@ -183,14 +175,10 @@ class TokenHider:
 
     whole_word (Devlin et al. 2019, the whole-word models released later): words in random order, each with all its
     tokens, and one that would exceed the number is passed over; fewer than `number` are hidden only where no further
-    word fits. span (Joshi et al. 2020, section 3.1): the same with spans of whole words, which begin at words in random
-    order; a span has n words with probability proportional to (1 - span_probability)^(n - 1) up to max_span_length (3.8
-    on average with 0.2 and 10), fewer where the document, a span before it or the number ends it. Where not even the
-    shortest word fits, it is hidden alone.
+    word fits. Where not even the shortest word fits, it is hidden alone.
 
     A chosen token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is not
-    special with probability random_replace, and stays as it is otherwise; drawn for each token, and for all tokens of a
-    span at once.
+    special with probability random_replace, and stays as it is otherwise.
     """
 
     def __init__(
@@ -201,10 +189,8 @@ class TokenHider:
         mask_replace: float,
         random_replace: float,
         masking: str = "token",
-        span_probability: float = 0.2,
-        max_span_length: int = 10,
     ):
-        self.mask_id, self.masking = tokenizer.mask_token_id, masking
+        self.mask_id, self.marks = tokenizer.mask_token_id, None
         self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
         special = np.array(tokenizer.all_special_ids)
         ids = np.array(sorted(tokenizer.get_vocab().values()))
@@ -215,65 +201,41 @@ class TokenHider:
             from ..tokenizers.word_marks import WordMarks
 
             self.marks = WordMarks(tokenizer)
-            weights = (1 - span_probability) ** np.arange(max_span_length if masking == "span" else 1)
-            self.up_to_length = np.cumsum(weights) / weights.sum()  # probability of at most so many words
 
     def hide(self, ids, labels, choosable, generator, begins=None) -> None:
         """Hide tokens of one row in place.
 
         ids, labels: int arrays (T,). choosable: bool (T,), the tokens that may be hidden. generator: numpy's, for this
-        row. begins: bool (T,), where documents begin, which no word or span crosses.
+        row. begins: bool (T,), where documents begin, which no word crosses.
         """
         places = np.flatnonzero(choosable)
         if not len(places):
             return
         number = max(1, round(self.mask_probability * len(places)))
-        if self.masking == "token":
+        if self.marks is None:
             chosen = generator.permutation(places)[:number]
-            lot = generator.random(len(chosen))
         else:
-            spans = self.spans(ids, choosable, number, generator, begins)
-            chosen = np.concatenate([np.arange(*span) for span in spans])
-            if self.masking == "span":
-                lot = np.repeat(generator.random(len(spans)), [end - begin for begin, end in spans])
-            else:
-                lot = generator.random(len(chosen))
+            chosen = self.whole_words(ids, choosable, number, generator, begins)
+        lot = generator.random(len(chosen))
         labels[chosen] = ids[chosen]
         random_ids = self.ordinary_ids[generator.integers(len(self.ordinary_ids), size=len(chosen))]
         masked = lot < self.mask_replace
         replaced = ~masked & (lot < self.mask_replace + self.random_replace)
         ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))
 
-    def words(self, ids, choosable, begins=None) -> tuple:
-        """First place of each word among the choosable tokens, the place after its last one, and whether the word
-        before it ends there, in the same document; arrays."""
+    def whole_words(self, ids, choosable, number: int, generator, begins=None):
+        """The tokens of words, `number` of them at most where some word is not longer."""
         breaks = np.zeros(len(ids), dtype=bool) if begins is None else begins
         after_other = np.concatenate([[True], ~choosable[:-1]])
         starts = choosable & (self.marks.word_starts(ids) | breaks | after_other)
         stops = np.append(np.flatnonzero(starts | ~choosable), len(ids))
         firsts = np.flatnonzero(starts)
-        return firsts, stops[np.searchsorted(stops, firsts, side="right")], ~(after_other | breaks)[firsts]
-
-    def spans(self, ids, choosable, number: int, generator, begins=None) -> list[tuple[int, int]]:
-        """(first place, place after the last one) of the words or spans of words that are hidden together."""
-        firsts, ends, joined = self.words(ids, choosable, begins)
-        sizes, left, found = ends - firsts, number, []
-        order = generator.permutation(len(firsts))
-        lengths = 1 + np.searchsorted(self.up_to_length, generator.random(len(firsts)), side="right")
-        free = np.ones(len(firsts), dtype=bool)
-        for word in order.tolist():
-            if not left:
-                break
-            last, room = word, left
-            while last < min(word + lengths[word], len(firsts)) and free[last] and sizes[last] <= room:
-                if last > word and not joined[last]:
-                    break
-                room -= sizes[last]
-                last += 1
-            if last > word:
-                free[word:last], left = False, room
-                found.append((int(firsts[word]), int(ends[last - 1])))
+        ends = stops[np.searchsorted(stops, firsts, side="right")]
+        order, found = generator.permutation(len(firsts)).tolist(), []
+        for word in order:
+            if ends[word] - firsts[word] <= number:
+                found.append(word)
+                number -= ends[word] - firsts[word]
         if not found:
-            word = order[np.argmin(sizes[order])]
-            found = [(int(firsts[word]), int(ends[word]))]
-        return found
+            found = [min(order, key=lambda word: ends[word] - firsts[word])]
+        return np.concatenate([np.arange(firsts[word], ends[word]) for word in found])

@@ -22,13 +22,16 @@ from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import OneOfSeveral, show
 from .base import FamiliesWith, Objective
 from .finished_model import FinishedModel
+from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions
 
 KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
+KEYS |= {PREFIX_MASK}
 # After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
 FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, "token_type_ids": 0, "next_sentence_label": IGNORE_INDEX}
+FILL |= {PREFIX_MASK: 0}
 PAIRS = "next_sentence_label"  # which batches of pairs alone have
 
 
@@ -370,6 +373,9 @@ class JointCollator:
             for batch in batches:
                 batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
                 batch.setdefault(PAIRS, torch.full((len(batch["input_ids"]),), FILL[PAIRS]))
+        if any(PREFIX_MASK in batch for batch in batches):
+            for batch in batches:
+                batch.setdefault(PREFIX_MASK, torch.zeros_like(batch["input_ids"]))
         if any("position_ids" in batch for batch in batches):
             for batch in batches:
                 mask = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))

@@ -136,7 +136,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def compute_metrics(self, predictions) -> dict[str, float]:
         scores, true = predictions[:, : len(self.label_names)], predictions[:, len(self.label_names) :].astype("int8")
         self.answers = Answers((scores >= self.settings.threshold).astype("int8"), true, scores)
-        return self.compare(self.answers.given.tolist(), true.tolist())
+        return self.compare(self.answers.given.tolist(), true.tolist(), scores)
 
     # ---- single classes: each of a row is an answer of its own
 
@@ -164,6 +164,9 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def named(self, value: list[int]) -> list[str]:
         return [name for name, given in zip(self.label_names, value) if given]
+
+    def score_names(self, count: int) -> list[str]:
+        return self.label_names
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         scores = {each["label"]: each["score"] for each in found}

@@ -136,12 +136,8 @@ class MultiTask(SeveralParts, Translation):
             metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
             samples += shown[:1]
             self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
-        prompts = self.recipe.evaluation.sample_prompts
-        if prompts:
-            self.prepare_model(finished.model)
-            texts = self.generate_texts(finished.model, prompts)
-            samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)]
-        return metrics, samples
+        self.prepare_model(finished.model)
+        return metrics, self.samples(finished, splits) or samples
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""

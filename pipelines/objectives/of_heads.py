@@ -61,8 +61,8 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
         most = tokenizer.model_max_length
         most = most if most < UNLIMITED else getattr(config, "max_position_embeddings", None) or 512
         fields["max_length"] = most
-        if name == "question_answering" and most < 384:  # its default; the other two are shares of it
-            fields |= {"stride": most // 4, "max_question_length": most // 4}
+        if name == "question_answering" and most < 384:  # its default; the stride is a share of it
+            fields["stride"] = most // 4
         elif name == "question_answering":
             del fields["max_length"]
     settings = {cls.section: cls.Settings(**fields)}

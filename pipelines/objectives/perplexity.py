@@ -52,13 +52,9 @@ class TokenLosses:
 
 @dataclass
 class PixelLosses:
-    """What bits are computed from: the mean loss per pixel, in nats, of images whose colours are `channels` numbers."""
+    """What bits are computed from: the mean loss per pixel, in nats."""
 
     loss: float
-    channels: int
 
     def bits_per_pixel(self) -> float:
         return self.loss / math.log(2)
-
-    def bits_per_dimension(self) -> float:
-        return self.bits_per_pixel() / self.channels

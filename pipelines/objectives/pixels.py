@@ -29,7 +29,6 @@ class PixelSettings(ObjectiveSettings):
     clusters: int = doc(
         "colours, found by k-means over the pixels of the training images", 512, at_least=2, at_most=2**16
     )
-    probe_layer: int | None = doc("layer before which linear_probe reads; null: the middle one", at_least=0)
 
 
 @register_objective
@@ -66,11 +65,6 @@ class Pixels(ImageObjective):
             )
         if "linear_probe" in self.recipe.evaluation.metrics and section.label_field is None:
             raise UserError("evaluation.metrics: linear_probe needs objective.label_field, the column of the classes")
-        layers = fields.get("num_hidden_layers")
-        if None not in (section.probe_layer, layers) and section.probe_layer > layers:
-            raise UserError(
-                f"objective.probe_layer={section.probe_layer} must be at most {layers}, the number of layers"
-            )
 
     def check_model_length(self, most: int) -> None:
         side = self.settings.image_size
@@ -181,7 +175,7 @@ class Pixels(ImageObjective):
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
         from .perplexity import PixelLosses
 
-        losses = PixelLosses(result["loss"], self.channels)
+        losses = PixelLosses(result["loss"])
         rows_of = {name: METRICS[name] for name in metrics}
         return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
 
@@ -191,9 +185,7 @@ class Pixels(ImageObjective):
         if "linear_probe" not in self.recipe.evaluation.metrics:
             return {}
         batch_size = self.recipe.training.per_device_train_batch_size
-        layer = self.settings.probe_layer
-        accuracy = linear_probe(finished.model, train, rows, layer=layer, batch_size=batch_size, seed=self.seed)
-        return {"linear_probe": accuracy}
+        return {"linear_probe": linear_probe(finished.model, train, rows, batch_size=batch_size, seed=self.seed)}
 
     def samples(self, finished: FinishedModel, splits) -> list[dict]:
         """None but a picture in the run's folder."""

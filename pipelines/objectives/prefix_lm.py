@@ -1,16 +1,16 @@
 """Prefix language modelling (Raffel et al. 2020, section 3.2.1): the rest of a text from its beginning."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from ..adapters import load_config
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
-from ..errors import UserError, loading
+from ..errors import UserError
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
+from .looking_ahead import PREFIX_MASK, LooksAhead
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextObjective, TextSettings
 
@@ -22,14 +22,15 @@ class PrefixLMSettings(TextSettings):
 
 
 @register_objective
-class PrefixLM(Reconstruction):
+class PrefixLM(LooksAhead, Reconstruction):
     """Prefix language modelling (Raffel et al. 2020, section 3.2.1): the rest of a text from its beginning.
 
     A text is cut at a random place; its prefix is read, and the rest predicted. An encoder-decoder's encoder reads a
     row's prefix, each token seeing all of it, and the decoder writes the rest (rows as in reconstruction.py). A decoder
-    reads each document of a packed row, and the loss counts the rest of it alone; its attention stays causal in the
-    prefix, too, so that it is `causal` with fewer labels and not the paper's fully visible prefix. Which of the two
+    reads each document of a packed row: all its tokens see the prefix, also those before them, and the rest is causal
+    and alone counted in the loss. Its config says prefix_lm, by which `generate` reads a prompt so. Which of the two
     follows from the model's family, or from the config of the checkpoint. At least one token is read and one predicted.
+    Raises UserError for a decoder that is not one of ours, or has attention in which no token can see a later one.
     """
 
     name = "prefix_lm"
@@ -47,19 +48,19 @@ class PrefixLM(Reconstruction):
                 f"objective.shortest_prefix={show(section.shortest_prefix)} is more than "
                 f"objective.longest_prefix={show(section.longest_prefix)}; exchange them"
             )
+        if self.family is not None and self.by_decoder:
+            self.check_ahead()
 
-    @cached_property
-    def has_encoder(self) -> bool:
-        """Whether an encoder reads the prefix; raises UserError for a checkpoint that cannot be loaded."""
-        section = self.recipe.model
-        if section.name_or_path is None:
-            return self.family.has_decoder
-        import anyformer
-
-        anyformer.register()
-        with loading(f"model.name_or_path={section.name_or_path!r}"):
-            config = load_config(section.name_or_path, trust_remote_code=self.recipe.trust_remote_code)
-        return bool(config.is_encoder_decoder)
+    def open(self):
+        if not self.has_encoder and not self.by_decoder:
+            name = self.recipe.model.name_or_path
+            raise UserError(
+                f"model.name_or_path={name!r} ({self.config.model_type}) is causal throughout, and {self.setting} "
+                f"shows a prefix in both directions; convert it (anyformer convert {name} FOLDER), or learn causal"
+            )
+        if self.by_decoder:
+            self.check_ahead()
+        return super().open()
 
     @property
     def auto_class(self) -> str:
@@ -80,7 +81,7 @@ class PrefixLM(Reconstruction):
             TextObjective.use_tokenizer(self, tokenizer)
 
     def config_fields(self) -> dict:
-        return super().config_fields() if self.has_encoder else {}
+        return super().config_fields() if self.has_encoder else {"prefix_lm": True}
 
     def collator(self, packed: bool):
         shares = (self.settings.shortest_prefix, self.settings.longest_prefix)
@@ -93,7 +94,7 @@ class PrefixLM(Reconstruction):
         if self.has_encoder:
             return "source: the prefix that the encoder reads; target: the rest; other cuts in each further epoch"
         return (
-            "a colour per document, [unpredicted]underlined[/]: its prefix, not predicted, │ where it ends: no "
+            "a colour per document, [unpredicted]underlined[/]: its prefix, seen by all of it, │ where it ends: no "
             "attention across, [padding]struck through[/]: padding; as in the first epoch, other cuts in each further "
             "one"
         )
@@ -121,7 +122,7 @@ class PrefixAndRestCollator(SourceTargetCollator):
 
 
 class PrefixCollator(CausalCollator):
-    """As CausalCollator, with the labels of a prefix of each document's part of a row left out.
+    """As CausalCollator, with a prefix of each document's part of a row, which has no labels, in `prefix_mask`.
 
     shares: the least and largest share of a part that is its prefix.
     """
@@ -132,9 +133,13 @@ class PrefixCollator(CausalCollator):
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = super().__call__(rows)
-        for labels, row, generator in zip(batch["labels"], rows, row_generators(rows, self.seed)):
+        batch[PREFIX_MASK] = torch.zeros_like(batch["labels"])
+        for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
+            labels, prefixes = batch["labels"][place], batch[PREFIX_MASK][place]
             for begin, end in document_parts(row["position_ids"].numpy()):
-                labels[begin : begin + prefix_length(end - begin, self.shares, generator)] = IGNORE_INDEX
+                cut = begin + prefix_length(end - begin, self.shares, generator)
+                prefixes[begin:cut] = bool((labels[begin:end] != IGNORE_INDEX).any())  # padding is no prefix
+                labels[begin:cut] = IGNORE_INDEX
         return batch
 
 

@@ -18,13 +18,15 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
-from .base import evenly_spread
 from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
+from .measuring import evenly_spread
 from .showing import answer_text
 from .text_task import TextTask
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
+LONGEST_QUESTION = 64  # tokens; of a short window a quarter
+BEST = 20  # answers of each window that are compared over all windows of a question
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
 
 
@@ -40,7 +42,6 @@ class QuestionAnsweringSettings(ObjectiveSettings):
         "answers.answer_start",
     )
     no_answer: bool = doc("questions may have no answer, and the model may give none (SQuAD 2.0)", False)
-    null_threshold: float = doc("no_answer: by so much no answer must score better than the best one to be given", 0.0)
     max_length: int = doc(
         "tokens per window, question and special ones included; a longer context is read in several windows",
         384,
@@ -48,9 +49,7 @@ class QuestionAnsweringSettings(ObjectiveSettings):
         at_most=2**20,
     )
     stride: int = doc("tokens of the context that a window shares with the one before it", 128, at_least=0)
-    max_question_length: int = doc("tokens per question; longer ones are cut", 64, at_least=1)
     max_answer_length: int = doc("most tokens of an answer that is given", 30, at_least=1)
-    n_best: int = doc("best answers of each window that are compared over all windows of a question", 20, at_least=1)
 
 
 @register_objective
@@ -83,15 +82,18 @@ class QuestionAnswering(TextTask):
     def check(self) -> None:
         super().check()
         section = self.settings
-        if not section.no_answer:
-            self.refuse_idle(["null_threshold"], "task.no_answer=false", "task.no_answer=true")
-        room = section.max_length - section.max_question_length - SPECIAL
+        room = section.max_length - self.question_length - SPECIAL
         if section.stride >= room:
             raise UserError(
                 f"task.stride={section.stride} leaves no new token in a window: task.max_length={section.max_length} "
-                f"less task.max_question_length={section.max_question_length} and special tokens has {max(0, room)} of "
-                f"the context; at most {max(0, room - 1)} works"
+                f"less {self.question_length} of the question and special tokens has {max(0, room)} of the context; at "
+                f"most {max(0, room - 1)} works"
             )
+
+    @property
+    def question_length(self) -> int:
+        """Tokens that are read of a question, at most; longer ones are cut."""
+        return min(LONGEST_QUESTION, self.settings.max_length // 4)
 
     def check_metrics(self) -> None:
         check_metrics(self.metrics, self.compares)
@@ -125,7 +127,7 @@ class QuestionAnswering(TextTask):
         if split != "train":
             columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
             columns |= dict.fromkeys(("question", "text", "right"), "string")
-        settings = [section.max_length, section.stride, section.max_question_length, section.no_answer]
+        settings = [section.max_length, section.stride, self.question_length, section.no_answer]
         return self.stored(source, cache, columns, [*settings, list(columns)])
 
     def _batches(self, examples, labelled: bool = True) -> Iterator[dict[str, list]]:
@@ -182,8 +184,8 @@ class QuestionAnswering(TextTask):
             yield windows | {"facts": facts}
 
     def _cut(self, tokenizer, questions: list[str]) -> tuple[list[str], int]:
-        """The questions without what stands after their first max_question_length tokens; how many were longer."""
-        most, found, cut = self.settings.max_question_length, [], 0
+        """The questions without what stands after their first question_length tokens; how many were longer."""
+        most, found, cut = self.question_length, [], 0
         encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for text, offsets in zip(questions, encoded["offset_mapping"]):
             cut += len(offsets) > most
@@ -234,7 +236,7 @@ class QuestionAnswering(TextTask):
         }
 
     def describe(self, rows) -> str:
-        facts, section = rows.facts, self.settings
+        facts = rows.facts
         lines = [
             f"{counted(facts['examples'], 'question')} of {rows.name} in {counted(facts['windows'], 'window')} of "
             f"{facts['tokens'] / facts['windows']:.0f} tokens"
@@ -247,8 +249,7 @@ class QuestionAnswering(TextTask):
                 f"larger task.stride or task.max_length finds them"
             )
         if facts["questions_cut"]:
-            number, most = facts["questions_cut"], section.max_question_length
-            lines.append(f"{counted(number, 'question')} cut to max_question_length={most}")
+            lines.append(f"{counted(facts['questions_cut'], 'question')} cut to {self.question_length} tokens")
         return "\n".join(lines)
 
     def collator(self, packed: bool) -> "WindowCollator":
@@ -261,23 +262,6 @@ class QuestionAnswering(TextTask):
 
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
-
-    def finish(self, finished: FinishedModel, splits: dict) -> tuple[dict[str, float], list[dict]]:
-        metrics, samples = {}, []
-        for split, rows in splits.items():
-            if split == "train":
-                continue
-            questions = self.answers(finished, rows, range(len(rows)))
-            metrics |= {f"{split}_{name}": value for name, value in self.measure_answers(questions).items()}
-            samples = [
-                {
-                    "prompt": each["question"],
-                    "reference": " / ".join(dict.fromkeys(each["right"])),
-                    "text": each["given"],
-                }
-                for each in questions[:SAMPLES]
-            ]
-        return metrics, samples
 
     def some_rows(self, rows, most: int) -> list[int]:
         """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
@@ -293,16 +277,16 @@ class QuestionAnswering(TextTask):
         from ..metrics.significance import keep, kept_comparisons
 
         answers = self.answers(finished, rows, numbers)
+        given, right = ([each[name] for each in answers] for name in ("given", "right"))
+        self.shown = [
+            {"prompt": each["question"], "reference": " / ".join(dict.fromkeys(each["right"])), "text": each["given"]}
+            for each in answers[:SAMPLES]
+        ]
         with kept_comparisons() as compared:
-            found = self.measure_answers(answers)
+            found = self.compare(given, right)
         for comparison in compared:
             keep(replace(comparison, rows=[each["number"] for each in answers]))
         return found
-
-    def measure_answers(self, questions: list[dict]) -> dict[str, float]:
-        """Metrics of answers given, as `answers` has them."""
-        given, right = [each["given"] for each in questions], [each["right"] for each in questions]
-        return self.compare(given, right)
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.
@@ -336,7 +320,7 @@ class QuestionAnswering(TextTask):
         scores = [score for score, *_ in filled]
         if self.settings.no_answer:
             scores.append(null)
-            best = (null, "", None) if null - best[0] > self.settings.null_threshold else best
+            best = (null, "", None) if null > best[0] else best
         share = float(np.exp(best[0] - np.logaddexp.reduce(scores))) if scores else None
         return {"prediction": best[1], "score": share, "start": best[2]}
 
@@ -384,7 +368,7 @@ class QuestionAnswering(TextTask):
                 start, end = (x[-length:] if collate.pad.left else x[:length] for x in (start, end))
                 null = self.place_of_no_answer(window["input_ids"].tolist())
                 first, after = window["inside"].tolist()
-                spans = best_spans(start, end, (first, after), section.max_answer_length, section.n_best)
+                spans = best_spans(start, end, (first, after), section.max_answer_length, BEST)
                 begins, stops = window["begins"].tolist(), window["ends"].tolist()
                 characters = [(score, begins[i - first], stops[j - first]) for score, i, j in spans]
                 found[number] = ((start[null] + end[null]).item(), characters)

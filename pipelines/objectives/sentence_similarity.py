@@ -82,11 +82,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
             raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
         if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
             raise UserError(f"task.label_range={self.range_words()} must be two different numbers, as [0, 5] is")
-        if self.ranks and self.recipe.training.auto_batch:
-            raise UserError(
-                "training.auto_batch=true changes how many texts a text is told from under "
-                "task.loss=in_batch_negatives; set training.per_device_train_batch_size instead"
-            )
         if section.label_field is None and not self.ranks:
             raise UserError(
                 "task.label_field=null goes with task.loss=in_batch_negatives alone; name the labels' column"

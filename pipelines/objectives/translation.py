@@ -15,7 +15,6 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .answering import by_length
 from .base import TOKENS
 from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
@@ -201,25 +200,15 @@ class Translation(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
-    def finish(self, finished: FinishedModel, splits) -> tuple[dict[str, float], list[dict]]:
-        metrics, samples = {}, []
-        for split, rows in splits.items():
-            if split == "train":
-                continue
-            answered = len(rows) if self.metrics else min(SAMPLES, len(rows))
-            texts, references = self.answers(finished, rows, range(answered)), rows.texts("target")[:answered]
-            metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
-            sources = rows.texts("source")[:SAMPLES]
-            samples = [{"prompt": s, "reference": r, "text": t} for s, r, t in zip(sources, references, texts)]
-        prompts = self.recipe.evaluation.sample_prompts
-        if prompts:
-            texts = self.generate_texts(finished.model, prompts)
-            samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)]
-        return metrics, samples
-
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        references = rows.texts("target")
-        return self.measure_texts(self.answers(finished, rows, numbers), [references[i] for i in numbers])
+        """Metrics of answers; without metrics some rows alone are answered, to be shown."""
+        numbers = numbers if self.metrics else numbers[:SAMPLES]
+        texts, (sources, references) = self.answers(finished, rows, numbers), map(rows.texts, ("source", "target"))
+        self.shown = [
+            {"prompt": sources[number], "reference": references[number], "text": text}
+            for number, text in zip(numbers[:SAMPLES], texts)
+        ]
+        return self.measure_texts(texts, [references[number] for number in numbers])
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of translations."""
@@ -227,23 +216,32 @@ class Translation(TextTask):
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:
         """Translations of the rows `numbers`, in that order; every process answers for a share of them."""
-        return finished.shared(numbers, lambda mine: self.generate(finished.model, rows, mine, finished.batch_size))
 
-    def generate(self, model, rows, numbers: list[int], batch_size: int) -> list[str]:
-        """Translations of the rows `numbers`, in that order, by the model's generation config."""
+        def answer(mine: list[int]) -> list[str]:
+            ids = [rows[number]["input_ids"] for number in mine]
+            return self.written(finished, ids, lambda batches: watched(batches, "translating, batch"))
+
+        return finished.shared(numbers, answer)
+
+    def written(self, finished: FinishedModel, ids: list, watch: Callable = list) -> list[str]:
+        """What the model writes of some texts, as token ids, in their order, by its generation config."""
         from ..data.length_batching import batches_by_tokens
 
-        found, ids = {}, {i: rows[i]["input_ids"] for i in numbers}
-        for batch in watched(batches_by_tokens(ids, batch_size, lambda i: len(ids[i])), "translating, batch"):
-            found |= zip(batch, self._answers(model, [ids[i] for i in batch]))
-        return [found[i] for i in numbers]
+        model, found = finished.model, {}
+        for batch in watch(batches_by_tokens(range(len(ids)), finished.batch_size, lambda number: len(ids[number]))):
+            inputs = self.collator(packed=False)([{"input_ids": torch.as_tensor(ids[number])} for number in batch])
+            with torch.inference_mode():
+                output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+            found |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
+        return [found[number] for number in range(len(ids))]
 
-    def generate_texts(self, model, sources: list[str]) -> list[str]:
-        """Translations of texts that stand in no row."""
-        tokenizer, longest = text_tokenizer(self.tokenizer), self.settings.max_length
-        read = [self.source_text(text) for text in sources]
-        ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
-        return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+        """Answers to evaluation.sample_prompts, or to rows."""
+        prompts = self.recipe.evaluation.sample_prompts
+        if not prompts:
+            return self.shown
+        answers = self.predict(finished, list(map(self.source_text, prompts)))
+        return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
 
     # ---- rows without labels
 
@@ -261,18 +259,7 @@ class Translation(TextTask):
         end, longest = self.tokenizer.eos_token_id, self.settings.max_length
         ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # some end in a language's token
         self.cut += sum(len(row) >= longest for row in ids)
-
-        def answer(items: list[list[int]]) -> list[str]:
-            batches = in_batches(map(torch.tensor, items), finished.batch_size)
-            return [text for batch in batches for text in self._answers(finished.model, batch)]
-
-        return [{"prediction": text} for text in by_length(ids, list(map(len, ids)), answer)]
-
-    def _answers(self, model, ids: list) -> list[str]:
-        inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
-        with torch.inference_mode():
-            output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
-        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return [{"prediction": text} for text in self.written(finished, ids)]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         show_source_and_target(console, self, rows, number, row)

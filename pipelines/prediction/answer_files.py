@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..evaluation.request import check_writable
-from ..json_text import json_text
 from ..storage.atomic import replaced_file, write_atomically
+from ..storage.json_text import json_text
 
 Answer = dict[str, Any]
 

@@ -125,12 +125,10 @@ def prepare_prediction(
     columns: dict[str, str] | None = None,
     batch_size: int = 16,
     max_new_tokens: int | None = None,
-    encoding: str = "utf-8",
-    lines: bool = False,
     trust_remote_code: bool = False,
 ) -> Prediction:
     """Check model and rows, of which every one is read once. Arguments and errors as anyformer.predict's."""
-    rows = Unlabelled(given, encoding=encoding, lines=lines)
+    rows = Unlabelled(given)
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     recipe = _recipe_of(str(model), trust_remote_code)

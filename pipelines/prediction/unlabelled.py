@@ -14,9 +14,9 @@ from ..data.files import open_file, readable
 from ..data.image_files import is_image_file
 from ..data.patterns import find_files
 from ..errors import UserError, did_you_mean
-from ..packed_files import unpacked_name
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
+from ..storage.packed_files import unpacked_name
 
 Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # how errors call what is read
@@ -26,16 +26,15 @@ class Unlabelled:
     """Rows in a fixed order, from files or as they are given; each of files has the column `file` beside its own.
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
-    file the column `image`, a text file `text` (with `lines` one row for each line that is not empty). encoding: of
-    texts and tables. image_column: whose paths are relative to the folder of their table. Raises UserError for a file
-    that is missing or of no known format, and where there is no row.
+    file the column `image`, a text file `text`. image_column: whose paths are relative to the folder of their table.
+    Raises UserError for a file that is missing or of no known format, and where there is no row.
     """
 
     image_column: str | None = None
 
-    def __init__(self, given: str | Path | Iterable[Any], *, encoding: str = UTF8, lines: bool = False):
+    def __init__(self, given: str | Path | Iterable[Any]):
         data = DataSection()
-        self.limits, self.lines = Limits(data.max_document_bytes, data.max_line_bytes, encoding), lines
+        self.limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
@@ -82,20 +81,19 @@ class Unlabelled:
         else:
             with open_file(path, self.limits.encoding) as stream:
                 text = stream.read().decode()
-            for number, each in enumerate(text.split("\n") if self.lines else [text], start=1):
-                if each.strip():
-                    yield f"{path}, line {number}" if self.lines else str(path), {"text": each.removesuffix("\r")}
+            if text.strip():
+                yield str(path), {"text": text}
 
     def identity(self) -> Any:
         """JSON that changes whenever the rows do: of files their names, sizes and times."""
         rows = sha(json.loads(json.dumps(self.mappings, default=str)))
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
-        return [files, rows, self.limits.encoding, self.lines]
+        return [files, rows]
 
 
 FAULTS = {
     "too_long": "longer than a document may be",
-    "non_utf8": "not UTF-8; --encoding cp1252, or what it is, reads another encoding",
+    "non_utf8": "not UTF-8; write it in UTF-8",
 }
 
 

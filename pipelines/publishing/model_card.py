@@ -192,6 +192,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_recipe": (model.path / "recipe.yaml").is_file(),
         "base_model": facts.base_model,
         "is_converted": "converted_from" in run,
+        "to_family": run.get("to_family"),
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
         "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),
@@ -268,6 +269,13 @@ def _kind(config: dict[str, Any]) -> Kind:
     return next((kind for kind in KINDS if kind.fits(config)), Kind("", "A transformer"))
 
 
+def _norm_positions(form: str | dict[str, str] | None) -> str | None:
+    """`pre-norm`, or of several kinds of attention `pre-norm (linear_attention), inside-norm (full_attention)`."""
+    if isinstance(form, dict):
+        return ", ".join(f"{each}-norm ({kind})" for kind, each in form.items())
+    return form and f"{form}-norm"
+
+
 def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
     """The rows of the architecture table; those without a value are left out of it."""
     get, positions = config.get, config.get("position_encoding")
@@ -282,7 +290,7 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
         "key/value heads": get("num_key_value_heads"),
         "head size": get("head_dim"),
         "feed-forward": _words(get("mlp_type"), get("hidden_act"), _number(get("intermediate_size"))),
-        "norm": _words(get("norm_type"), get("norm_position") and f"{get('norm_position')}-norm"),
+        "norm": _words(get("norm_type"), _norm_positions(get("norm_position"))),
         "positions": positions,
         "rotary": _rotary(get("rope_parameters")) if positions in (None, "rotary") else None,
         "images": _words(_sides(get("image_size")), _channels(get("num_channels"))),

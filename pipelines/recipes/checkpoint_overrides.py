@@ -5,7 +5,8 @@ Everything else is what its weights were made with.
 
 from typing import Any
 
-from anyformer.modeling.rules.legality import POOLER_TYPES, ROPE_TYPES
+from anyformer.modeling.rules.legality import POOLER_TYPES
+from anyformer.modeling.rules.positions import ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
 from .checks import check_rope_keys

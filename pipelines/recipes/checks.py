@@ -10,18 +10,17 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
-from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
+from .optimizer_rows import ROWS, optimizer_of
 from .schema import (
     DERIVED_FROM_TEXT,
-    READ_WITH,
-    SCHEDULE_BOUNDS,
     DataSection,
     MixtureSource,
     Recipe,
     SourceSection,
     TrainingSection,
+    bounds_of,
 )
 from .types import convert, show, within_bounds
 
@@ -75,7 +74,7 @@ OWNED_ARGUMENTS = {
         ),
         "use training.per_device_train_batch_size": ("per_gpu_train_batch_size",),
         "use training.per_device_eval_batch_size": ("per_gpu_eval_batch_size",),
-        "use training.auto_batch, which finds the batch before the run begins": ("auto_find_batch_size",),
+        "anyformer plan says how many rows fit": ("auto_find_batch_size",),
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),
@@ -92,6 +91,41 @@ OWNED_ARGUMENTS = {
         "the launcher sets it": ("local_rank",),
     }.items()
     for argument in arguments
+}
+
+# Bounds of the fields of TrainingArguments that a recipe may set, and that stand in no section above. transformers
+# looks at few of them, and at those after the data has been prepared.
+ARGUMENT_BOUNDS = {
+    "adam_beta1": bounds_of(at_least=0, below=1),
+    "adam_epsilon": bounds_of(above=0, at_most=1),
+    "label_smoothing_factor": bounds_of(at_least=0, below=1),
+    "neftune_noise_alpha": bounds_of(at_least=0, at_most=1000),
+    "torch_empty_cache_steps": bounds_of(at_least=1),
+    "per_device_eval_batch_size": bounds_of(at_least=1, at_most=2**20),
+    "eval_accumulation_steps": bounds_of(at_least=1),
+    "dataloader_num_workers": bounds_of(at_least=0, at_most=1024),
+    "dataloader_prefetch_factor": bounds_of(at_least=1, at_most=10_000),
+    "ddp_bucket_cap_mb": bounds_of(at_least=1, at_most=100_000),
+    "ddp_timeout": bounds_of(at_least=1, at_most=10**8),
+}
+# The same of training.lr_scheduler_kwargs, of whatever schedule of transformers reads them.
+SCHEDULE_BOUNDS = {
+    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate"), bounds_of(at_least=0, at_most=1)),
+    **dict.fromkeys(("min_lr", "lr_end", "num_stable_steps", "patience", "cooldown"), bounds_of(at_least=0)),
+    "power": bounds_of(at_least=0.01, at_most=100),
+    "num_cycles": bounds_of(above=0, at_most=100_000),
+    "timescale": bounds_of(at_least=1),
+    "factor": bounds_of(above=0, below=1),
+}
+# Arguments that transformers leaves unread without another setting.
+READ_WITH = {
+    "dataloader_prefetch_factor": "dataloader_num_workers",
+    "dataloader_persistent_workers": "dataloader_num_workers",
+    "fsdp_config": "fsdp",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing",
+    "liger_kernel_config": "use_liger_kernel",
+    "torch_compile_backend": "torch_compile",
+    "torch_compile_mode": "torch_compile",
 }
 
 
@@ -117,6 +151,7 @@ def check_recipe(recipe: Recipe) -> None:
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)
+    _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
@@ -170,6 +205,27 @@ def _check_parts(objective, data: DataSection) -> None:
         raise UserError(f"data.{given[0]} has no effect where no fraction is held back; set data.validation_fraction")
     if data.stratify and objective.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
+
+
+def _check_heads(recipe: Recipe, objective) -> None:
+    """Raise UserError for parts of a model that nothing in the run would train."""
+    fields, smoothing = recipe.model.fields, recipe.training.extra.get("label_smoothing_factor")
+    if fields.get("add_cross_attention"):
+        raise UserError(
+            "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
+            "both, and docs/composites.md joins two models"
+        )
+    modules = fields.get("num_nextn_predict_layers")
+    if modules and objective.auto_class != "AutoModelForCausalLM":
+        raise UserError(
+            f"model.num_nextn_predict_layers={modules} predicts next tokens, and {objective.setting} does not; "
+            f"remove it"
+        )
+    if modules and smoothing:
+        raise UserError(
+            f"training.label_smoothing_factor={smoothing} computes the loss without the modules of "
+            f"model.num_nextn_predict_layers={modules}; remove one of them"
+        )
 
 
 def _check_training(recipe: Recipe) -> None:
@@ -372,7 +428,8 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/rules/legality.py over the recipe's model."""
-    from anyformer.modeling.rules.legality import check_legal, rope_parameters_of
+    from anyformer.modeling.rules.legality import check_legal
+    from anyformer.modeling.rules.positions import rope_parameters_of
 
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)

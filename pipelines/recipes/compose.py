@@ -6,86 +6,31 @@ from their sources (introspection.py).
 """
 
 import copy
-import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
-from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .recipe_files import is_file_of, read_yaml_file
+from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
+from .recipe_files import is_file_of, read_yaml_file, without_gone
 from .schema import (
-    ARGUMENT_BOUNDS,
     DEFAULT_NAMES,
-    DataSection,
+    LEARNED,
     ModelSection,
     ObjectiveSettings,
     Recipe,
     TrainingSection,
     parts_of_recipe,
 )
-from .secrets import check_no_secret, without_signatures
+from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
-from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
-
-LEARNED = ("objective", "task")  # the sections that say what is learned
-WHAT = {
-    "objective": "what the model learns to predict of plain text or images",
-    "task": "what the model learns from labelled examples, in place of an objective",
-}
-
-# Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
-LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
+from .types import as_mapping, build, convert, show, unknown_key, within_bounds
 
 # Settings of the training section that usual_rates.py chooses where a recipe leaves them open.
 LEFT_OPEN = ("learning_rate", "num_train_epochs")
-
-# Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
-FREE_ON_RESUME = [
-    "name",
-    "description",
-    "model.preset",
-    "model.attn_implementation",
-    "model.experts_implementation",
-    "publish.*",
-    "evaluation.*",
-    "data.cache_dir",
-    "data.num_proc",
-    "data.description",
-    "data.bad_rows",
-    "data.test_files",
-    "data.test_split",
-    "training.output_dir",
-    "training.resume",
-    "training.audit_samples",
-    "training.parallelism*",
-    "training.report_to",
-    "training.run_name",
-    "training.project",
-    "training.logging_*",
-    "training.log_*",
-    "training.save_*",
-    "training.trackio_*",
-    "training.dataloader_num_workers",
-    "training.dataloader_p*",
-    "training.push_to_hub",
-    "training.hub_*",
-    "training.per_device_eval_batch_size",
-    "training.eval_*",
-    "training.skip_memory_metrics",
-    "training.debug",
-    "training.ddp_timeout",
-    "training.gradient_checkpointing",
-    # They act where a run would have ended, and only report elsewhere.
-    "training.bad_step",
-    "training.max_bad_steps",
-    "training.*_spike",
-    "training.*_warning",
-    "training.stall_minutes",
-]
 
 
 # --------------------------------------------------------------------------------------------------- presets
@@ -225,6 +170,7 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_no_secret(data, "")
+    data = without_gone(data)
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
@@ -399,115 +345,3 @@ def _training_section(data: Any) -> TrainingSection:
         where = f"training.{key}"
         section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
     return section
-
-
-# ------------------------------------------------------------------------------------- comparing, describing
-
-
-def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
-    """A recipe as plain data, one level deep: {"training.learning_rate": 0.003, ...}."""
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    flat = {}
-    for key, item in value.items():
-        flat |= flat_settings(item, f"{path}.{key}" if path else str(key))
-    return flat
-
-
-def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """The first of `resume_differences` in words, but the length of the run last; None: the same run."""
-    found = min(resume_differences(old, new), key=lambda difference: difference[0] in LENGTH, default=None)
-    return None if found is None else f"{found[0]} is {show(found[1])} there and {show(found[2])} here"
-
-
-def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The settings in which two `Recipe.to_dict()`s would train differently: path, value in `old`, value in `new`.
-
-    Keys one of them lacks (written by another version) count as their defaults.
-    """
-    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
-    defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
-    of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
-    for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name
-        section, name = path.split(".")[-3:-1], path.split(".")[-1]
-        if "data" in section or "mixture" in section:
-            defaults.setdefault(path, of_data.get(f"data.{name}"))
-    for path in dict.fromkeys([*after, *before]):
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
-            continue
-        there, here = (side.get(path, defaults.get(path)) for side in (before, after))
-        if there != here:
-            yield path, there, here
-
-
-def _numbered(value: Any) -> Any:
-    """Lists of sections as sections that are named by their numbers."""
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        value = {str(number): item for number, item in enumerate(value)}
-    return {key: _numbered(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:
-    """{section: default settings} of what a saved recipe learns, where its name is known."""
-    names = {section: recipe[section].get("name") for section in LEARNED if isinstance(recipe.get(section), dict)}
-    return {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}
-
-
-@dataclass(frozen=True)
-class FieldDoc:
-    """One setting as help and documentation show it. owners: the objectives or tasks that have it; else empty."""
-
-    name: str
-    type: str
-    default: Any
-    help: str
-    owners: tuple[str, ...] = ()
-
-
-def describe_fields() -> Iterator[FieldDoc]:
-    """Yield every setting of the schema in order; the text stands beside each field alone."""
-    for section in parts_of_recipe():
-        cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
-        if section.name in LEARNED:
-            yield from _describe_learned(section.name)
-        elif cls is not None:
-            yield from _describe(cls, section.name)
-        else:
-            yield FieldDoc(section.name, type_words(section.type), default_of(section), section.metadata["help"])
-
-
-def _describe_learned(section: str) -> Iterator[FieldDoc]:
-    """The name, then the settings of every objective or task: each once, with the names of those that have it."""
-    names = names_of(section)
-    yield FieldDoc(f"{section}.name", ", ".join(map(repr, names)), DEFAULT_NAMES[section], WHAT[section])
-    described: dict[tuple, FieldDoc] = {}
-    owners: dict[tuple, list[str]] = {}
-    for name in names:
-        for row in describe_objective(name):
-            key = (row.name, row.type, repr(row.default), row.help)
-            described[key] = row
-            owners.setdefault(key, []).append(name)
-    for key, row in described.items():
-        yield replace(row, help=f"{', '.join(owners[key])}: {row.help}", owners=tuple(owners[key]))
-
-
-def describe_objective(name: str) -> Iterator[FieldDoc]:
-    """The settings of one objective or task beside its name."""
-    cls = OBJECTIVES[name]
-    yield from (row for row in _describe(cls.Settings, cls.section) if row.name != f"{cls.section}.name")
-
-
-def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
-    for row in fields(cls):
-        if row.name in ("fields", "extra"):
-            yield FieldDoc(f"{path}.*", "any value", None, row.metadata["help"])
-            continue
-        yield FieldDoc(
-            f"{path}.{row.name}", type_words(row.type) + bounds_words(row), default_of(row), row.metadata["help"]
-        )
-        inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
-        if inner is not None and get_origin(row.type) is not list:
-            yield from _describe(inner, f"{path}.{row.name}")
-        elif inner is not None:  # of data.mixture's entries only what a plain source does not have
-            base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
-            yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)

@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.rules import experts, legality
+from anyformer.modeling.rules import experts, legality, parts
 from anyformer.modeling.rules.bounds import GREATEST, LEAST
 from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
 
 from . import introspection
-from .compose import FieldDoc
+from .field_docs import FieldDoc
 from .types import type_words
 
 CHOICES = {
     "norm_type": NORM_TYPES,
     "norm_position": NORM_POSITIONS,
     "block": BLOCKS,
-    "attention_gate": legality.ATTENTION_GATES,
+    "attention_gate": parts.ATTENTION_GATES,
     "mlp_type": MLP_TYPES,
     "mlp_pattern": experts.MLP_KINDS,
     "mlp_layer_types": experts.MLP_KINDS,

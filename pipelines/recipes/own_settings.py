@@ -5,8 +5,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES
-from .compose import LEARNED, load_preset
-from .schema import Recipe
+from .compose import load_preset
+from .schema import LEARNED, Recipe
 
 
 def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:

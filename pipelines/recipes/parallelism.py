@@ -4,8 +4,8 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
-from ..optimizer_rows import optimizer_of
 from ..plugins import OBJECTIVES, objective_of
+from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
@@ -143,10 +143,8 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    if training.auto_batch:
-        raise UserError(f"training.auto_batch=true is not wired beside {words}; set it to false")
-    if training.torch_compile is True and kind == MESH:
-        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to auto")
+    if training.torch_compile and kind == MESH:
+        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
     if settings.pp > 1:
         _check_pipeline(words, recipe)
     if settings.sp * settings.cp > 1:

@@ -8,11 +8,12 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..optimizer_rows import ROWS
 from ..words import Epochs
 from .introspection import family_names
+from .optimizer_rows import ROWS
 from .secrets import without_signatures
 
+LEARNED = ("objective", "task")  # the sections that say what is learned
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
@@ -265,10 +266,6 @@ class TrainingSection:
         at_least=1,
         at_most=2**30,
     )
-    auto_batch: bool = doc(
-        "take the most rows per forward pass that fit, found before the run begins; the rows of an optimizer step stay",
-        False,
-    )
     learning_rate: float = doc(
         "peak learning rate; unless set, or auto: 1e-3 for fresh weights, 2e-4 for an adapter, 5e-5 for a pretrained "
         "encoder or image model, 2e-5 for a pretrained decoder",
@@ -294,10 +291,7 @@ class TrainingSection:
     )
     bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
-    torch_compile: bool | Literal["auto"] = doc(
-        "compile the layers with torch.compile; auto: where a probe of one layer says that it pays back within the run",
-        False,
-    )
+    torch_compile: bool = doc("compile the layers with torch.compile", False)
     parallelism: ParallelismSettings | None = doc(
         "how several processes share the model, such as {dp_shard: 2, tp: 2} (by --launch mesh, torchrun or accelerate "
         "launch); null: as the launcher's engine does"
@@ -474,39 +468,3 @@ def default_objective() -> ObjectiveSettings:
     from ..plugins import OBJECTIVES
 
     return OBJECTIVES[DEFAULT_NAMES["objective"]].Settings()
-
-
-# Bounds of the fields of TrainingArguments that a recipe may set, and that stand in no section above. transformers
-# looks at few of them, and at those after the data has been prepared.
-ARGUMENT_BOUNDS = {
-    "adam_beta1": bounds_of(at_least=0, below=1),
-    "adam_epsilon": bounds_of(above=0, at_most=1),
-    "label_smoothing_factor": bounds_of(at_least=0, below=1),
-    "neftune_noise_alpha": bounds_of(at_least=0, at_most=1000),
-    "torch_empty_cache_steps": bounds_of(at_least=1),
-    "per_device_eval_batch_size": bounds_of(at_least=1, at_most=2**20),
-    "eval_accumulation_steps": bounds_of(at_least=1),
-    "dataloader_num_workers": bounds_of(at_least=0, at_most=1024),
-    "dataloader_prefetch_factor": bounds_of(at_least=1, at_most=10_000),
-    "ddp_bucket_cap_mb": bounds_of(at_least=1, at_most=100_000),
-    "ddp_timeout": bounds_of(at_least=1, at_most=10**8),
-}
-# The same of training.lr_scheduler_kwargs, of whatever schedule of transformers reads them.
-SCHEDULE_BOUNDS = {
-    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate"), bounds_of(at_least=0, at_most=1)),
-    **dict.fromkeys(("min_lr", "lr_end", "num_stable_steps", "patience", "cooldown"), bounds_of(at_least=0)),
-    "power": bounds_of(at_least=0.01, at_most=100),
-    "num_cycles": bounds_of(above=0, at_most=100_000),
-    "timescale": bounds_of(at_least=1),
-    "factor": bounds_of(above=0, below=1),
-}
-# Arguments that transformers leaves unread without another setting.
-READ_WITH = {
-    "dataloader_prefetch_factor": "dataloader_num_workers",
-    "dataloader_persistent_workers": "dataloader_num_workers",
-    "fsdp_config": "fsdp",
-    "gradient_checkpointing_kwargs": "gradient_checkpointing",
-    "liger_kernel_config": "use_liger_kernel",
-    "torch_compile_backend": "torch_compile",
-    "torch_compile_mode": "torch_compile",
-}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..optimizer_rows import RATES
 from ..plugins import less_is_better
 from ..publishing.run_facts import validated_on
+from ..recipes.optimizer_rows import RATES
 from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 

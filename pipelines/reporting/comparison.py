@@ -1,6 +1,5 @@
 """Several runs on one page: curves on common axes, the settings that differ, metrics and what is sure of them."""
 
-import json
 import os
 import re
 import statistics
@@ -9,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..lazy import np
-from ..metrics.significance import holm, mcnemar
+from ..metrics.significance import holm
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
@@ -22,8 +20,6 @@ from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
 
-PREDICTIONS = "predictions.jsonl"  # of anyformer evaluate RUN TASK --predictions RUN/predictions.jsonl
-COUNTS_RIGHT = ("accuracy", "exact_match")  # shares of predictions that are equal to their reference
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters
@@ -219,7 +215,6 @@ def pairs_of(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
 
     {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each.
     """
-    kept = [kept_answers(log) for log in logs]
     found = []
     tables = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
     for key in dict.fromkeys(key for table in tables for key in table):
@@ -231,18 +226,9 @@ def pairs_of(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
         for a, b in pairs:
             first, second = tables[a][key], tables[b][key]
             low, high = newcombe(first, second)
-            row = {
-                "metric": f"{first.split} {first.metric.replace('_', ' ')}",
-                "first": names[a],
-                "second": names[b],
-                **difference_in_words(second.value - first.value, low, high),
-                "verdict": "yes" if low > 0 or high < 0 else "no",
-                "test": "Newcombe",
-            }
-            p = paired_test(kept[a], kept[b], first, second)
-            if p is not None:
-                row |= {"verdict": "yes" if p < 0.05 else "no", "test": f"McNemar, exact: p = {p:.4f}"}
-            found.append(row)
+            row = {"metric": f"{first.split} {first.metric.replace('_', ' ')}", "first": names[a], "second": names[b]}
+            row |= difference_in_words(second.value - first.value, low, high)
+            found.append(row | {"verdict": "yes" if low > 0 or high < 0 else "no", "test": "Newcombe"})
     return found[:MOST_PAIRS]
 
 
@@ -278,30 +264,6 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
             row |= {"verdict": "too few seeds" if too_few else "yes" if p < 0.05 else "no"}
             found.append(row | {"test": f"Welch, p = {p:.4f}"})
     return found[:MOST_PAIRS]
-
-
-def kept_answers(log: RunLog) -> list[dict] | None:
-    """The single answers that `anyformer evaluate ... --predictions` has left in the run's folder; None: none."""
-    file = log.folder / PREDICTIONS
-    if not file.is_file():
-        return None
-    try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        return [{"row": row["row"], "prediction": row["prediction"], "reference": row["reference"]} for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} holds no predictions of anyformer evaluate ({error}); write it again") from error
-
-
-def paired_test(first: list[dict] | None, second: list[dict] | None, a: Measured, b: Measured) -> float | None:
-    """McNemar's p where both runs' answers to the same examples were kept, and are those that were measured."""
-    if a.metric not in COUNTS_RIGHT or not first or not second or len(first) != len(second):
-        return None
-    if any(one["row"] != other["row"] or one["reference"] != other["reference"] for one, other in zip(first, second)):
-        return None
-    right = [np.array([row["prediction"] == row["reference"] for row in rows]) for rows in (first, second)]
-    if any(abs(float(of_run.mean()) - one.value) > 1e-6 for of_run, one in zip(right, (a, b))):
-        return None  # answers of another split, or of the model at another time
-    return mcnemar(*right)[2]
 
 
 def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from ..errors import UserError
-from ..plots import figure
 from ..publishing.model_card import CURVE
 from ..publishing.objective_facts import objective_facts
 from .charts import charts_of_run, charts_of_runs
+from .plots import figure
 from .run_log import RunLog, read_run
 
 KINDS = ("png", "svg")

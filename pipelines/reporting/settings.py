@@ -4,7 +4,8 @@ from functools import cache
 from typing import Any
 
 from ..errors import UserError
-from ..recipes.compose import flat_settings, load_recipe
+from ..recipes.compose import load_recipe
+from ..recipes.differences import flat_settings
 from ..recipes.own_settings import own_settings
 from ..recipes.recipe_files import shipped
 

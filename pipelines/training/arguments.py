@@ -10,10 +10,10 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
-from ..optimizer_rows import optimizer_of
 from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.global_batch import micro_batches, rows_per_step
+from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from ..recipes.usual_rates import settled

@@ -11,13 +11,13 @@ import transformers
 from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..errors import UserError
-from ..json_text import finite, json_text
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..reporting.interpret import validations_of
 from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
+from ..storage.json_text import finite, json_text
 from ..storage.plugin_code import save_plugin_code
 from ..words import working
 from .arguments import rows_of

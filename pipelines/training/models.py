@@ -6,10 +6,10 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from ..accounting.layers import freeze
 from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
-from ..layers import freeze
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -20,7 +20,6 @@ from .engines.deepspeed_engine import whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
 from .guards.documents_apart import check_documents_apart
-from .guards.promises import broken_promises
 from .lora import left_by_all_linear, with_lora
 
 
@@ -78,8 +77,6 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
         )
         if data.packed:
             check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
-        for sentence in broken_promises(model.config, objective.auto_class, recipe) if speak else ():
-            print(f"model.name_or_path={recipe.model.name_or_path!r}: {sentence}")
     model = engine.share(model, arguments.device)
     objective.prepare_model(model)
     freeze(model, recipe.training.freeze)

@@ -8,10 +8,10 @@ from collections import defaultdict
 import torch
 from transformers import TrainingArguments
 
+from ..accounting.layers import places_of
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError
-from ..layers import places_of
-from ..optimizer_rows import OwnOptimizer
+from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
 
 # Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
@@ -130,7 +130,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         except (ValueError, KeyError) as error:
             raise UserError(
                 "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
-                "and AdamW; begin from its weights with --from-weights, or choose another output_dir"
+                "and AdamW; begin from its weights, by model.name_or_path, in another output_dir"
             ) from error
         self._share_groups()
 

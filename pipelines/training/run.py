@@ -18,7 +18,6 @@ from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
-from .checkpoints.from_weights import set_aside_before
 from .checkpoints.going_on import checkpoint_to_go_on
 from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
@@ -36,15 +35,12 @@ from .models import build_model, check_length
 from .session import Session
 
 
-def train(
-    recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_aside: bool = False, began: float | None = None
-) -> int:
+def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: float | None = None) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
     0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
-    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed. With
-    `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
+    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed.
     began: when the command did, by time.monotonic(); None: now.
 
     Raises:
@@ -53,12 +49,10 @@ def train(
     """
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
-    session = Session.of(recipe, time.monotonic() if began is None else began, quiet, goes_on=not sets_aside)
+    session = Session.of(recipe, time.monotonic() if began is None else began, quiet)
     if dry_run:
         return check_by_trying(session)
     folder = session.folder.path
-    if sets_aside:
-        session.from_main(lambda: set_aside_before(folder))
     stop = StopAtOnce(active=session.is_main)
     try:
         with session.folder.held() if session.is_main else nullcontext(), stop:
@@ -103,7 +97,6 @@ def fresh_model(session: Session):
     set_seed(session.arguments.seed)
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     check_length(session.data.objective, model.config, trains=True)
-    session.find_batch(model)
     return model
 
 
@@ -111,12 +104,11 @@ def check_by_trying(session: Session) -> int:
     """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
     session.quiet = True
     session.prepare()
-    if session.goes_on:
-        session.folder.check_free()
+    session.folder.check_free()
     model = fresh_model(session)
     trainer, facts = try_step(session, model)
     if session.is_main:
-        print_dry_run(session.data, trainer, facts | {"auto_batch": session.folder.auto_batch})
+        print_dry_run(session.data, trainer, facts)
     return 0
 
 
@@ -140,7 +132,7 @@ def start(session: Session) -> int:
     if session.is_main:
         write_beginning(session, trainer, checkpoint)
         if not session.quiet:
-            print_start(session.recipe, session.data, trainer, checkpoint, folder.auto_batch)
+            print_start(session.recipe, session.data, trainer, checkpoint)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:

@@ -7,14 +7,14 @@ from functools import partial
 
 from transformers import TrainingArguments
 
+from ..accounting.layers import freeze
 from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..generation import locate_model
-from ..layers import freeze
 from ..objectives.prepare import PreparedData, prepare_data
-from ..optimizer_rows import own_optimizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..recipes.checks import check_schedule
+from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
 from ..recipes.usual_rates import settled
@@ -27,7 +27,6 @@ from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
-from .fit.auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
@@ -37,8 +36,7 @@ from .learning_rate import share_of_steps
 class Session:
     """One run of this process. `data` are there after `prepare`.
 
-    began: when the command did, by time.monotonic(), which no change of the clock turns back. goes_on: whether it may
-    go on with a run in its output_dir.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back.
     """
 
     recipe: Recipe
@@ -47,24 +45,19 @@ class Session:
     folder: RunFolder
     began: float
     quiet: bool = False
-    goes_on: bool = True
     data: PreparedData | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, began: float, quiet: bool, goes_on: bool) -> "Session":
+    def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
         """The session of a recipe, with the process group started; raises UserError for what cannot be trained here."""
         section, engine = recipe.training, engine_for(recipe.training)
-        found = found_before(recipe) if section.auto_batch and goes_on else None
-        recipe = recipe if found is None else with_rows(recipe, found["rows"])
-        recipe = with_values_of_run(recipe) if goes_on else recipe
+        recipe = with_values_of_run(recipe)
         arguments = training_arguments(recipe, engine)
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
         engine.check_run(recipe, StepGuard(section).decides)
-        if section.auto_batch:
-            check_auto_batch(engine)
-        return cls(recipe, engine, arguments, RunFolder(recipe, {}, auto_batch=found), began, quiet, goes_on)
+        return cls(recipe, engine, arguments, RunFolder(recipe, {}), began, quiet)
 
     @property
     def is_main(self) -> bool:
@@ -114,25 +107,6 @@ class Session:
             self.arguments = training_arguments(recipe, self.engine, rows_of(self.arguments))
         return recipe
 
-    def find_batch(self, model) -> None:
-        """Take the most rows at a time that fit, where the recipe asks for it and no run has found them before."""
-        from accelerate.utils import gather_object
-
-        recipe, per_step = self.recipe, rows_of(self.arguments)
-        if not recipe.training.auto_batch or self.folder.auto_batch is not None:
-            return
-
-        def trial_trainer(trial: Recipe):
-            return self.trainer(model, trial, training_arguments(trial, self.engine, per_step))
-
-        def agree(fit: int) -> int:
-            return min(gather_object([fit]))
-
-        found = find_batch(recipe, self.engine, self.data, model, self.arguments, trial_trainer, agree)
-        self.recipe = self.folder.recipe = with_rows(recipe, found["rows"])
-        self.folder.auto_batch = found
-        self.arguments = training_arguments(self.recipe, self.engine, per_step)
-
     def identity_text(self) -> str:
         """What each checkpoint of the run says of it."""
         sizes = {"world_size": self.arguments.world_size, "rows_per_step": rows_of(self.arguments)}
@@ -141,7 +115,7 @@ class Session:
     def trainer(self, model, recipe: Recipe | None = None, arguments: TrainingArguments | None = None):
         """The trainer of a model. recipe, arguments: of a trial; None: of the run."""
         from .checkpoints.weight_average import WeightAverage
-        from .compiled_layers import compiled_layers
+        from .compiled_layers import CompiledLayers, compile_arguments
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 
@@ -174,5 +148,5 @@ class Session:
             **objective.of_trainer(),
         )
         if section.torch_compile:
-            trainer.add_callback(compiled_layers(section, trainer))
+            trainer.add_callback(CompiledLayers(compile_arguments(section)))
         return trainer

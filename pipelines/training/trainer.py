@@ -18,8 +18,8 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
-from ..optimizer_rows import OwnOptimizer
 from ..publishing.model_card import write_model_card
+from ..recipes.optimizer_rows import OwnOptimizer
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import without_messages

@@ -1,4 +1,4 @@
-"""Our backend of attention in native models, by the length of a row."""
+"""Our backend of attention in native models, and kinds of attention that keep states, by the length of a row."""
 
 import copy
 
@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 import anyformer
 
 WINDOW = 128
+STATES = ("full_attention", "linear_attention", "gated_delta_attention", "kimi_delta_attention", "mamba2_attention")
 ROWS = ("plain", "packed", "window", "packed window")
 
 
@@ -48,3 +49,21 @@ def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int)
     if "packed" in rows:
         batch["position_ids"] = documents(length).expand(2, -1).to(setting.device)
     return {name: forward_backward(model.to(setting.device), batch, dtype) for name, model in models.items()}
+
+
+def states(setting, dtype: str, length: int, hidden: int, heads: int) -> dict:
+    """Passes of a decoder layer with full attention, and with each kind that keeps a state of as many heads."""
+    ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
+    batch, variants = {"input_ids": ids, "labels": ids, "use_cache": False}, {}
+    for kind in STATES:
+        config = anyformer.AnyformerDecoderConfig(
+            vocab_size=512,
+            hidden_size=hidden,
+            num_hidden_layers=1,
+            num_attention_heads=heads,
+            max_position_embeddings=length,
+            attention_pattern=[kind],
+        )
+        model = anyformer.AnyformerDecoderForCausalLM(config).to(setting.device)
+        variants[kind] = forward_backward(model, batch, dtype)
+    return variants

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import attention
-import commands
 import decoding
 import method
 import steps
@@ -57,10 +56,6 @@ class Case:
         return self.build.__doc__.splitlines()[0]
 
 
-def equal(value, expected, tolerance: float) -> bool:
-    return value == expected
-
-
 def not_compared(value, expected, tolerance: float) -> bool:
     return True
 
@@ -103,10 +98,6 @@ def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
 def generate(size: tuple[int, int, int], batch: int, prompt: int, cache: str = "growing") -> Shape:
     sizes = {"dtype": "fp32", "vocab": 8192, "batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
     return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.15, "native"))
-
-
-def command(name: str, steps: int, goal: float) -> Shape:
-    return Shape({"name": name, "steps": steps}, goals("anyformer train", goal, "plain transformers"))
 
 
 CASES = [
@@ -176,6 +167,18 @@ CASES = [
         memory=True,
     ),
     Case(
+        "states",
+        attention.states,
+        [
+            Shape({"dtype": "fp32", "length": length, "hidden": 256, "heads": 4})
+            for length in (1024, 2048, 4096, 8192, 16384)
+        ],
+        {"length": 48, "hidden": 32},
+        rounds=5,
+        memory=True,
+        same=not_compared,  # another function each
+    ),
+    Case(
         "generate",
         decoding.generate,
         [
@@ -184,18 +187,7 @@ CASES = [
         ],
         TINY_TEXT,
     ),
-    Case(
-        "whole_commands",
-        commands.whole_commands,
-        [command("decoder", 150, 1.5), command("masked", 80, 2.5), command("translation", 150, 1.4)],
-        {"steps": 4, "most": 100, "vocab": 1000},
-        rounds=3,
-        clock=method.wall_seconds,
-        warm=0,
-        same=equal,
-    ),
 ]
-NEEDS_DATA = ("whole_commands",)
 
 # ------------------------------------------------------------------------------------------- on a GPU: gpu.py
 

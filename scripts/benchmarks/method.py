@@ -53,23 +53,18 @@ class Goal:
 
 @dataclass
 class Timed:
-    """A call: its seconds, its result, and further numbers to print.
-
-    A variant that times a part of itself returns one; of others a clock makes it.
-    """
+    """A call: its seconds and its result."""
 
     seconds: float
     value: object = None
-    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Timing:
-    """One variant's seconds per round, its ratios to the reference, and the further numbers of its calls."""
+    """One variant's seconds per round, and its ratios to the reference."""
 
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
-    parts: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
@@ -93,7 +88,7 @@ class Timing:
 def with_clock(now: Callable[[], float], variant: Callable) -> Timed:
     start = now()
     value = variant()
-    return value if isinstance(value, Timed) else Timed(now() - start, value)
+    return Timed(now() - start, value)
 
 
 def cpu_seconds(variant: Callable) -> Timed:
@@ -147,21 +142,20 @@ def compare(
     """Time `variants` in rotated order, the first of which is the reference; the guard is under GUARD.
 
     Args:
-        clock: calls a variant once. warm: calls of each before the rounds; 0, and no guard: each call takes minutes.
+        clock: calls a variant once. warm: calls of each before the rounds, 1 or more.
         shortest: None: SHORTEST.
         tolerance, same: of the results of the first calls (see `require_equal`).
     """
     shortest = SHORTEST if shortest is None else shortest
     reference, names = next(iter(variants)), list(variants)
     calls, first = dict.fromkeys(variants, 1), {}
-    for name in names if warm else ():
+    for name in names:
         first[name] = clock(variants[name])
         last = [first[name], *(clock(variants[name]) for _ in range(warm - 1))][-1]
         calls[name] = max(1, math.ceil(shortest / max(last.seconds, 1e-4)))
-    if warm:
-        require_equal({name: call.value for name, call in first.items()}, tolerance, same)
-        variants, names = variants | {GUARD: variants[reference]}, [*names, GUARD]
-        calls[GUARD] = calls[reference]
+    require_equal({name: call.value for name, call in first.items()}, tolerance, same)
+    variants, names = variants | {GUARD: variants[reference]}, [*names, GUARD]
+    calls[GUARD] = calls[reference]
     timings = {name: Timing() for name in names}
     gc.collect()
     gc.disable()
@@ -171,8 +165,6 @@ def compare(
             for name in names[turn:] + names[:turn]:
                 made = [clock(variants[name]) for _ in range(calls[name])]
                 taken[name] = sum(call.seconds for call in made) / len(made)
-                timings[name].parts.append(made[-1].parts)
-                first.setdefault(name, made[0])
                 del made
                 gc.collect()  # or what a variant leaves behind slows the one that always comes after it
             for name in names:
@@ -180,8 +172,6 @@ def compare(
                 timings[name].ratios.append(taken[reference] / taken[name])
     finally:
         gc.enable()
-    if not warm:
-        require_equal({name: call.value for name, call in first.items()}, tolerance, same)
     return timings
 
 

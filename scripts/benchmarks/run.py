@@ -6,22 +6,17 @@ and measures nothing.
 
 import argparse
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import cases
 import method
-import numpy as np
 import torch
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a case is built in. folder: where it may write. data: data sets, for a case that reads some."""
+    """What a case is built on."""
 
-    folder: Path
-    data: Path | None = None
     device: str = "cpu"
 
 
@@ -40,8 +35,7 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
         case.same,
     )
     reference, void = next(iter(variants)), method.void_reason(timings, dtype, setting.device)
-    if method.GUARD in timings:
-        print(method.guard_row(what, reference, timings, void))
+    print(method.guard_row(what, reference, timings, void))
     measured = case.memory and setting.device == "cpu"
     peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
     for name in list(variants)[1:]:
@@ -51,11 +45,6 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
             if peaks:
                 has_goal = name == "ours" and isinstance(case.memory, method.Goal) and not tiny
                 print(method.memory_row(what, name, peer, peaks, case.memory if has_goal else None))
-    for name in variants:  # what a variant has told beside its seconds: medians
-        told = timings[name].parts
-        if told and told[0]:
-            middle = ", ".join(f"{part} {np.median([each[part] for each in told]):.4g}" for part in told[0])
-            print(method.line(what, name, "-", middle, f"{timings[name].milliseconds:.1f}", "-", "-"))
     sys.stdout.flush()
     return variants, timings
 
@@ -67,23 +56,19 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--list", action="store_true", help="name the cases")
     p.add_argument("--rounds", type=int, help="rounds, in each of which every variant runs; default: those of the case")
     p.add_argument("--tiny", action="store_true", help="tiny sizes: a test, no measurement")
-    p.add_argument("--data", type=Path, help="folder of data sets, for whole_commands")
     args = p.parse_args(argv)
     if args.list:
         print("\n".join(f"{name:18}{case.described()}" for name, case in names.items()))
         return
     if not args.names or not set(args.names) <= set(names):
         p.error(f"name some of {', '.join(names)}")
-    if args.data is None and set(args.names) & set(cases.NEEDS_DATA):
-        p.error("whole_commands reads data sets: --data FOLDER, with wikitext2/, imdb/ and multi30k_en_de/")
     torch.set_num_threads(1)
     print(method.machine(), flush=True)
     print(method.HEADER)
     for name in args.names:
         case = names[name]
         for shape in case.tiny_shapes() if args.tiny else case.shapes:
-            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-                measure(case, shape, Setting(Path(folder), args.data and args.data.resolve()), args.rounds, args.tiny)
+            measure(case, shape, Setting(), args.rounds, args.tiny)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # Every case of cases.py in one sitting, on a CPU with nothing else running: an hour and a half of one thread.
-#   bash scripts/benchmarks/sitting.sh FOLDER [DATA]
+#   bash scripts/benchmarks/sitting.sh FOLDER
 # FOLDER gets NAME.md for each, and all of them as sitting.md. What is there is not measured again: the same command
 # goes on after an interruption. A case with a void row is measured once more; the first one is kept as NAME.void.
-# DATA: the data sets of whole_commands, which is left out without them.
 set -euo pipefail
-folder=${1:?usage: sitting.sh FOLDER [DATA]}
-data=${2:+$(realpath "$2")}
+folder=${1:?usage: sitting.sh FOLDER}
 mkdir -p "$folder"
 folder=$(realpath "$folder")
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -14,10 +12,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 failed=0
 names=$(python3 run.py --list | cut -d ' ' -f 1)
 for name in $names; do
-    [[ ! -e $folder/$name.md && ($name != whole_commands || -n $data) ]] || continue
+    [[ ! -e $folder/$name.md ]] || continue
     for attempt in first second; do
         echo "$(date +%H:%M:%S) $name (load $(cut -d' ' -f1 /proc/loadavg 2> /dev/null || echo unknown))"
-        if ! python3 -u run.py "$name" ${data:+--data "$data"} > "$folder/$name.part" 2> "$folder/$name.log"; then
+        if ! python3 -u run.py "$name" > "$folder/$name.part" 2> "$folder/$name.log"; then
             failed=1
             echo "$name: failed, see $folder/$name.log" >&2
             continue 2

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation.few_shot import Question, class_scores, prompt_of, write_lm_eval_task
+from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, class_scores, prompt_of
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -127,9 +127,15 @@ def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp
     solved = [Question("text: dull\nlabel:", 0, 0), Question("text: {{x}} fine\nlabel:", 1, 1)]
     texts = ["warm", "cold", "poor"]
     asked = [Question(f"text: {text}\nlabel:", number % 2, number) for number, text in enumerate(texts)]
-    path = tmp_path / "asked.yaml"
-    write_lm_eval_task(path, "asked", solved, asked, words)
-    assert yaml.safe_load(path.read_text())["num_fewshot"] == 2
+    lines = [{"prompt": each.prompt, "answer": each.answer} for each in (*asked, *solved)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")]
+    task = {"task": "asked_few_shot", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "asked.jsonl")}}, "metric_list": metrics}
+    task |= {"doc_to_text": "{{prompt}}", "doc_to_choice": words, "doc_to_target": "answer", "num_fewshot": 2}
+    task |= {"target_delimiter": " ", "fewshot_delimiter": BETWEEN}
+    task["fewshot_config"] = {"sampler": "first_n", "samples": lines[3:]}
+    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(task))
     for shots in (0, 2):
         results = lm_eval.simple_evaluate(
             model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),

@@ -49,6 +49,7 @@ SERVED = {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 4.0,
     },
+    "value-residual": {"value_residual": True},
     "logit-multiplier": {"logit_multiplier": 0.3, "attention_multiplier": 0.2},
     "llama3-rope": {
         "rope_parameters": {
@@ -78,6 +79,10 @@ REFUSED = {
     ),
     "gelu-experts": ("moe", {"hidden_act": "gelu"}, KERNELS),
     "ungated-experts": ("moe", {"mlp_type": "mlp"}, KERNELS),
+    "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
+    "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
+    "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
+    "clamped-experts": ("moe", {"mlp_type": "clamped_glu"}, KERNELS),
     "capacity": ("moe", {"expert_capacity": 2}, set(ENGINES)),
     "narrow-head": ("decoder", {"output_vocab_size": 90, "tie_word_embeddings": False}, KERNELS),
     "multiplied-and-capped": ("decoder", {"logit_multiplier": 0.5, "final_logit_softcapping": 5.0}, {VLLM}),

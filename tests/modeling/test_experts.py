@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.block import FEED_FORWARDS
-from anyformer.modeling.experts import EXPERTS, SparseMLP, TopKRouter, within_capacity
+from anyformer.modeling.block import build_dense
+from anyformer.modeling.experts import SparseMLP, TopKRouter, build_experts, within_capacity
 from anyformer.modeling.experts_bias import update_biases
 from anyformer.modeling.experts_grouped import IMPLEMENTATION
 from anyformer.modeling.experts_losses import load_balancing_loss, router_z_loss
+from anyformer.modeling.traits import MLP_TYPES
 from family_variants import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,9 +22,10 @@ IMPLEMENTATIONS = ("grouped_mm", "batched_mm", IMPLEMENTATION)
 def fields(**overrides):
     own = {"hidden_size": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     own |= {"intermediate_size": 24, "mlp_type": "glu", "hidden_act": "silu", "mlp_bias": False}
+    own |= {"swiglu_limit": 0.5, "swiglu_alpha": 1.702, "router_bias": False}
     own |= {"router_scoring": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1.0, "expert_capacity": None}
     own |= {"router_jitter_noise": 0.0, "router_bias_update_rate": 0.0, "shared_expert_intermediate_size": 0}
-    own |= {"n_group": None, "topk_group": None}
+    own |= {"n_group": None, "topk_group": None, "apply_router_weight_on_input": False}
     return SimpleNamespace(**(own | {"shared_expert_gate": False, "_experts_implementation": "eager"} | overrides))
 
 
@@ -46,7 +48,8 @@ def computed(experts, implementation, x, index, weights) -> tuple:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    kind=st.sampled_from(sorted(EXPERTS)),
+    kind=st.sampled_from(sorted(MLP_TYPES)),
+    biases=st.booleans(),
     tokens=st.integers(1, 40),
     num_experts=st.integers(1, 9),
     channels=st.sampled_from([(16, 24), (8, 8), (6, 5)]),
@@ -54,11 +57,11 @@ def computed(experts, implementation, x, index, weights) -> tuple:
     data=st.data(),
 )
 def test_every_implementation_computes_what_the_loop_computes(
-    kind, tokens, num_experts, channels, one_expert_gets_all, data
+    kind, biases, tokens, num_experts, channels, one_expert_gets_all, data
 ):
     top_k = data.draw(st.integers(1, num_experts))
     sizes = {"hidden_size": channels[0], "moe_intermediate_size": channels[1], "num_experts": num_experts}
-    experts = filled(EXPERTS[kind](fields(**sizes)))
+    experts = filled(build_experts(fields(mlp_type=kind, mlp_bias=biases, **sizes)))
     scores = torch.rand(tokens, num_experts, generator=torch.Generator().manual_seed(tokens))
     if one_expert_gets_all:
         scores[:, 0] += 10
@@ -78,7 +81,7 @@ def test_every_implementation_computes_what_the_loop_computes(
 @pytest.mark.parametrize("implementation", ["eager", IMPLEMENTATION])
 def test_experts_of_other_ranks_add_nothing(implementation):
     """transformers' expert parallelism marks them by the number of experts here, and their weight is 0."""
-    experts, x = filled(EXPERTS["glu"](fields())), torch.randn(9, 16)
+    experts, x = filled(build_experts(fields())), torch.randn(9, 16)
     index, weights = torch.randint(0, 6, (9, 2)), torch.rand(9, 2)
     elsewhere = torch.rand(9, 2) < 0.4
     expected = computed(experts, "eager", x, index, weights.masked_fill(elsewhere, 0))
@@ -88,13 +91,13 @@ def test_experts_of_other_ranks_add_nothing(implementation):
         torch.testing.assert_close(got[i], expected[i], **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", sorted(EXPERTS))
+@pytest.mark.parametrize("kind", sorted(MLP_TYPES))
 @pytest.mark.parametrize("implementation", ["eager", *IMPLEMENTATIONS])
 def test_one_expert_is_a_dense_feed_forward(kind, implementation):
     config = fields(num_experts=1, num_experts_per_tok=1, mlp_type=kind, _experts_implementation=implementation)
-    sparse, dense = filled(SparseMLP(config)), FEED_FORWARDS[kind](config)
+    sparse, dense = filled(SparseMLP(config)), build_dense(config)
     weights = {"down_proj.weight": sparse.experts.down_proj[0]}
-    if kind == "glu":
+    if kind != "mlp":
         gate, up = sparse.experts.gate_up_proj[0].chunk(2)
         weights |= {"gate_proj.weight": gate, "up_proj.weight": up}
     else:

@@ -49,7 +49,7 @@ def loaded(config, native):
 
 def contexts(config, x, global_tokens=None, padding=None, documents=None):
     """The keyword arguments of a layer, made once per forward pass."""
-    masks = make_masks(config, x, padding, document_ids=documents, global_attention_mask=global_tokens)
+    masks = make_masks(config, x, padding, document_ids=documents, seen_by_all=global_tokens)
     context = global_attention_context(config, x, global_tokens, padding, documents)
     return {"attention_mask": masks[config.attention_kinds[0]], "global_context": context}
 

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling.lm_head import (
-    HeadTransform,
     LanguageModelHead,
     _rows_per_chunk,
     language_model_loss,
     linear_cross_entropy,
-    masked_language_model_loss,
     shift_left,
 )
+from anyformer.modeling.masked_head import HeadTransform, masked_language_model_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode

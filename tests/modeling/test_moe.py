@@ -217,7 +217,6 @@ def test_the_last_tokens_vector_is_classified():
         ({"router_jitter_noise": 1.5}, "router_jitter_noise=1.5 must be below 1"),
         ({"router_aux_loss_coef": -1.0}, "router_aux_loss_coef=-1.0 is negative"),
         ({"expert_capacity": 0}, "expert_capacity=0 is not a positive number"),
-        ({"mlp_bias": True}, "mlp_bias=True is not for experts"),
         ({"shared_expert_gate": True}, "shared_expert_gate=True needs a shared expert"),
         ({"n_group": 2}, "n_group=2 and topk_group=None belong together; set both, or leave both null"),
         ({"n_group": 3, "topk_group": 1}, "n_group=3 does not divide num_experts=4"),

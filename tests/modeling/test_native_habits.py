@@ -194,7 +194,7 @@ def test_a_config_without_experts_has_no_routers_logits_to_give(variant):
     "fields, words",
     [
         ({"hidden_sise": 64}, "hidden_sise; did you mean hidden_size?"),
-        ({"kv_lora_rank": 16}, "kv_lora_rank"),
+        ({"kv_lora_width": 16}, "kv_lora_width"),
         ({"pooler_act": "tanh"}, "pooler_act; families that have it: encoder, seq2seq, vit"),
         ({"patch_size": 4}, "patch_size; families that have it: vit"),
     ],

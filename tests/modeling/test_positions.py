@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 from anyformer.modeling.block import RMSNorm
-from anyformer.modeling.positions import AlibiBias, RelativePositionBias, SinusoidalPositions, build_positions
+from anyformer.modeling.positions import SinusoidalPositions, build_positions
+from anyformer.modeling.positions_scores import AlibiBias, RelativePositionBias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -79,7 +80,7 @@ def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
 
 
 def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
-    from anyformer.modeling.attention_masks import fold_into_bias
+    from anyformer.modeling.score_bias import fold_into_bias
 
     bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
     causal = torch.ones(5, 5, dtype=torch.bool).tril()

@@ -153,7 +153,6 @@ EXCEPTIONS = {
     "pipelines/publishing/model_card.py",  # a row of the architecture table
     "pipelines/cli/serving_table.py",  # examples, and their native architectures
     "pipelines/checks/twin_rows.py",  # fields of native configs
-    "modeling/rules/legality.py",  # the kind of attention that has a gate of its own
     "pipelines/interop/rotary.py",  # the two types of layers of some native architectures
     "pipelines/aliases.py",  # what other libraries call them
 }

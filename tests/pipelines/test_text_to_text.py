@@ -322,8 +322,8 @@ def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
 
 @pytest.mark.parametrize(("task", "metrics"), [("translation", []), ("translation", ["bleu"]), ("text_to_text", None)])
 def test_without_a_metric_the_end_of_a_run_writes_its_samples_alone(task, metrics, tmp_path, command, monkeypatch):
-    read, write = [], Translation._answers
-    monkeypatch.setattr(Translation, "_answers", lambda self, model, ids: read.extend(ids) or write(self, model, ids))
+    read, write = [], Translation.written
+    monkeypatch.setattr(Translation, "written", lambda self, *given: read.extend(given[1]) or write(self, *given))
     settings = {"training": {"max_steps": 2}, "evaluation": {"metrics": metrics}, "data": {"test_files": None}}
     assert command("train", task_recipe(tmp_path, task, **settings)) == 0
     samples_alone = metrics == []  # text_to_text has metrics by its kind of answers where none are named

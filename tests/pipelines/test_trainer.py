@@ -8,7 +8,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.optimizer_rows import own_optimizer
+from anyformer.pipelines.recipes.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, open_model_folder, remove_supplied_code

@@ -65,7 +65,7 @@ def _stack(stack: str, **own: Weights) -> dict[str, Weights]:
     }
 
 
-LANGUAGE_MODEL = {"lm_head": renamed("lm_head"), "final_logits_bias": renamed("lm_head.bias", as_row=True)}
+LANGUAGE_MODEL = {"lm_head": renamed("lm_head"), "final_logits_bias": renamed("lm_head.bias", ones=(0,))}
 
 BART = ArchitectureMap(
     native="bart",

@@ -29,7 +29,7 @@ GPT2 = ArchitectureMap(
         "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
-        "add_cross_attention": MustEqual(False),
+        "add_cross_attention": "add_cross_attention",
         # of GPT2DoubleHeadsModel
         "summary_type": IRRELEVANT,
         "summary_use_proj": IRRELEVANT,
@@ -43,6 +43,10 @@ GPT2 = ArchitectureMap(
         "h.*.ln_1": renamed("layers.*.input_layernorm"),
         "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
         "h.*.attn.c_proj": renamed("layers.*.self_attn.o_proj", transposed=True),
+        "h.*.ln_cross_attn": renamed("layers.*.cross_attention_layernorm"),
+        "h.*.crossattention.q_attn": renamed("layers.*.cross_attn.q_proj", transposed=True),
+        "h.*.crossattention.c_attn": fused("k_proj", "v_proj", under="layers.*.cross_attn", transposed=True),
+        "h.*.crossattention.c_proj": renamed("layers.*.cross_attn.o_proj", transposed=True),
         "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
         "h.*.mlp.c_fc": renamed("layers.*.mlp.up_proj", transposed=True),
         "h.*.mlp.c_proj": renamed("layers.*.mlp.down_proj", transposed=True),

@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3.x, Mistral, Qwen2, Qwen3, Granite and SmolLM3: one block, whose parameter names are ours."""
+"""LLaMA 1 to 3.x, Mistral, Qwen2, Qwen3, Granite, SmolLM3 and DiffLlama: one block, whose parameter names are ours."""
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, same
 from ..rotary import ROTARY
@@ -108,4 +108,14 @@ SMOLLM3 = ArchitectureMap(
         ),
     },
     weights=WEIGHTS,
+)
+
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+
+DIFFLLAMA = ArchitectureMap(
+    native="diffllama",
+    preset=None,
+    fixed={**FIXED, "differential_attention": True},
+    fields={**FIELDS, **same("attention_bias", "lambda_std_dev")},
+    weights=WEIGHTS | {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in LAMBDAS},
 )

@@ -9,6 +9,7 @@ EXPERTS = {f"layers.*.mlp.{part}": renamed(f"layers.*.mlp.{part}") for part in E
 # A mixture without a shared expert, whose scores are a softmax over all experts.
 MIXTURE = {
     "router_scoring": "softmax",
+    "router_bias": False,
     "routed_scaling_factor": 1.0,
     "shared_expert_intermediate_size": 0,
     "expert_capacity": None,

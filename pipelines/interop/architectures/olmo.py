@@ -1,9 +1,12 @@
-"""OLMo 2 and 3: norms of what attention and feed-forward return, and of all queries and keys of a token at once."""
+"""OLMo 2, 3 and Hybrid: norms of what attention and feed-forward return, and of all queries and keys at once."""
 
-from ..architecture_map import ArchitectureMap, Computed
-from ..rotary import NESTED_ROTARY
-from ..weights import renamed
+from anyformer.modeling.traits import block_forms
+
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
+from ..rotary import NESTED_ROTARY, ROTARY
+from ..weights import Weights, renamed
 from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, read_layers
+from .qwen_hybrid import HYBRID_FIELDS
 
 OLMO_FIXED = {**FIXED, "norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
 OLMO_FIELDS = {name: row for name, row in FIELDS.items() if name != "head_dim"} | {"attention_bias": "attention_bias"}
@@ -26,4 +29,51 @@ OLMO3 = ArchitectureMap(
         ),
     },
     weights=OLMO_WEIGHTS,
+)
+
+
+def _read_rotation(native) -> dict:
+    rotates = (native.rope_parameters or {}).get("rope_theta") is not None
+    return {"position_encoding": "rotary", **ROTARY.read(native)} if rotates else {"position_encoding": "none"}
+
+
+def _write_rotation(ours) -> dict:
+    return {"rope_parameters": None} if ours.position_encoding == "none" else ROTARY.write(ours)
+
+
+DELTA_PARTS = [f"{letter}_proj" for letter in "qkvabgo"] + ["A_log", "dt_bias"]
+OLMO_DELTA = {
+    **{f"layers.*.linear_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in DELTA_PARTS},
+    "layers.*.linear_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
+    "layers.*.linear_attn.o_norm": renamed("layers.*.self_attn.norm"),
+}
+
+
+def _weights_of_hybrid(ours) -> dict[str, Weights]:
+    """Of `post_attention_layernorm`, before the feed-forward in one kind of layer and behind attention in the other."""
+    inside = [i for i, form in enumerate(block_forms(ours)) if form == "inside"]
+    norms = {name: row.ours[0] for name, row in OLMO_WEIGHTS.items() if name.endswith("layernorm")}
+    numbered = {
+        name.replace("*", f"{i}"): renamed(own.replace("*", f"{i}")) for name, own in norms.items() for i in inside
+    }
+    return WEIGHTS | QK_NORMS | OLMO_DELTA | numbered
+
+
+OLMO_HYBRID = ArchitectureMap(
+    native="olmo_hybrid",
+    preset=None,
+    fixed={
+        **{name: value for name, value in OLMO_FIXED.items() if name != "position_encoding"},
+        "norm_position": {"gated_delta_attention": "pre", "full_attention": "inside"},
+        "linear_norm_eps": 1e-5,  # transformers' class has no field for it
+        "hidden_act": "silu",
+    },
+    fields={
+        **{name: row for name, row in HYBRID_FIELDS.items() if name != "head_dim"},
+        **same("linear_allow_neg_eigval"),
+        **dict.fromkeys((f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max")), IRRELEVANT),
+        "linear_dt_init_floor": IRRELEVANT,
+        "rope_parameters": Computed(_read_rotation, _write_rotation),
+    },
+    weights=_weights_of_hybrid,
 )

@@ -1,6 +1,6 @@
 """Qwen3.5 (texts) and Qwen3-Next: three layers of gated delta nets to one of full attention with a gate."""
 
-from ..architecture_map import ArchitectureMap, Computed, same
+from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY_WITH_PART
 from ..weights import Weights, fused, renamed
 from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS
@@ -8,7 +8,7 @@ from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
 
 KINDS = {"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}
 HYBRID_FIXED = {**FIXED, "norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
-HYBRID_FIXED |= {"linear_allow_neg_eigval": False}
+HYBRID_FIXED |= {"linear_allow_neg_eigval": False, "hidden_act": "silu"}
 ROUTING = {name: value for name, value in MIXTURE.items() if name != "shared_expert_intermediate_size"}
 MULTIMODAL = ("mrope_section", "mrope_interleaved")  # of positions in images; texts have one position three times
 
@@ -27,6 +27,7 @@ HYBRID_FIELDS = {
     **FIELDS,
     **same("attention_bias", "linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads"),
     **same("linear_key_head_dim", "linear_value_head_dim"),
+    "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
     "rope_parameters": Computed(_read_rotation, ROTARY_WITH_PART.write),
     ("layer_types",): Computed(
         lambda native: {"attention_pattern": [KINDS[name] for name in native.layer_types]}, _write_layers
@@ -59,7 +60,7 @@ def _rates(config) -> tuple[int, list[int]]:
 
 
 DELTA = {
-    "layers.*.linear_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), depthwise=True),
+    "layers.*.linear_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
     "layers.*.linear_attn.A_log": renamed("layers.*.self_attn.A_log"),
     "layers.*.linear_attn.dt_bias": renamed("layers.*.self_attn.dt_bias"),
     "layers.*.linear_attn.norm": renamed("layers.*.self_attn.norm"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...recipes.compose import LENGTH, resume_differences
+from ...recipes.differences import LENGTH, resume_differences
 from ...recipes.schema import Recipe, TrainingSection
 
 ROUNDING = 1e-12  # of shares of the peak learning rate, from 0 to 1

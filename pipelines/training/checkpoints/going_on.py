@@ -36,8 +36,8 @@ def checkpoint_to_go_on(session, trusted: bool) -> Path | None:
     check_engine_of(found, engine)
     if engine.parallelism is not None and engine.parallelism.sp > 1:
         raise UserError(
-            f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; choose another "
-            f"output_dir, or begin from its weights with --from-weights"
+            f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; begin from its weights "
+            f"in another output_dir, by model.name_or_path={found}"
         )
     if engine.reads_pickles:
         check_own(found, session.recipe)

@@ -14,15 +14,15 @@ from typing import Any
 
 from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
-from ...json_text import json_text
 from ...plugins import loaded_plugins
-from ...recipes.compose import resume_difference
+from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, rows_per_step, same_step
 from ...recipes.schema import Recipe, TrainingSection
 from ...reporting.run_log import COMPLETING
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
+from ...storage.json_text import json_text
 from .extend_run import differs_in_length_alone, section_of, shared_steps
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
@@ -78,15 +78,14 @@ class RunFolder:
 
     data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
     a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
-    known yet. auto_batch: what auto_batch.py has found. versions_by_step: of a run that has gone on under
-    other versions than those of its first steps, {"from_step": 0, "torch": ...} and so on, the oldest first.
+    known yet. versions_by_step: of a run that has gone on under other versions than those of its first steps,
+    {"from_step": 0, "torch": ...} and so on, the oldest first.
     """
 
     recipe: Recipe
     data: dict
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
     rows_per_step: int | None = None
-    auto_batch: dict | None = None
     versions_by_step: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -103,7 +102,6 @@ class RunFolder:
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
-            **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:
@@ -121,8 +119,8 @@ class RunFolder:
             difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
         if difference is not None:
             raise UserError(
-                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, begin "
-                f"from its weights with --from-weights, or delete {folder} to start over"
+                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
+                f"(model.name_or_path={folder} begins there from its weights), or delete {folder} to start over"
             )
 
     def rows_per_step_before(self) -> int | None:
@@ -245,7 +243,7 @@ class RunFolder:
         if not checkpoints:
             raise UserError(
                 f"training.output_dir={self.path} holds a finished run of fewer steps and none of its checkpoints to "
-                f"go on from; begin from its weights with --from-weights, or choose another output_dir"
+                f"go on from; choose another output_dir (model.name_or_path={self.path} begins there from its weights)"
             )
         return None
 

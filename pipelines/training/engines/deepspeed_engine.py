@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
-from ...optimizer_rows import optimizer_of
+from ...recipes.optimizer_rows import optimizer_of
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
 from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection
@@ -29,7 +29,6 @@ class DeepSpeed(Engine):
     wrappers = ("DeepSpeedEngine",)
     keeps_steps = True
     reads_pickles = loads_by_itself = True
-    uncompiled = "DeepSpeed"
 
     @property
     def splits_weights(self) -> str | None:

@@ -51,7 +51,7 @@ def check_engine_of(checkpoint: Path, engine: Engine) -> None:
         raise UserError(
             f"{checkpoint} holds the states of a run {'without an engine' if there == 'plain' else 'under ' + there}, "
             f"which {engine.name or 'one process'} cannot read; go on {how}, or begin from its weights "
-            f"with --from-weights"
+            f"in another output_dir, by model.name_or_path={checkpoint}"
         )
 
 
@@ -67,7 +67,8 @@ def shared_out_anew(checkpoint: Path, processes: int, trusted: bool) -> Path:
     if any(states.glob("zero_pp_rank_*_model_states.pt")):
         raise UserError(
             f"{checkpoint} was written under ZeRO-3 by {counted(before, 'process', 'processes')}, and its shares "
-            f"cannot be given to {processes}; start {before}, or begin from its weights with --from-weights"
+            f"cannot be given to {processes}; start {before}, or begin from its weights in another output_dir, by "
+            f"model.name_or_path={checkpoint}"
         )
     made = checkpoint.parent / UNIVERSAL / checkpoint.name
     shutil.rmtree(made.parent, ignore_errors=True)

@@ -39,7 +39,6 @@ class Engine:
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle
     loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
     repeats_weights = True  # whether a weight that no process shares is the same in all
-    uncompiled: str | None = None  # how a sentence calls it beside which compiled layers were not measured
 
     def __init__(self, section: TrainingSection):
         self.section, self.parallelism = section, section.parallelism

@@ -11,7 +11,6 @@ class FSDP(Engine):
     launched_by = "fsdp2"
     wrappers = ("FSDP", "FullyShardedDataParallel")  # FSDP2 makes a subclass, FSDPAnyformerDecoderModel
     reads_pickles = True
-    uncompiled = "FSDP"
     splits_weights = "FSDP"
 
     @property

@@ -17,7 +17,6 @@ class Mesh(Engine):
     launched_by = "mesh"
     builds_late = True
     reads_pickles = True
-    uncompiled = "a mesh"
 
     def _check_parallelism(self, device: str) -> None:
         if is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED"):

@@ -1,1 +1,1 @@
-"""Whether a step fits: tried before a run, chosen by training.auto_batch, and advised where memory did not suffice."""
+"""Whether a step fits: tried before a run, and advised where memory did not suffice."""

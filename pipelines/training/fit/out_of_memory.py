@@ -113,11 +113,10 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None) -> l
         planned = memory.largest_rows(devices.memory - memory.states("none", 1).total, training.gradient_checkpointing)
         most = planned if 0 < planned < rows else most
     fewer = max(number for number in range(1, most + 1) if rows_per_step(training, 1) % number == 0)
-    instead = "training.auto_batch=false and " if training.auto_batch else ""
     if training.global_batch_size is not None:  # the accumulation follows
-        return [f"{instead}training.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
+        return [f"training.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
     return [
-        f"{instead}training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
+        f"training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
         f"{rows * times // fewer} instead of {rows} with {times} (the same global batch)"
     ]
 

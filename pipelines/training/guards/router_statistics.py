@@ -1,16 +1,14 @@
-"""Router statistics of a mixture of experts during training: in the log, in router.jsonl, and as router.png."""
+"""Router statistics of a mixture of experts during training: in the log, and in router.jsonl."""
 
 import math
 from pathlib import Path
 
 import torch
 
-from ...plots import can_plot, plot_routers
-from ...storage.metrics_file import ROUTER_FILE, read_metrics
+from ...storage.metrics_file import ROUTER_FILE
 from ..checkpoints.run_folder import say
 from ..log.progress import MetricsFile
 
-PICTURE = "router.png"
 MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts
 LOSSES = ("aux_loss", "z_loss")  # a step's loss is the sum over its micro-batches
 
@@ -27,8 +25,7 @@ class RouterStatistics(MetricsFile):
     """Sums of the router outputs of a model's forward passes, kept on the device between two logs.
 
     The log gets means over layers and experts. router.jsonl gets a line per log with the load of each expert (layers x
-    experts, shares that sum to 1) and the entropy and dropped share of each layer. At the end of training router.png
-    shows them, where matplotlib is installed.
+    experts, shares that sum to 1) and the entropy and dropped share of each layer.
 
     warns_below: a layer is reported when, in WARNED_AFTER logs in a row, less than this share of its experts is at
     work; None: none is. How many are at work: exp of the entropy of the load, all for equal shares, k where the same k
@@ -111,11 +108,3 @@ class RouterStatistics(MetricsFile):
                     f"({shares} of the load); a larger model.router_aux_loss_coef spreads it"
                 )
         self.collapsed = [layer for layer, times in self._low.items() if times >= WARNED_AFTER]
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if not (state.is_world_process_zero and self.path.exists()):
-            return
-        if can_plot():
-            plot_routers(read_metrics(self.path)[0], self.path.with_name(PICTURE))
-        else:
-            print(f"{PICTURE} was not drawn: it needs matplotlib (pip install anyformer[plots])")

@@ -10,10 +10,10 @@ from torch.utils.data import Dataset, Subset
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
-from ...json_text import json_text
-from ...optimizer_rows import RATES
+from ...recipes.optimizer_rows import RATES
 from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
+from ...storage.json_text import json_text
 from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import human_time, short_metric
 
@@ -67,8 +67,7 @@ def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
     return "  ".join(words)
 
 
-# The first steps take longer than the rest and are not counted: the loader's first batches, and at the end of the sixth
-# the trial of a compiled layer (compiled_layers.py).
+# The first steps take longer than the rest and are not counted: the loader's first batches, and compiling.
 STEPS_BEFORE_ETA = 6
 BAR_WIDTH = 10
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainingArguments
 
 from ...objectives.finished_model import FinishedModel
-from ...plots import can_plot
+from ...reporting.plots import can_plot
 from ..checkpoints.run_folder import say
 from ..engines.deepspeed_engine import whole_weights
 

@@ -9,7 +9,7 @@ from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
 from ...objectives.prepare import PreparedData, describe_data
-from ...recipes.compose import flat_settings
+from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.schema import Recipe
 from ...reporting.interpret import interpret, with_interval
@@ -52,13 +52,6 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
-def describe_batch(found: dict | None) -> list[tuple[str, str]]:
-    """What training.auto_batch has found, for people; nothing where it was not asked for."""
-    if found is None:
-        return []
-    return [("batch", f"{found['rows']} rows at a time, accumulated {found['accumulated']} times ({found['how']})")]
-
-
 def describe_chosen(recipe: Recipe) -> list[tuple[str, str]]:
     """Values that are not the recipe's own words, and why they are what they are; nothing where there are none."""
     values = flat_settings(recipe.to_dict())
@@ -71,8 +64,8 @@ def backend_words(trainer) -> str:
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
 
 
-def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, found: dict | None) -> None:
-    """Model, data, plan and devices of the run that begins. found: by training.auto_batch."""
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
+    """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
     per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
@@ -89,7 +82,6 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         ("step", plan),
         *([] if does is None else [("optimizers", does)]),
         *describe_chosen(recipe),
-        *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
     if checkpoint is not None:
@@ -111,7 +103,6 @@ def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
     known = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
-        *describe_batch(facts["auto_batch"]),
     ]
     print_facts([*known, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)

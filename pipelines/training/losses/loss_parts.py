@@ -80,7 +80,8 @@ class PartLosses:
 class LossParts:
     """Sums of the parts between two logs, kept on the device.
 
-    told_apart_by: an Objective's `loss_parts`; None: the loss has one part, and nothing is logged beside it.
+    told_apart_by: an Objective's `loss_parts`; None: the loss has one part, and nothing is logged beside it but the
+    "mtp_loss" of a model that has one.
     """
 
     def __init__(self, told_apart_by: Any | None):
@@ -88,9 +89,11 @@ class LossParts:
 
     def add(self, outputs, batch: dict, num_items_in_batch) -> None:
         """Add a batch; num_items_in_batch: by which the model has divided its loss, None for the batch's labels."""
-        if self.told_apart_by is None:
-            return
-        found = self.told_apart_by.sums(outputs, batch, num_items_in_batch)
+        found = {} if self.told_apart_by is None else self.told_apart_by.sums(outputs, batch, num_items_in_batch)
+        ahead = outputs.get("mtp_loss") if hasattr(outputs, "get") else None
+        if ahead is not None:  # of modules that predict tokens further ahead
+            count = batch["shift_labels" if "shift_labels" in batch else "labels"].ne(IGNORE_INDEX).sum()
+            found["mtp_loss"] = (ahead.detach() * (count if num_items_in_batch is None else num_items_in_batch), count)
         self.sums = {name: self.sums.get(name, 0) + stacked(pair) for name, pair in found.items()}
 
     def collect(self, reduce) -> dict[str, float]:

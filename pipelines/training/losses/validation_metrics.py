@@ -8,8 +8,9 @@ from accelerate.utils import gather_object
 from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
-from ...objectives.base import Objective, evenly_spread
+from ...objectives.base import Objective
 from ...objectives.finished_model import FinishedModel
+from ...objectives.measuring import evenly_spread
 from ...recipes.schema import EvaluationSection
 from ..lora import plain
 

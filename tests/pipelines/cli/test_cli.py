@@ -180,7 +180,7 @@ def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypat
     monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
     calls = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
-    given = {"dry_run": True, "sets_aside": False, "began": train_command.BEGAN}
+    given = {"dry_run": True, "began": train_command.BEGAN}
     assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
 
 
@@ -202,7 +202,7 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
 
 
 def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):
-    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.field_docs import describe_fields
 
     def shown(*words):
         with pytest.raises(SystemExit) as exit:

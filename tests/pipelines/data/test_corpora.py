@@ -86,26 +86,6 @@ def test_paragraphs_end_with_their_blank_lines(tmp_path):
     assert [item.text for item in items] == ["\n\none\nstill one\n\n\n", "two\n"]
 
 
-def test_every_format_gives_the_same_documents(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    words = ["één\n", "two\r\n", "three four\n"]
-    plain = "".join(words).encode()
-    rows = [{"body": word, "id": number} for number, word in enumerate(words)]
-    json_lines = "".join(json.dumps(row) + "\n\n" for row in rows).encode()
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + plain)  # with a byte-order mark
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))
-    (tmp_path / "a").write_bytes(plain)
-    (tmp_path / "a.md").write_bytes(plain)
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for name in ("a.txt", "a.txt.gz", "a", "a.md", "a.jsonl", "a.jsonl.gz", "a.parquet"):
-        data = DataSection(files=str(tmp_path / name), text_field="body", document="line", validation_fraction=0)
-        assert texts(open_corpora(data)["train"]) == words, name
-
-
 def test_globs_are_sorted_and_a_file_matched_twice_is_read_once(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.txt", "odd[1].txt"):
@@ -233,15 +213,6 @@ def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path,
         open_corpora(data)
 
 
-def test_a_suffix_has_one_file_format(psv_format):
-    for suffix in (".psv", ".csv"):
-        with pytest.raises(UserError, match=rf"file format '\{suffix}' is registered already"):
-
-            @register_file_format(suffix)
-            class Other(FileFormat):
-                rows = None
-
-
 def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
     @register_source("poems")
     class Poems(Source):
@@ -345,19 +316,6 @@ def test_mixture_keeps_the_shares_at_every_point_and_ends_where_one_source_runs_
                 assert abs(read[part] - share * sum(read)) < 100  # two documents
     assert corpus.shares() == pytest.approx([0.5, 0.3, 0.2], abs=0.002)
     assert corpus.ended_by == "part0.txt" and "part0.txt" in corpus.notes()[0]
-
-
-def test_files_of_one_name_are_told_apart_in_a_mixture(tmp_path):
-    for folder in ("news", "captions"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "train.txt").write_text(f"{folder}\n" * 9)
-    (tmp_path / "other.txt").write_text("other\n" * 9)
-    files = ("news/train.txt", "other.txt", "captions/train.txt")
-    sections = [MixtureSource(files=str(tmp_path / name), document="line") for name in files]
-    corpus = open_corpora(DataSection(mixture=sections, validation_fraction=0))["train"]
-    assert corpus.name == "train.txt (mixture.0) + other.txt + train.txt (mixture.2)"
-    assert "captions\n" in texts(corpus) and corpus.ended_by == "train.txt (mixture.0)"  # its text is the shortest
-    assert "where train.txt (mixture.0) runs out" in corpus.notes()[0]
 
 
 def test_a_source_of_a_mixture_is_called_what_the_recipe_names_it(tmp_path):

@@ -21,7 +21,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
-from task_data import CHARACTERS, functions, tagged, tales, task_recipe, write_lines
+from task_data import CHARACTERS, functions, tales, task_recipe, write_lines
 
 CHOICES = {"context_field": "context", "choices_field": "choices", "label_field": "label"}
 
@@ -133,40 +133,19 @@ LISTED = {"context_field": "context", "question_field": None, "choices_field": "
 NO_TEST = {"validation_files": None, "test_files": None, "validation_fraction": 0.2}
 
 
-@pytest.mark.parametrize(
-    "task, make, data, settings",
-    [
-        ("multiple_choice", tales, {"derive": "next_sentence"}, LISTED),
-        (
-            "multi_label_classification",
-            tagged,
-            {"derive": "entity_kinds"},
-            {"text_field": "tokens", "label_field": "tags"},
-        ),
-        (
-            "text_to_text",
-            functions,
-            {"derive": "function_summary", "document": "paragraph"},
-            {"source": "{code}", "target_field": "summary", "answers": "texts", "max_length": 96},
-        ),
-    ],
-)
-def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(
-    task, make, data, settings, command, tmp_path, capsys
-):
-    path = make(tmp_path / ("made.py" if make is functions else "made.jsonl"))
-    if make is functions:
-        path.write_text(path.read_text() + "\n\nno python here!\n")
-    metrics = {"text_to_text": ["exact_match"]}.get(task)
-    sections = {"data": {"files": str(path)} | NO_TEST | data, "task": settings, "tokenizer": CHARACTERS}
-    sections["model"] = {"max_position_embeddings": 128}
-    sections["evaluation"] = {"every_steps": None} | ({"metrics": metrics} if metrics else {})
-    recipe = task_recipe(tmp_path, task, training={"max_steps": 2}, **sections)
+def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(command, tmp_path, capsys):
+    path = functions(tmp_path / "made.py")
+    path.write_text(path.read_text() + "\n\nno python here!\n")
+    data = {"files": str(path), "derive": "function_summary", "document": "paragraph"} | NO_TEST
+    settings = {"source": "{code}", "target_field": "summary", "answers": "texts", "max_length": 96}
+    sections = {"data": data, "task": settings, "tokenizer": CHARACTERS, "model": {"max_position_embeddings": 128}}
+    sections["evaluation"] = {"every_steps": None, "metrics": ["exact_match"]}
+    recipe = task_recipe(tmp_path, "text_to_text", training={"max_steps": 2}, **sections)
     assert command("train", recipe) == 0
-    assert ("no example was made of 1 document (no Python)" in capsys.readouterr().out) is (make is functions)
+    assert "no example was made of 1 document (no Python)" in capsys.readouterr().out
     run = next(tmp_path.glob("*/run.json")).parent
     assert command("evaluate", run, "--output", tmp_path / "result.json", "evaluation.bootstrap=0") == 0
-    assert RunFacts.read(run).source_names == f"local data ({data['derive']})"
+    assert RunFacts.read(run).source_names == "local data (function_summary)"
     facts = json.loads((run / "run.json").read_text())["metrics"]
     found = json.loads((tmp_path / "result.json").read_text())["metrics"]
     assert {f"validation_{name}": value for name, value in found.items()} == pytest.approx(facts, rel=1e-4)

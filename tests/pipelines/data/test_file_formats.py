@@ -47,7 +47,7 @@ CONTENTS = {
     "a.json": json.dumps(ROWS),
     "pretty.json": json.dumps(ROWS, indent=4, ensure_ascii=False),
     "lines.json": "\n".join(map(json.dumps, ROWS)),
-    "a.jsonl": "\n".join(map(json.dumps, ROWS)),
+    "a.jsonl": "\ufeff" + "\n".join(map(json.dumps, ROWS)),  # with a byte-order mark
 }
 
 
@@ -143,10 +143,7 @@ def test_zstd_without_its_package_is_one_sentence(tmp_path, monkeypatch):
 BROKEN = {
     "digits.jsonl": ('{"text": "a"}\n{"n": ' + "1" * 5000 + "}\n", ["line 2", "more than 4,300 digits"]),
     "deep.jsonl": ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 1", "nested too deeply"]),
-    "digits.json": ('[{"text": "a"}, {"n": ' + "1" * 5000 + "}]", ["row 2", "more than 4,300 digits"]),
-    "deep.json": ('[{"text": ' + "[" * 100_000 + "]" * 100_000 + "}]", ["row 1", "nested too deeply"]),
     "cut.json": ('[{"text": "a"}, {"text": "b', ["row 2", "not valid JSON"]),
-    "open.json": ('[{"text": "a"}', ["row 2", "not valid JSON"]),
     "comma.json": ('[{"text": "a"} {"text": "b"}]', ["row 2", "no comma between two values"]),
     "end.json": ('[{"text": "a"}] more', ["row 2", "text after the end of the array"]),
     "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),
@@ -155,9 +152,7 @@ BROKEN = {
     "tabs.csv": ("text\tlabel\ngood\t1\n", ["separates values by '\\t' instead of ','", "tabs as .tsv"]),
     "cp1252.csv": (b"text,gr\xf6\xdfe\ngood,1\n", ["line 1: not UTF-8; data.encoding=cp1252"]),
     "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
-    "few.csv": ("text,label\ngood,1\nbad\n", ["line 3 holds 1 instead of 2 values"]),
     "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
-    "quote.tsv": ('text\tlabel\n"so" he said\t1\n', ["from line 2 on, is not a table"]),
     "empty.csv": ("", ["holds no document with text"]),
     "empty.json": ("[]", ["holds no document with text"]),
 }
@@ -254,15 +249,3 @@ def test_bytes_that_are_no_text_are_skipped_rows_and_refused_examples(tmp_path):
         assert texts(corpus) == ["good"] and corpus.skipped.non_utf8 == 1
         with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
             list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])
-
-
-def test_of_skipped_files_five_are_named_and_the_rest_are_counted(tmp_path):
-    for number in range(8):
-        (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "good.txt").write_text("good")
-    corpus = open_corpora(section(tmp_path / "*.txt"))["train"]
-    assert texts(corpus) == ["good"]
-    assert corpus.notes()[1] == (
-        "not UTF-8: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 3 more; "
-        "data.encoding=latin-1, or what it is, reads another encoding"
-    )

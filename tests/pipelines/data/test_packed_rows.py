@@ -70,23 +70,8 @@ def saved(folder, name: str) -> None:
     """A native model with a tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[MASK]",
-        "[BOS]",
-        "[EOS]",
-        "[CLS]",
-        "[SEP]",
-        "the",
-        "film",
-        "book",
-        "is",
-        "fine",
-        "dull",
-        "and",
-        "long",
-    ]
+    special = ["[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]", "[CLS]", "[SEP]"]
+    words = [*special, "the", "film", "book", "is", "fine", "dull", "and", "long"]
     plain = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
     auto_class, config, _ = NATIVE[name]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from anyformer.pipelines.data import token_store
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
 from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.data.packing import (
@@ -18,7 +17,7 @@ from anyformer.pipelines.data.packing import (
 )
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
-from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.schema import TokenizerSection
 from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
@@ -95,7 +94,6 @@ def test_every_prediction_within_a_document_is_made_exactly_once(lengths, length
         for token in range(int(begin) + 1, int(end))
     ]
     assert counted_predictions(rows_of(dataset)) == expected  # in order, none across documents
-    assert dataset.num_predictions == len(expected)
 
 
 @some_settings
@@ -137,7 +135,6 @@ def test_dropping_the_tail_keeps_the_full_rows_as_they_are(lengths, length):
     dropped = PackedDataset(store, length, "drop")
     assert same_rows(rows_of(dropped), full)
     assert dropped.fill_rate == 1
-    assert dropped.num_predictions == len(counted_predictions(full))
     held = sum((row["input_ids"] != PAD).sum().item() for row in rows_of(padded))
     assert padded.fill_rate == pytest.approx(held / (length * len(padded)))
     documents = [{document for document, _, _ in padded.segments(index)} for index in range(len(padded))]
@@ -219,15 +216,6 @@ def test_other_text_tokenizer_or_framing_has_its_own_store(tmp_path, char_tokeni
         store_of(["abc"], char_tokenizer, tmp_path, add_eos=False),
     ]
     assert len({store.fingerprint for store in stores}) == 5
-
-
-def test_a_damaged_store_is_made_again(tmp_path, char_tokenizer):
-    store = store_of(["abc def"], char_tokenizer, tmp_path)
-    expected, folder = store.tokens.tolist(), store.folder
-    (folder / "tokens.bin").write_bytes(b"ab")
-    assert store_of(["abc def"], char_tokenizer, tmp_path).tokens.tolist() == expected
-    (folder / "meta.json").write_text("{")
-    assert store_of(["abc def"], char_tokenizer, tmp_path).tokens.tolist() == expected
 
 
 def test_a_pickled_dataset_carries_no_tokens(tmp_path, char_tokenizer):
@@ -315,27 +303,3 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer
 
 
 # Real text
-
-
-def test_wikitext2_has_the_published_numbers_of_words(tmp_path, data_folder, char_tokenizer):
-    folder = data_folder / "wikitext2"
-    corpora = open_corpora(
-        DataSection(
-            files=str(folder / "test.txt.gz"),
-            validation_files=str(folder / "validation.txt.gz"),
-        )
-    )
-    words = {split: store_of(corpus, char_tokenizer, tmp_path).num_words for split, corpus in corpora.items()}
-    assert words == {"train": 245_569, "validation": 217_646}
-
-
-def test_tinyshakespeare_has_65_characters(tmp_path, data_folder):
-    folder = data_folder / "tinyshakespeare"
-    corpora = open_corpora(
-        DataSection(files=str(folder / "train.txt.gz"), validation_files=str(folder / "validation.txt.gz"))
-    )
-    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpora["train"], tmp_path, progress=False)
-    assert tokenizer.convert_ids_to_tokens([64, 65, 66, 67]) == ["z", "<|endoftext|>", "<|pad|>", "<|unk|>"]
-    store = store_of(corpora["validation"], tokenizer, tmp_path, add_eos=False)
-    assert store.num_tokens == store.num_characters == 111_540
-    assert tokenizer.unk_token_id not in store.tokens

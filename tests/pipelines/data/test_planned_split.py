@@ -9,7 +9,8 @@ from anyformer.pipelines.data.planned_split import SplitPlan, planned_parts
 from anyformer.pipelines.data.validation_split import ValidationSplit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given, settings
 from hypothesis import strategies as st

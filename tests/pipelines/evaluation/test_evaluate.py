@@ -1,7 +1,6 @@
 """Laws of `anyformer evaluate`: training's own numbers from a saved model, ours or native; one sentence otherwise."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -14,14 +13,12 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
 from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
-from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -239,14 +236,6 @@ def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate,
     assert result["metrics"]["accuracy"] == expected["accuracy"]
 
 
-def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path):
-    ours = evaluate("text", "text")
-    assert main(["convert", str(stage / "runs" / "text"), str(tmp_path / "native")]) == 0
-    native = evaluate(tmp_path / "native", "text")
-    assert native["metrics"] == pytest.approx(ours["metrics"], rel=1e-4)
-    assert math.log(native["metrics"]["perplexity"]) == pytest.approx(native["metrics"]["loss"])
-
-
 # ------------------------------------------------------------------------------- intervals, answers, two models
 
 
@@ -298,22 +287,6 @@ def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_pat
     assert row["p"] == pytest.approx(expected)
 
 
-def test_calibration_error_is_of_the_models_probabilities(stage, evaluate):
-    result = evaluate("classes", "classes", "evaluation.metrics=[accuracy, expected_calibration_error]")
-    model = AutoModelForSequenceClassification.from_pretrained(stage / "runs" / "classes").eval()
-    tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
-    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
-    with torch.no_grad():
-        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
-    expected = load_metric("expected_calibration_error").compute(
-        predictions=logits.softmax(-1).tolist(), references=[row["label"] for row in rows]
-    )
-    found = result["metrics"]["expected_calibration_error"]
-    assert found == pytest.approx(expected["expected_calibration_error"], abs=1e-4)
-    bounds = result["intervals"]["expected_calibration_error"]
-    assert 0 <= bounds["low"] <= bounds["high"] <= 1
-
-
 # ------------------------------------------------------------------------------------------------------ suites
 
 
@@ -361,47 +334,14 @@ def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, mo
     output.unlink()
 
 
-def test_two_models_are_compared_on_every_task_of_a_suite_as_on_each_alone(stage, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        for task in ("classes", "texts"):
-            shutil.copytree(stage / "runs" / task, folder / task)
-    weights = load_file(second / "classes" / "model.safetensors")
-    head = next(name for name in weights if tuple(weights[name].shape) == (2, 32))
-    weights[head] = -weights[head]
-    save_file(weights, second / "classes" / "model.safetensors", metadata={"format": "pt"})
-    suite = write_suite(stage / "pairs.yaml", "classes.yaml", "texts.yaml")
-    words = ["evaluate", *(str(folder / "{task}") for folder in (first, second)), str(suite)]
-    assert main([*words, "evaluation.bootstrap=20", "--max-examples", "9"]) == 0
-    output = first / "evaluation-pairs-9-examples-against-second.json"
-    result, printed = json.loads(output.read_text()), capsys.readouterr().out
-    assert result["models"] == [str(folder / "{task}") for folder in (first, second)]
-    for task, row in result["tasks"].items():
-        alone = tmp_path / f"{task}.json"
-        words = ["evaluate", *(str(folder / task) for folder in (first, second)), str(stage / f"{task}.yaml")]
-        options = ["evaluation.bootstrap=20", "--max-examples", "9", "--output", str(alone)]
-        assert main([*words, *options]) == 0
-        expected = json.loads(alone.read_text())["differences"]
-        found = {name: {key: row[key] for key in row if key != "p_holm"} for name, row in row["differences"].items()}
-        assert found == expected and task in printed
-    tests = [row for task in result["tasks"].values() for row in task["differences"].values()]
-    assert len(tests) == 4 and all(row["p"] <= row["p_holm"] <= 1 for row in tests)
-    assert "corrected for the 4 tests" in printed and "McNemar, exact" in printed
-
-    card = shutil.copy(output, first / "classes" / output.name)  # a comparison is no result of the model
-    assert RunFacts.read(first / "classes").suites == [] and card
-
-
 def test_models_that_number_the_classes_differently_are_refused_before_anything_is_measured(stage, refused, tmp_path):
     other = shutil.copytree(stage / "runs" / "classes", tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     config |= {"id2label": {"0": "pos", "1": "neg"}, "label2id": {"pos": 0, "neg": 1}}
     (other / "config.json").write_text(json.dumps(config))
-    suite = write_suite(stage / "renamed.yaml", {"recipe": "classes.yaml", "task": {"label_names": None}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnyformerTrainer, "evaluate", None)
-        sentence = refused("runs/classes", other, suite)
+        sentence = refused("runs/classes", other, "classes.yaml", "task.label_names=null")
     assert f"numbers the classes neg, pos, and MODEL={other} pos, neg; measure each by itself" in sentence
 
 
@@ -446,7 +386,7 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
         (["runs/text", "text.yaml", "--predictions", "x.jsonl"], "compares no predictions with references"),
         (["runs/classes", "classes.yaml", "--predictions", "runs"], "--predictions runs is a folder"),
         (["runs/classes", "runs/classes", "text.yaml", "--by-position"], "--by-position is of one model"),
-        (["runs/classes", "runs/classes", "sentiment", "--predictions", "x.jsonl"], "--predictions are of one task"),
+        (["runs/classes", "runs/classes", "sentiment"], "a suite is of one model; compare two on each of its tasks"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

@@ -77,7 +77,8 @@ def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_c
 @pytest.mark.parametrize("family", family_names())
 def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
     names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
-    assert set(family_row(family).heads) == {head for name in names for head in heads_of(name)}
+    own = {"AutoModelForMaskedLM"} if family in ("decoder", "moe") else set()  # no native decoder fills in masks
+    assert set(family_row(family).heads) - own == {head for name in names for head in heads_of(name)}
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -170,7 +171,6 @@ def test_splitting_and_joining_are_inverse(row):
     "name, fields, words",
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
@@ -182,6 +182,9 @@ def test_splitting_and_joining_are_inverse(row):
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor=0.5",
         ),
+        ("qwen3_5", {"hidden_act": "gelu"}, "hidden_act='gelu' has no anyformer twin; 'silu' has one"),
+        ("bamba", {"mamba_conv_bias": False}, "mamba_conv_bias=False has no anyformer twin; True has one"),
+        ("granite_hybrid", {"num_local_experts": 4}, "num_local_experts=4 has no anyformer twin; 0 has one"),
         ("bert", {"is_decoder": True}, "is_decoder=True"),
         ("bert", {"is_decoder": True, "add_cross_attention": True}, "is_decoder=True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),

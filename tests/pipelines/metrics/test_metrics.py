@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import anyformer
 
-CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
 AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
 COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
 few = settings(max_examples=15, deadline=None)
@@ -62,18 +61,6 @@ def test_metrics_of_sets_of_classes_are_scikit_learns(rows):
         expected = sklearn.metrics.f1_score(references, predictions, average=average, zero_division=0)
         assert value(f"f1_{average}", *rows) == expected
     assert METRICS["f1_macro"].fits("label_sets") and not METRICS["f1"].fits("label_sets")
-
-
-@few
-@given(pairs(st.integers(0, 1)))
-def test_without_an_average_the_score_is_that_of_class_1(rows):
-    predictions, references = np.array(rows)
-    hits = ((predictions == 1) & (references == 1)).sum()
-    precision = hits / max(1, (predictions == 1).sum())
-    recall = hits / max(1, (references == 1).sum())
-    assert value("precision", *rows) == pytest.approx(precision)
-    assert value("recall", *rows) == pytest.approx(recall)
-    assert value("f1", *rows) == pytest.approx(2 * precision * recall / max(precision + recall, 1e-12))
 
 
 @few
@@ -202,23 +189,6 @@ def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, 
     assert first == {name: value(name, predictions, references)}
     assert metric.compute(predictions=predictions, references=references) == first  # a second use starts anew
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_arrays_and_tensors_are_taken_as_lists_are(name):
-    import torch
-
-    predictions, references = EXAMPLES["classes"]
-    expected = value(name, predictions, references)
-    assert value(name, np.array(predictions), np.array(references)) == expected
-    assert value(name, torch.tensor(predictions), torch.tensor(references)) == expected
-
-
-def test_metrics_combine_as_evaluates_own_do():
-    combined = evaluate.combine([load_metric("accuracy"), load_metric("f1")])
-    predictions, references = EXAMPLES["classes"]
-    result = combined.compute(predictions=predictions, references=references)
-    assert result == {name: value(name, predictions, references) for name in ("accuracy", "f1")}
 
 
 @pytest.mark.parametrize("name", [name for name in AVERAGED if METRICS[name].two_classes])

@@ -34,12 +34,14 @@ def test_shares_of_classes_weigh_as_the_classes_do(in_float64):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_weighted_loss_of_several_labels_is_torchs(smoothing, in_float64):
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_the_loss_of_several_labels_is_torchs_of_the_rows_that_have_some(weights, smoothing, in_float64):
     logits, labels = torch.randn(5, 3), torch.randint(0, 2, (5, 3))
-    loss, batch = SeveralLabels(WEIGHTS), {"labels": labels}
-    theirs = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS))
+    labels[4] = -100
+    loss, batch = SeveralLabels(weights), {"labels": labels}
+    theirs = torch.nn.BCEWithLogitsLoss(pos_weight=weights and torch.tensor(weights))
     got = loss.total({"logits": logits}, batch, smoothing) / loss.weight(batch)
-    torch.testing.assert_close(got, theirs(logits, labels.double() * (1 - smoothing) + smoothing / 2))
+    torch.testing.assert_close(got, theirs(logits[:4], labels[:4].double() * (1 - smoothing) + smoothing / 2))
 
 
 def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one_with_it(tmp_path, command):

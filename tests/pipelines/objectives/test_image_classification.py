@@ -104,7 +104,7 @@ def test_a_native_vision_transformer_is_fine_tuned_with_its_own_processor(tmp_pa
     assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == "vit"
-    assert command("train", recipe, "task.image_mean=[0.5]", "training.output_dir=x") == 2
+    assert command("train", recipe, "task.image_fit=crop", "training.output_dir=x") == 2
     assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 
 
@@ -135,10 +135,3 @@ def test_an_encoder_of_masked_patches_and_one_of_other_classes_get_a_new_head(tm
     processors = [json.loads((run / "preprocessor_config.json").read_text()) for run in (patches, sides)]
     assert processors[0]["image_mean"] == processors[1]["image_mean"] is not None
     assert json.loads((sides / "config.json").read_text())["id2label"] == {"0": "left", "1": "right"}
-
-
-def test_a_preview_shows_images_and_answers(tmp_path, command, capsys):
-    assert command("preview", image_recipe(tmp_path, task=FULL), "--rows", "2") == 0
-    printed = capsys.readouterr().out
-    assert "row 0: class " in printed and "1 x 8 x 8 numbers from" in printed and "@@" in printed
-    assert "% left" in printed or "% right" in printed

@@ -66,17 +66,6 @@ def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(length
         assert row["position_ids"][filled:].tolist() == list(range(length - filled))  # a document of its own
 
 
-@some_settings
-@given(lengths=lengths_of_documents, length=st.integers(2, 40))
-def test_the_report_counts_plain_slices(lengths, length):
-    dataset = PackedDataset(stored(lengths), length, "pad", PAD, shifts_labels=False)
-    rows = [dataset[number] for number in range(len(dataset))]
-    assert dataset.num_predictions == sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
-    alone = [PackedDataset(stored([size]), length, "pad", PAD, shifts_labels=False) for size in lengths]
-    held, places = sum(one.fill_rate * len(one) for one in alone), sum(map(len, alone))
-    assert dataset.padding_waste == pytest.approx(1 - held / places)
-
-
 # What is predicted
 
 
@@ -117,33 +106,7 @@ def test_of_the_predicted_tokens_80_percent_are_masked_10_random_and_10_stay():
     assert others.min() == 4 and others.max() == SIZE - 1 and len(others.unique()) == SIZE - 4  # all of the vocabulary
 
 
-def test_each_place_is_as_likely_as_any_other():
-    row = rows_of([400], 128)[1]
-    counts = torch.zeros(128)
-    for number in range(2000):
-        counts += collator()([row | {"row_ids": number}])["labels"][0] != IGNORE_INDEX
-    share = 19 / 128
-    assert (counts / 2000 - share).abs().max() < 5 * (share * (1 - share) / 2000) ** 0.5
-
-
-@pytest.mark.parametrize(("mask", "random"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
-def test_the_shares_can_be_all_or_nothing(mask, random):
-    batch = collator(mask_replace=mask, random_replace=random)(rows_of([900], 128))
-    predicted = batch["labels"] != IGNORE_INDEX
-    seen, real = batch["input_ids"][predicted], batch["labels"][predicted]
-    assert bool((seen == MASK).all()) == (mask == 1)
-    assert bool((seen == real).all()) == (mask == random == 0)
-
-
 # What it depends on
-
-
-def test_a_row_without_a_number_counts_by_its_place_and_one_without_an_epoch_is_in_the_first():
-    rows = rows_of([300], 64)[:3]
-    bare = [{name: value for name, value in row.items() if name not in ("row_ids", "epoch")} for row in rows]
-    numbered, plain = collator()(rows), collator()(bare)
-    assert torch.equal(numbered["input_ids"], plain["input_ids"])
-    assert "row_ids" not in plain and "epoch" not in numbered
 
 
 # What a model is told about documents and padding
@@ -162,14 +125,6 @@ def test_without_packing_only_a_batch_with_a_padded_row_has_a_mask():
     batch = collator(packed=False)(rows)
     padding = torch.stack([row["labels"] for row in rows]) == IGNORE_INDEX
     assert padding.any() and torch.equal(batch["attention_mask"], (~padding).long())
-
-
-def test_a_row_that_fills_up_an_evaluation_predicts_nothing_and_hides_nothing():
-    rows = rows_of([76], 40)
-    filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORE_INDEX)}
-    batch = collator(packed=False)([rows[0], filler])
-    assert (batch["labels"][1] == IGNORE_INDEX).all() and torch.equal(batch["input_ids"][1], rows[0]["input_ids"])
-    assert "attention_mask" not in batch
 
 
 # On real text

@@ -11,7 +11,7 @@ def mixture(*parts):
 
 RUNS = {
     "masked": ("encoder", {"name": "masked"}),
-    "spans of words": ("encoder", {"name": "masked", "masking": "span"}),
+    "whole words": ("encoder", {"name": "masked", "masking": "whole_word"}),
     "sentence_pairs": ("encoder", {"name": "sentence_pairs", "pairs": "sentence_order", "sequence_length": 44}),
     "span_corruption": ("seq2seq", {"name": "span_corruption"}),
     "denoising": ("seq2seq", {"name": "denoising"}),
@@ -19,6 +19,7 @@ RUNS = {
     "prefix_lm": ("decoder", {"name": "prefix_lm"}),
     "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
     "mixture": ("decoder", mixture({"name": "causal"}, {"name": "fill_in_the_middle"})),
+    "read both ways": ("decoder", mixture({"name": "masked"}, {"name": "causal"})),
     "mixture of noise": ("seq2seq", mixture({"name": "denoising", "weight": 1.3}, {"name": "span_corruption"})),
 }
 

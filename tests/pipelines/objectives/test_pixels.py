@@ -97,8 +97,8 @@ def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
     assert logits.shape[-1] == len(job.clusters)
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     torch.testing.assert_close(model(**batch).loss, wanted)
-    bits = job.metrics_of_pass(["bits_per_pixel", "bits_per_dimension"], {"loss": wanted.item()}, rows["test"], None)
-    assert bits["bits_per_pixel"] == bits["bits_per_dimension"] == pytest.approx(wanted.item() / np.log(2))
+    bits = job.metrics_of_pass(["bits_per_pixel"], {"loss": wanted.item()}, rows["test"], None)
+    assert bits["bits_per_pixel"] == pytest.approx(wanted.item() / np.log(2))
 
 
 # -------------------------------------------------------------------------------------------------- pictures
@@ -185,18 +185,7 @@ def test_a_model_of_pixels_trains_is_probed_draws_and_is_evaluated(tmp_path, com
     assert "64 pixels" in capsys.readouterr().out
 
 
-def test_the_best_model_may_be_that_of_the_fewest_bits(tmp_path, command, capsys):
-    evaluation = {"metrics": ["bits_per_pixel"], "best_metric": "bits_per_pixel", "every_steps": 2}
-    recipe = pixels_recipe(tmp_path, training={"max_steps": 6, "learning_rate": 0.1}, evaluation=evaluation)
-    assert command("train", recipe) == 0
-    facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    values = [entry["bits_per_pixel"] for entry in facts["validations"]]
-    assert values.index(min(values)) == facts["best_step"] // 2 - 1
-    assert command("train", recipe, "evaluation.metrics=[linear_probe]", "evaluation.best_metric=linear_probe") == 2
-    assert "measured on the finished model alone" in capsys.readouterr().err
-
-
-def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command, capsys):
+def test_masked_patches_are_learned(tmp_path, command, capsys):
     mim = {"task": None, "objective": {"name": "masked_image"}, "evaluation": {"every_steps": 20}}
     training = {"max_steps": 60, "output_dir": str(tmp_path / "mim")}
     recipe = image_recipe(tmp_path, "mim", training=training, **mim)
@@ -207,12 +196,6 @@ def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command,
     assert losses[-1] < losses[0] < 1.2
     assert json.loads((run / "config.json").read_text())["architectures"] == ["AnyformerViTForMaskedImageModeling"]
     assert command("preview", recipe, "--rows", "1") == 0 and "2 of 4 patches hidden" in capsys.readouterr().out
-    classify = image_recipe(tmp_path, "classify", training={"max_steps": 2, "output_dir": str(tmp_path / "fine")})
-    text = yaml.safe_load(classify.read_text()) | {"model": {"name_or_path": str(run)}}
-    classify.write_text(yaml.safe_dump(text))
-    assert command("train", classify) == 0
-    (fresh,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("new weights")]
-    assert "score.weight" in fresh and "layers" not in fresh
 
 
 def test_which_patches_are_hidden_depends_on_seed_epoch_and_number_alone():
@@ -230,18 +213,9 @@ def test_which_patches_are_hidden_depends_on_seed_epoch_and_number_alone():
     assert not collate([filler])["bool_masked_pos"].any() and (collate([filler])["labels"] == -100).all()
 
 
-@pytest.mark.parametrize(
-    "sections, words",
-    [
-        ({"label_field": None}, "linear_probe needs objective.label_field"),
-        ({"mask_ratio": 0.5}, "objective.mask_ratio has no effect with objective.name=pixels"),
-        ({"sequence_length": 8}, "objective.sequence_length has no effect with objective.name=pixels"),
-    ],
-)
-def test_what_pixels_cannot_mean_is_refused(tmp_path, sections, words):
-    with pytest.raises(UserError) as error:
-        load_recipe(str(pixels_recipe(tmp_path, **sections)))
-    assert words in str(error.value)
+def test_what_pixels_cannot_mean_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"linear_probe needs objective\.label_field"):
+        load_recipe(str(pixels_recipe(tmp_path, label_field=None)))
     with pytest.raises(UserError, match=r"model\.max_position_embeddings=9 must be at least 64"):
         load_recipe(str(pixels_recipe(tmp_path)), ["model.max_position_embeddings=9"])
 

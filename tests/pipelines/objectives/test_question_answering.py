@@ -190,8 +190,8 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
     assert samples[0]["text"] == samples[0]["reference"] == rows[0]["answers"]["text"][0]
     part = objective.measure(finished, windows, [0], None)
     assert part["answer_f1"] == 1  # of one question, by all its windows
-    objective.settings.null_threshold = -100  # now nothing is ever sure enough
-    never = objective.measure(finished, windows, range(len(windows)), None)
+    unsure = FinishedModel("", lambda: Oracle(windows, null=100), batch_size=7)
+    never = objective.measure(unsure, windows, range(len(windows)), None)
     assert never == {name: pytest.approx(0.2) for name in ("answer_exact_match", "answer_f1")}
     objective.settings.no_answer = False  # there always is one
     assert all(each["given"] for each in objective.answers(finished, windows, range(len(windows))))
@@ -215,12 +215,9 @@ def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_
 GOOD = [example("mr otto was in a film", "otto", 3)] * 8
 MISTAKES = {
     "no-answer": ([*GOOD, example("a", None)], r"line 9 holds no answer; .* set task.no_answer=true"),
-    "outside": ([*GOOD, example("mr otto", "otto", 70)], "line 9 holds 70 for the answer 'otto', where the context"),
     "other": ([*GOOD, example("mr otto", "otto", 2)], r"has ' ott'; the answer begins at 3"),
-    "negative": ([example("mr otto", "otto", -4)], r"holds -4 for the answer 'otto'"),
     "absent": ([example("mr otto", "anna", 3)], r"line 1 holds 3 .* has 'otto'; the answer is not in it"),
     "empty": ([*GOOD, example("  ", "a", 0)], r"task.context_field='context': .*line 9 holds an empty text"),
-    "no-question": ([example("a", "a", 0, " ")], r"task.question_field='question': .*line 1 holds an empty text"),
     "empty-answer": ([example("a", "", 0)], r"line 1 holds '', which is no text"),
     "start": ([example("a", "a", "0")], r"answer_start_field='answers.answer_start': .* holds '0', which is no whole"),
     "lengths": (
@@ -241,29 +238,8 @@ def test_a_mistake_in_answers_is_one_sentence_before_training(name, prepare, tmp
 
 
 def test_windows_that_get_nowhere_are_refused(prepare):
-    with pytest.raises(UserError, match=r"task.stride=24 leaves no new token in a window: .* at most 23 works"):
-        prepare("task.stride=24")
-
-
-def test_a_threshold_of_no_answer_needs_questions_that_may_have_none(prepare):
-    with pytest.raises(UserError, match=r"null_threshold=1.5 has no effect with task.no_answer=false; it belongs to"):
-        prepare("task.null_threshold=1.5")
-    prepare("task.null_threshold=1.5", "task.no_answer=true")
-
-
-def test_a_data_set_with_answers_within_a_column_gives_the_same_windows(prepare, tmp_path):
-    import datasets
-
-    path = contexts(tmp_path / "rows.jsonl", 30)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    folder = tmp_path / "data"
-    datasets.Dataset.from_list(rows).to_parquet(folder / "train.parquet")
-    found = []
-    for source in ({"files": str(path)}, {"files": None, "dataset": str(folder)}):
-        data = source | {"test_files": None, "validation_fraction": 0.0}
-        prepared = prepare(data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None})
-        found.append([[*row["input_ids"].tolist(), *row["labels"].tolist()] for row in prepared.rows["train"]])
-    assert found[0] == found[1] and len(found[0]) >= 30
+    with pytest.raises(UserError, match=r"task.stride=28 leaves no new token in a window: .* at most 27 works"):
+        prepare("task.stride=28")
 
 
 def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path, command, capsys):

@@ -8,7 +8,7 @@ from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import SpanCorruption, SpanCorruptionCollator
 from anyformer.pipelines.objectives.spans import noise_counts, random_segments, raw_length, sentinel_ids
-from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
@@ -117,56 +117,12 @@ def test_lengths_are_those_of_t5s_code(length, density, span):
     assert collator(length, density, span).target_length == t5_lengths(tokens)[1]
 
 
-@some_settings
-@given(items=st.integers(1, 200), segments=st.integers(1, 50), seed=st.integers(0, 99))
-def test_segments_are_as_many_as_asked_for_none_empty_and_nothing_over(items, segments, seed):
-    assume(segments <= items)
-    lengths = random_segments(items, segments, np.random.default_rng(seed))
-    assert len(lengths) == segments and lengths.sum() == items and lengths.min() >= 1
-
-
 def test_every_way_to_cut_is_equally_likely():
     generator = np.random.default_rng(0)
     found = [tuple(random_segments(6, 3, generator)) for _ in range(10_000)]
     counts = {cut: found.count(cut) for cut in set(found)}
     assert len(counts) == 10  # 5 places to cut, 2 of them chosen
     assert max(abs(count - 1000) for count in counts.values()) < 5 * 30  # 30: standard deviation
-
-
-def test_the_padded_last_row_is_hidden_by_a_mask():
-    rows = rows_of(100, 64)
-    batch = collator()(rows)
-    source = batch["input_ids"][1][batch["attention_mask"][1].bool()]
-    assert source[-1] == EOS and batch["attention_mask"][0].all()
-    assert (batch["input_ids"][1][len(source) :] == PAD).all()
-
-
-def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    objective = SpanCorruption(
-        Recipe(objective=SpanCorruption.Settings(sequence_length=32), training=TrainingSection(seed=1))
-    )
-    objective.use_tokenizer(Vocabulary())
-    store = stored(objective.row_length * 8)
-    store.tokens = (np.arange(store.num_tokens) % 10 + 2).astype(np.uint16)  # counting: every span can be known
-    rows = objective.pack(store, "drop")
-    config = T5Config(
-        **{"vocab_size": WORDS + 400, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2},
-        **{"pad_token_id": PAD, "eos_token_id": EOS, "dropout_rate": 0.0} | objective.config_fields(),
-    )
-    model, collate = T5ForConditionalGeneration(config), objective.collator(packed=False)
-    optimizer, losses = torch.optim.AdamW(model.parameters(), 5e-3), []
-    for epoch in range(40):
-        batch = collate([rows[i] | {"row_ids": i, "epoch": epoch} for i in range(len(rows))])
-        batch.pop("row_ids")
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[0] > 6 and losses[-1] < 0.6 * losses[0]
 
 
 # Bad input

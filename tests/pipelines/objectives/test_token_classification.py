@@ -144,17 +144,6 @@ MISTAKES = {
     "no-word": ([{"tokens": ["a", None], "tags": ["O", "O"]}], {}, r"line 1, word 2 is null, not text"),
     "no-tags": ([{"tokens": ["a"], "tags": None}], {}, r"tags_field='tags': .*line 1 holds null, not a list of tags"),
     "no-tag": ([*GOOD, {"tokens": ["a"], "tags": [0.5]}], {}, r"line 9, tag 1 holds 0.5, which is no class"),
-    "unknown": (
-        [*GOOD, {"tokens": ["a"], "tags": ["B-PRE"]}],
-        {"label_names": ["O", "B-PER"]},
-        r"line 9, tag 1 is of the unknown class 'B-PRE'; did you mean B-PER",
-    ),
-    "range": (
-        [*GOOD, {"tokens": ["a", "b"], "tags": [0, 2]}],
-        {"label_names": ["O", "B-PER"]},
-        r"line 9, tag 2 holds 2, but the classes are numbered 0 to 1 \(O, B-PER\)",
-    ),
-    "one-tag": ([{"tokens": ["a"], "tags": ["O"]}] * 3, {}, r"every training example has the class 'O'; it takes two"),
     "scheme": (GOOD, {"scheme": "bioes", "label_names": ["O", "B-PER", "X"]}, "scheme=bioes: 'X' is no tag of it"),
     "column": (GOOD, {"tags_field": "tag"}, r"task.tags_field='tag': no such column in .*; did you mean tags"),
     "numbers": ([{"tokens": ["a", "b"], "tags": [0, 1]}] * 4, {}, r"'entity_f1' counts entities, but the tags LABEL_0"),
@@ -382,11 +371,6 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
         assert found["B-PER"] == 40 and prepared.rows["train"].facts["broken_tags"] == 0
     with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
         prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
-
-
-def test_of_last_tokens_no_strategy_is_advised(prepare, tmp_path):
-    objective = prepare("task.labelled_token=last").objective
-    assert objective.example_of_use(vars(objective.settings))[1] == {}
 
 
 @pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])

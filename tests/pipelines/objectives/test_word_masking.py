@@ -1,4 +1,4 @@
-"""Whole words and spans of them: words are the tokenizer's own, stay whole, and are hidden at the rate that is set."""
+"""Whole words: they are the tokenizer's own, stay whole, and are hidden at the rate that is set."""
 
 import json
 from pydoc_data.topics import topics
@@ -106,7 +106,6 @@ def test_the_entry_with_a_space_before_it_is_the_same_text(tokenizers, kind):
 # What is hidden
 
 
-@pytest.mark.parametrize("masking", ["whole_word", "span"])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(
@@ -115,10 +114,11 @@ def test_the_entry_with_a_space_before_it_is_the_same_text(tokenizers, kind):
     probability=st.floats(0.02, 0.9),
     seed=st.integers(0, 2**63),
 )
-def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, masking, text, length, probability, seed):
+def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, text, length, probability, seed):
     tokenizer = tokenizers[kind]
     row = row_of(tokenizer, TEXTS[text], length=length)
-    collate = MaskedCollator(tokenizer, True, seed=seed, masking=masking, **SHARES | {"mask_probability": probability})
+    shares = SHARES | {"mask_probability": probability, "masking": "whole_word"}
+    collate = MaskedCollator(tokenizer, True, seed=seed, **shares)
     labels = collate([row])["labels"][0].numpy()
     predicted, ids = labels != IGNORE_INDEX, row["input_ids"].numpy()
     ordinary = ~np.isin(ids, tokenizer.all_special_ids)
@@ -135,59 +135,14 @@ def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, masking, text, le
         assert number == wanted or wanted - number < min(left)
 
 
-def hidden_spans(hider, ids, probability, seed, begins=None):
-    choosable, number = np.ones(len(ids), dtype=bool), round(probability * len(ids))
-    return hider.spans(ids, choosable, number, np.random.default_rng(seed), begins)
-
-
-def test_spans_are_runs_of_words_whose_lengths_are_geometric(tokenizers):
-    tokenizer = tokenizers["wordpiece"]
-    hider, lengths = TokenHider(tokenizer, masking="span", **SHARES), []
-    ids, _ = encoded(tokenizer, max(TEXTS, key=len)[:20_000])
-    firsts, ends, _ = hider.words(ids, np.ones(len(ids), dtype=bool))
-    for seed in range(400):
-        spans = hidden_spans(hider, ids, 400 / len(ids), seed)
-        taken = [place for begin, end in spans for place in range(begin, end)]
-        assert len(set(taken)) == len(taken)  # no token twice
-        assert {begin for begin, _ in spans} <= set(firsts) and {end for _, end in spans} <= set(ends)
-        # Those drawn first, which nothing cuts short but a span before them.
-        lengths += [int(((firsts >= begin) & (firsts < end)).sum()) for begin, end in spans[:6]]
-    weights = 0.8 ** np.arange(10)
-    mean = float((weights * np.arange(1, 11)).sum() / weights.sum())
-    assert mean == pytest.approx(3.8, abs=0.01)  # as in the paper
-    assert max(lengths) == 10 and len(lengths) == 2400
-    assert np.mean(lengths) == pytest.approx(mean, abs=0.2)
-
-
-def test_no_span_crosses_into_another_document(tokenizers):
+def test_no_word_crosses_into_another_document(tokenizers):
     tokenizer = tokenizers["byte_bpe"]
-    hider = TokenHider(tokenizer, masking="span", **SHARES)
-    ids, _ = encoded(tokenizer, "word " * 200)
-    begins = np.zeros(len(ids), dtype=bool)
-    begins[::7] = True
-    for seed in range(20):
-        assert all(not begins[begin + 1 : end].any() for begin, end in hidden_spans(hider, ids, 0.5, seed, begins))
-
-
-@pytest.mark.parametrize("masking", ["whole_word", "span"])
-def test_80_10_10_is_drawn_for_each_token_of_a_word_and_for_a_span_at_once(tokenizers, masking):
-    tokenizer = tokenizers["wordpiece"]
-    hider = TokenHider(tokenizer, masking=masking, **SHARES)
-    counts, mixed = np.zeros(3), 0
-    for seed in range(300):
-        ids, _ = encoded(tokenizer, TEXTS[seed % 12][:4000])
-        true, labels = ids.copy(), np.full_like(ids, IGNORE_INDEX)
-        choosable = ~hider.is_special[ids]
-        spans = hider.spans(ids, choosable, round(0.15 * choosable.sum()), np.random.default_rng(seed))
-        hider.hide(ids, labels, choosable, np.random.default_rng(seed))
-        assert (labels != IGNORE_INDEX).sum() == sum(end - begin for begin, end in spans)
-        for begin, end in spans:
-            seen, real = ids[begin:end], true[begin:end]
-            kinds = np.where(seen == hider.mask_id, 0, np.where(seen == real, 2, 1))
-            counts += np.bincount(kinds, minlength=3)
-            mixed += 0 in kinds and bool((kinds > 0).any())
-    assert counts / counts.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
-    assert (mixed == 0) == (masking == "span")
+    hider = TokenHider(tokenizer, masking="whole_word", **SHARES)
+    ids, _ = encoded(tokenizer, " ".join(["unquestionably"] * 40))
+    everything, begins = np.ones(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
+    word = hider.whole_words(ids, everything, 1, np.random.default_rng(0), begins)
+    begins[word[1]] = True  # now its first token is a word by itself, the only one
+    assert hider.whole_words(ids, everything, 1, np.random.default_rng(1), begins).tolist() == [word[0]]
 
 
 # The mask filled in at the end of a run

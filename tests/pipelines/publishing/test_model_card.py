@@ -10,7 +10,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.publishing.model_card import MARKER, TEMPLATE, render_model_card, write_model_card
 from anyformer.pipelines.publishing.publish import files_to_publish
 from anyformer.pipelines.publishing.run_facts import RunFacts
-from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.own_settings import own_settings
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
@@ -160,6 +161,7 @@ def test_parameters_are_counted_from_the_weights_and_a_tied_head_once(tiny_confi
         ({}, ["| layers | 2 |", "| key/value heads | 2 |", "| rotary | default, rope_theta=10000 |"]),
         ({"position_encoding": "learned"}, ["| positions | learned |", "| context | 64 tokens |"]),
         ({"norm_position": "post", "norm_type": "layernorm"}, ["| norm | layernorm, post-norm |"]),
+        ({"norm_position": {"full_attention": "inside"}}, ["| norm | rmsnorm, inside-norm (full_attention) |"]),
     ],
 )
 def test_the_architecture_table_is_the_config(tiny_config, tmp_path, fields, rows):

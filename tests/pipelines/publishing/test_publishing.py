@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,11 @@ def test_what_would_be_published_is_written_whole_or_not_at_all(run_folder, tmp_
         words("--to", str(run_folder))
     with pytest.raises(UserError, match="leave out --private"):
         words("--to", str(tmp_path / "out"), "--private")
+    nameless = parse(["publish", str(run_folder), "--no-check", "--to", str(tmp_path / "mine")])
+    assert nameless.run(nameless) == 0 and '"mine"' in (tmp_path / "mine" / "README.md").read_text()
+    shutil.rmtree(tmp_path / "mine")
+    with pytest.raises(UserError, match="REPO_ID is missing"):
+        parse(["publish", str(run_folder)]).run(parse(["publish", str(run_folder)]))
     monkeypatch.setattr(Path, "write_bytes", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         words("--to", str(tmp_path / "out"))

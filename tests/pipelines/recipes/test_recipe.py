@@ -13,13 +13,12 @@ from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
-from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
-from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, READ_WITH, SCHEDULE_BOUNDS
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.differences import resume_difference
+from anyformer.pipelines.recipes.field_docs import describe_fields
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import (
-    ARGUMENT_BOUNDS,
-    READ_WITH,
-    SCHEDULE_BOUNDS,
     Recipe,
     TrainingSection,
     parts_of_recipe,
@@ -551,7 +550,8 @@ def test_a_run_is_not_resumed_with_other_mathematics():
 def test_settings_an_older_version_did_not_know_count_as_their_defaults():
     old, new = load_recipe("quickstart").to_dict(), load_recipe("quickstart").to_dict()
     del old["objective"]["tail"]
-    assert resume_difference(old, new) is None
+    old["training"]["auto_batch"] = False  # which this version has no more
+    assert resume_difference(old, new) is None and recipe_from_dict(old) == recipe_from_dict(new)
     new["objective"]["tail"] = "pad"
     assert resume_difference(old, new) == "objective.tail is 'drop' there and 'pad' here"
 

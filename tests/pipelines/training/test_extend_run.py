@@ -126,50 +126,6 @@ def test_schedules_agree_until_one_of_them_decays():
     assert shared_steps(shares, 100, shares, 200) == 0
 
 
-def test_a_run_begins_from_the_weights_of_the_one_before_which_is_kept(recipe, capsys):
-    file, folder = recipe("weights")
-    train(file)
-    train(file, "training.learning_rate=0.1", code=2)
-    assert "begin from its weights with --from-weights" in capsys.readouterr().err
-    first, words = weights_of(folder), ["training.learning_rate=0.1", "training.lr_scheduler_type=constant"]
-    train(file, *words, "--from-weights", "--dry-run")
-    assert weights_of(folder) == first
-    train(file, *words, "--from-weights")
-    aside = folder.with_name("weights-before")
-    assert weights_of(aside) == first and weights_of(folder) != first
-    assert json.loads((folder / "run.json").read_text())["recipe"]["model"]["name_or_path"] == str(aside)
-    capsys.readouterr()
-    train(file, *words, "--from-weights")  # the same command shows the result
-    assert "is finished already" in capsys.readouterr().out and weights_of(aside) == first
-    train(file, "--from-weights", "training.learning_rate=0.2", code=2)  # a third run would need a second name
-    assert "training.learning_rate is 0.1 there and 0.2 here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words, sentence",
-    [
-        (["training.output_dir=nowhere", "--from-weights"], "output_dir=nowhere holds no weights to begin from"),
-        (["--from-weights", "--extend"], "--from-weights and --extend exclude each other"),
-    ],
-)
-def test_no_weights_to_begin_from_is_one_sentence(words, sentence, recipe, capsys, tmp_path, monkeypatch):
-    file, _ = recipe("no-weights")
-    monkeypatch.chdir(tmp_path)
-    train(file, *words, code=2)
-    assert sentence in capsys.readouterr().err
-
-
-def test_an_unfinished_run_gives_its_newest_checkpoint(recipe, tmp_path):
-    from anyformer.pipelines.training.checkpoints.from_weights import set_aside_before, weights_to_begin_from
-
-    for step in (2, 10):
-        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
-    expected = tmp_path / "run-before" / "checkpoint-10"
-    assert weights_to_begin_from(tmp_path / "run") == expected
-    set_aside_before(tmp_path / "run")
-    assert weights_to_begin_from(tmp_path / "run") == expected and expected.is_dir()
-
-
 def test_a_finished_run_without_checkpoints_is_not_begun_again_over_its_model(recipe, capsys):
     file, folder = recipe("bare", lr_scheduler_type="constant")
     train(file)

@@ -463,19 +463,6 @@ def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
     assert command(*words_of_command) == 0 and (run / "config.json").exists()
 
 
-def test_a_run_does_not_begin_from_the_weights_of_a_damaged_checkpoint(tmp_path):
-    from anyformer.pipelines.training.checkpoints.from_weights import weights_to_begin_from
-    from test_checkpointing import make
-
-    good, damaged = (make(tmp_path / "run", step) for step in (1, 2))
-    assert weights_to_begin_from(tmp_path / "run").name == "checkpoint-2"
-    (damaged / "model.safetensors").write_bytes(b"weightz" * 9)
-    with pytest.raises(UserError, match="checkpoint-2, the newest of the run to begin from, is damaged"):
-        weights_to_begin_from(tmp_path / "run")
-    shutil.rmtree(damaged)
-    assert weights_to_begin_from(tmp_path / "run").name == good.name
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_final_loss_that_is_no_number_does_not_end_as_finished(
     value, short_recipe, command, tmp_path, capsys, monkeypatch

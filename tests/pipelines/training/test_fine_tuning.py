@@ -7,9 +7,9 @@ import torch
 import transformers
 import yaml
 from anyformer.pipelines.accounting.devices import devices_of
+from anyformer.pipelines.accounting.layers import freeze, places_of
 from anyformer.pipelines.accounting.plan import plan_run
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.layers import freeze, places_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
+from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -130,7 +130,7 @@ def test_states_of_a_time_when_routers_were_muons_are_refused():
     optimizer = build(model)
     two_axes = [p for g in optimizer.param_groups for p in g["params"] if p.ndim == 2]
     old = optimizer.state_dict() | {"muon": BatchedMuon(two_axes, torch.float32).state_dict()}
-    with pytest.raises(UserError, match="begin from its weights with --from-weights"):
+    with pytest.raises(UserError, match="begin from its weights, by model"):
         optimizer.load_state_dict(old)
 
 

@@ -1,17 +1,13 @@
-"""Router statistics are means over all tokens between two logs, for any batches; they have a file and a plot."""
+"""Router statistics are means over all tokens between two logs, for any batches; they have a file."""
 
 import json
 import math
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.modeling.configuration_moe import AnyformerMoeConfig
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.plots import plot_routers
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics
 from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.trainer import AnyformerTrainer
@@ -82,7 +78,7 @@ def lines(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "router.jsonl").read_text().splitlines()]
 
 
-def test_a_run_logs_its_routers_and_draws_them(train, tmp_path):
+def test_a_run_logs_its_routers(train, tmp_path):
     _, logged = train("run")
     for line in logged:
         assert all(math.isfinite(line[f"router_{name}"]) for name in KEYS)
@@ -95,8 +91,6 @@ def test_a_run_logs_its_routers_and_draws_them(train, tmp_path):
     assert load.shape == (3, 2, 4)
     torch.testing.assert_close(load.sum(dim=-1), torch.ones(3, 2))
     assert [row.max().item() * 4 for row in load] == pytest.approx([line["router_load_max"] for line in logged])
-    if "matplotlib" in sys.modules:
-        assert (tmp_path / "run" / "router.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("batches", [pytest.param((2, 2), marks=pytest.mark.slow), (1, 4)])
@@ -144,29 +138,3 @@ def test_a_dense_model_has_no_router_file(train, tmp_path):
     _, logged = train("dense", dense=True, max_steps=2)
     assert not any(key.startswith("router") for key in logged[0])
     assert not list((tmp_path / "dense").glob("router*"))
-
-
-ENTRY = {"step": 3, "load": [[0.5, 0.5]], "entropy": [0.3], "dropped": [0.0]}
-
-
-def test_plots_need_matplotlib_and_say_so(monkeypatch, tmp_path, capsys):
-    for module in ("plots", "training.guards.router_statistics"):
-        monkeypatch.setattr(f"anyformer.pipelines.{module}.can_plot", lambda: False)
-    with pytest.raises(UserError, match=r"router.png needs matplotlib; install it with: pip install anyformer\[plots"):
-        plot_routers([ENTRY], tmp_path / "router.png")
-    statistics = RouterStatistics(tmp_path)
-    statistics.path.write_text(json.dumps(ENTRY) + "\n")
-    statistics.on_train_end(None, SimpleNamespace(is_world_process_zero=True), None)
-    assert "router.png was not drawn: it needs matplotlib (pip install anyformer[plots])" in capsys.readouterr().out
-    assert not (tmp_path / "router.png").exists()
-
-
-@pytest.mark.parametrize("layers, experts", [(1, 1), pytest.param(20, 64, marks=pytest.mark.slow)])
-def test_a_picture_of_any_size_can_be_drawn(tmp_path, layers, experts):
-    pytest.importorskip("matplotlib")
-    entries = [
-        {"step": step, "load": [[1 / experts] * experts] * layers, "entropy": [0.1] * layers, "dropped": [0.0] * layers}
-        for step in (1, 2)
-    ]
-    plot_routers(entries, tmp_path / "router.png")
-    assert (tmp_path / "router.png").stat().st_size > 1000

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .plugins import OPTIMIZERS
+from ..plugins import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch

@@ -1,12 +1,11 @@
 """Plots of runs, one function each, in a common style. They need matplotlib, which is an extra."""
 
 import importlib.util
-import math
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UserError
-from .words import short_number
+from ..errors import UserError
+from ..words import short_number
 
 LOOK = {
     "figure.dpi": 120,
@@ -46,40 +45,6 @@ def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, heig
         FigureCanvasAgg(picture)
         yield picture.subplots(rows, columns)
         picture.savefig(path)
-
-
-def plot_routers(entries: list[dict], path: Path) -> None:
-    """Plot how evenly routers used their experts, from the lines of router.jsonl; written to `path`.
-
-    Raises UserError where matplotlib is not installed.
-    """
-    steps = [entry["step"] for entry in entries]
-    loads = [entry["load"] for entry in entries]  # (steps, layers, experts), shares
-    layers, experts = len(loads[0]), len(loads[0][0])
-    with figure(path, columns=3) as (over_time, certainty, last):
-        for name, pick in (("most used", max), ("least used", min)):
-            for layer in range(layers):
-                color = f"C{0 if pick is max else 1}"
-                label = f"{name} expert of each layer" if layer == 0 else None
-                share = [pick(load[layer]) * experts for load in loads]
-                over_time.plot(steps, share, color=color, alpha=max(0.3, 2 / (1 + layers)), label=label)
-        over_time.axhline(1, color="0.5", linewidth=0.8)
-        over_time.set(title="Load of experts over training", xlabel="step", ylabel="tokens, of an equal share")
-        over_time.set_ylim(bottom=0)
-        over_time.legend()
-        for layer in range(layers):
-            color = (0.2, 0.3 + 0.6 * layer / max(1, layers - 1), 0.6)
-            values = [entry["entropy"][layer] / math.log(max(2, experts)) for entry in entries]
-            shown = layers <= 6 or layer in (0, layers - 1)
-            certainty.plot(steps, values, color=color, label=f"sparse layer {layer + 1}" if shown else None)
-        certainty.set(title="Entropy of the routers' scores", xlabel="step", ylabel="of log(experts)", ylim=(0, 1.03))
-        certainty.legend()
-        relative = [[share * experts for share in row] for row in loads[-1]]
-        image = last.imshow(relative, aspect="auto", vmin=0, vmax=max(2.0, *(max(row) for row in relative)))
-        last.figure.colorbar(image, label="tokens, of an equal share")
-        last.set(title=f"Load at step {steps[-1]}", xlabel="expert", ylabel="sparse layer")
-        last.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)] if layers <= 16 else [""] * layers)
-        last.grid(False)
 
 
 def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:

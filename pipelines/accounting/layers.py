@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .errors import UserError
+from ..errors import UserError
 
 OUTERMOST = re.compile(r"(.+?)\.(\d+)\.")  # the list of layers in a weight's name, and the number of its layer
 PART = re.compile(r"embeddings|(?:([a-z_][\w.]*)\.)?(\d+)(?:-(\d+))?")  # embeddings, 3, 0-3, encoder.0-3

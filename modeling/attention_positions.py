@@ -1,0 +1,24 @@
+"""Attention whose queries and keys, and not its values, are told where tokens stand."""
+
+from .attention import Attention
+from .traits import implements
+
+
+@implements("scheme attention", "queries_keys")
+class AttentionWithPositions(Attention):
+    """Queries and keys of x + p, values of x, with position embeddings p: Press et al. 2021 (Shortformer), section 4.
+
+    What layers pass on holds no positions.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.reads_other_states = True
+
+    def forward(self, hidden_states, positions_of_queries_keys=None, **context):
+        """As Attention's; positions_of_queries_keys: (B or 1, T, D)."""
+        return super().forward(hidden_states + positions_of_queries_keys, key_value_states=hidden_states, **context)
+
+    def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:
+        """Keys of the tokens with their positions, values of those without."""
+        return self.heads(self.k_proj(hidden_states), self.k_norm), self.heads(self.v_proj(key_value_states))

@@ -1,0 +1,26 @@
+"""Value residual: what the first layer's attention gathers from, mixed into the values of every other layer."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .traits import implements
+
+
+@implements("value residual", "learned")
+class ValueResidual(nn.Module):
+    """w1 v + w2 v of the first layer; each layer learns both numbers, from 1/2: Zhou et al. 2024 (ResFormer).
+
+    Both are of the same tokens, so that a cache holds the sum and nothing beside it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2))
+
+    def init_own_weights(self, std: float, residual_std: float) -> None:
+        init.constant_(self.weights, 0.5)
+
+    def forward(self, v_BGSK, first_BGSK):
+        """Values of this layer and of the first one -> their sum."""
+        return self.weights[0] * v_BGSK + self.weights[1] * first_BGSK

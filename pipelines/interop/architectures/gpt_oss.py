@@ -1,0 +1,53 @@
+"""gpt-oss: attention with sinks, in windows and full by turns, and experts with biases behind a clamped gate."""
+
+from transformers import CONFIG_MAPPING
+
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, same
+from ..weights import Weights, renamed
+from .llama import FIELDS, FIXED, WEIGHTS, read_layers
+from .mixtral import MIXTURE, MIXTURE_FIELDS
+
+EXPERTS = "layers.*.mlp.experts"
+GATE_UP = {
+    f"{EXPERTS}.gate_up_proj{kind}": Weights((f"{EXPERTS}.gate_up_proj{kind}",), interleaved=True)
+    for kind in ("", "_bias")
+}
+
+DECLARED = CONFIG_MAPPING["gpt_oss"].__dataclass_fields__
+CLAMP = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # constants of the class in transformers < 5.23
+
+GPT_OSS = ArchitectureMap(
+    native="gpt_oss",
+    family="moe",
+    preset="gpt_oss_20b",
+    fixed={
+        **FIXED,
+        **MIXTURE,
+        "mlp_type": "clamped_glu",
+        "hidden_act": "silu",
+        "attention_sinks": True,
+        "mlp_bias": True,
+        "router_bias": True,
+        "mlp_pattern": ["sparse"],
+        "norm_topk_prob": True,
+    },
+    fields={
+        **{name: row for name, row in FIELDS.items() if name != "hidden_act"},
+        **MIXTURE_FIELDS,
+        **same("attention_bias"),
+        **{name: name if name in DECLARED else MustEqual(value) for name, value in CLAMP.items()},
+        "hidden_act": IRRELEVANT,
+        "num_local_experts": "num_experts",
+        ("layer_types", "sliding_window"): Computed(
+            read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
+        ),
+    },
+    weights={
+        **{name: row for name, row in WEIGHTS.items() if ".mlp." not in name},
+        **GATE_UP,
+        "layers.*.self_attn.sinks": renamed("layers.*.self_attn.sinks"),
+        "layers.*.mlp.router": renamed("layers.*.mlp.gate"),
+        f"{EXPERTS}.down_proj": renamed(f"{EXPERTS}.down_proj", transposed=True),
+        f"{EXPERTS}.down_proj_bias": renamed(f"{EXPERTS}.down_proj_bias"),
+    },
+)

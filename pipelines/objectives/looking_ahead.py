@@ -1,0 +1,60 @@
+"""What objectives share in which a decoder of ours reads tokens in both directions: a prefix, or a row with masks.
+
+Their batches hold a prefix_mask (B, T), nonzero at tokens that all of their document see, those before them, too.
+"""
+
+from functools import cached_property
+from typing import Any
+
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import one_way_kind
+
+from ..adapters import load_config
+from ..backends import is_flash
+from ..errors import UserError, loading
+from ..recipes.checks import config_namespace
+
+PREFIX_MASK = "prefix_mask"  # key of a batch
+
+
+class LooksAhead:
+    """A mixin for objectives over text that models of several kinds learn, a decoder among them."""
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's config, of fresh weights as far as the recipe says it. Raises UserError where none loads."""
+        name = self.recipe.model.name_or_path
+        if name is None:
+            return config_namespace(self.recipe)
+        import anyformer
+
+        anyformer.register()
+        with loading(f"model.name_or_path={name!r}"):
+            return load_config(name, trust_remote_code=self.recipe.trust_remote_code)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads a text, and a decoder writes."""
+        return self.family.has_decoder if self.family is not None else bool(self.config.is_encoder_decoder)
+
+    @property
+    def by_decoder(self) -> bool:
+        """Whether a decoder of ours learns it."""
+        family = FAMILIES.get(self.config.model_type) if self.family is None else self.family
+        return family is not None and not family.bidirectional and not family.has_decoder
+
+    def check_ahead(self) -> None:
+        """Raise UserError for a decoder whose tokens cannot see those after them."""
+        backend, kind = self.recipe.model.attn_implementation, None
+        if is_flash(backend):
+            raise UserError(
+                f"model.attn_implementation={backend} hides the future from every token, and with {self.setting} some "
+                f"see it; sdpa and eager can show it"
+            )
+        if self.family is not None or self.config.model_type in FAMILIES:
+            kind = one_way_kind(self.config)
+        if kind is not None:
+            raise UserError(
+                f"model.attention_pattern holds {kind}, which reads tokens in their order, and with {self.setting} "
+                f"some see those after them; full_attention, sliding_attention and strided_attention can"
+            )

@@ -1,0 +1,75 @@
+"""Every setting as help and documentation show it; the text stands beside each field alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_origin
+
+from ..plugins import OBJECTIVES
+from .compose import names_of
+from .schema import DEFAULT_NAMES, LEARNED, parts_of_recipe
+from .types import bounds_words, default_of, type_words
+
+WHAT = {
+    "objective": "what the model learns to predict of plain text or images",
+    "task": "what the model learns from labelled examples, in place of an objective",
+}
+
+
+@dataclass(frozen=True)
+class FieldDoc:
+    """One setting as help and documentation show it. owners: the objectives or tasks that have it; else empty."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    owners: tuple[str, ...] = ()
+
+
+def describe_fields() -> Iterator[FieldDoc]:
+    """Yield every setting of the schema in order; the text stands beside each field alone."""
+    for section in parts_of_recipe():
+        cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
+        if section.name in LEARNED:
+            yield from _describe_learned(section.name)
+        elif cls is not None:
+            yield from _describe(cls, section.name)
+        else:
+            yield FieldDoc(section.name, type_words(section.type), default_of(section), section.metadata["help"])
+
+
+def _describe_learned(section: str) -> Iterator[FieldDoc]:
+    """The name, then the settings of every objective or task: each once, with the names of those that have it."""
+    names = names_of(section)
+    yield FieldDoc(f"{section}.name", ", ".join(map(repr, names)), DEFAULT_NAMES[section], WHAT[section])
+    described: dict[tuple, FieldDoc] = {}
+    owners: dict[tuple, list[str]] = {}
+    for name in names:
+        for row in describe_objective(name):
+            key = (row.name, row.type, repr(row.default), row.help)
+            described[key] = row
+            owners.setdefault(key, []).append(name)
+    for key, row in described.items():
+        yield replace(row, help=f"{', '.join(owners[key])}: {row.help}", owners=tuple(owners[key]))
+
+
+def describe_objective(name: str) -> Iterator[FieldDoc]:
+    """The settings of one objective or task beside its name."""
+    cls = OBJECTIVES[name]
+    yield from (row for row in _describe(cls.Settings, cls.section) if row.name != f"{cls.section}.name")
+
+
+def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
+    for row in fields(cls):
+        if row.name in ("fields", "extra"):
+            yield FieldDoc(f"{path}.*", "any value", None, row.metadata["help"])
+            continue
+        yield FieldDoc(
+            f"{path}.{row.name}", type_words(row.type) + bounds_words(row), default_of(row), row.metadata["help"]
+        )
+        inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
+        if inner is not None and get_origin(row.type) is not list:
+            yield from _describe(inner, f"{path}.{row.name}")
+        elif inner is not None:  # of data.mixture's entries only what a plain source does not have
+            base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
+            yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
