@@ -81,6 +81,8 @@ REFUSED = {
     "ungated-experts": ("moe", {"mlp_type": "mlp"}, KERNELS),
     "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
     "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
+    "prefixes": ("decoder", {"prefix_lm": True}, set(ENGINES)),
+    "weighed-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
     "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
     "clamped-experts": ("moe", {"mlp_type": "clamped_glu"}, KERNELS),
