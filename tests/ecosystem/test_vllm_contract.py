@@ -83,6 +83,7 @@ REFUSED = {
     "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
     "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
     "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
+    "weighted-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
     "clamped-experts": ("moe", {"mlp_type": "clamped_glu"}, KERNELS),
     "capacity": ("moe", {"expert_capacity": 2}, set(ENGINES)),
