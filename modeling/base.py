@@ -65,6 +65,7 @@ def unserved(c, pages: bool = False) -> str | None:
             "attention_pattern": windows_to_both_sides or any(kind.own_scores or not kind.flash for kind in kinds),
             "attn_logit_softcapping": (c.attn_logit_softcapping or 1) < 1,
             "attention_sinks": c.attention_sinks,
+            "value_residual": getattr(c, "value_residual", False),
             "hidden_act": has_experts and c.hidden_act not in ("silu", "swish"),
             "mlp_type": has_experts and (c.mlp_type != "glu" or c.mlp_bias),
             "apply_router_weight_on_input": has_experts and c.apply_router_weight_on_input,

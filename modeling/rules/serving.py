@@ -102,6 +102,11 @@ REFUSALS = (
     ),
     (
         OTHERS_KERNELS,
+        lambda c: getattr(c, "value_residual", False),
+        lambda c: "it may split a model between layers or heads, and value_residual hands values from layer to layer",
+    ),
+    (
+        OTHERS_KERNELS,
         lambda c: c.attention_sinks,
         lambda c: "its kernels, made from the config, drop attention_sinks",
     ),

@@ -49,7 +49,6 @@ SERVED = {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 4.0,
     },
-    "value-residual": {"value_residual": True},
     "logit-multiplier": {"logit_multiplier": 0.3, "attention_multiplier": 0.2},
     "llama3-rope": {
         "rope_parameters": {
@@ -79,11 +78,15 @@ REFUSED = {
     ),
     "gelu-experts": ("moe", {"hidden_act": "gelu"}, KERNELS),
     "ungated-experts": ("moe", {"mlp_type": "mlp"}, KERNELS),
+    "value-residual": ("decoder", {"value_residual": True}, KERNELS),
+    "prefix": ("decoder", {"prefix_lm": True}, set(ENGINES)),
+    "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
     "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
     "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
     "prefixes": ("decoder", {"prefix_lm": True}, set(ENGINES)),
     "weighed-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
+    "weighted-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
     "clamped-experts": ("moe", {"mlp_type": "clamped_glu"}, KERNELS),
     "capacity": ("moe", {"expert_capacity": 2}, set(ENGINES)),
