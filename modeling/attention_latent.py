@@ -14,7 +14,6 @@ from .block import RMSNorm
 from .positions import rotate
 from .traits import implements
 
-ABSORBING = ("eager", "sdpa", "anyformer")  # backends for keys of any number of channels, and masks of each query
 LATENT_EPS = 1e-6  # of the latents' norms, in transformers' classes whatever the config says of the others
 
 
@@ -73,38 +72,11 @@ class LatentAttention(Attention):
             q_BHTR, r_B1SR = (self.rotated(x, position_embeddings) for x in (q_BHTR, r_B1SR))
         if past_key_values is not None:
             c_B1SC, r_B1SR = past_key_values.update(c_B1SC, r_B1SR, self.layer_idx)
-            if q_BHTN.shape[2] == 1 and self.absorbs(attention_mask):
-                out_BTHV, weights = self.attend_to_latents(q_BHTN, q_BHTR, c_B1SC, r_B1SR, attention_mask, **kwargs)
-                return self.o_proj(out_BTHV.flatten(-2)), weights
         k_BHSN, v_BHSV = self.keys_and_values(c_B1SC)
         k_BHSK = torch.cat((k_BHSN, r_B1SR.expand(-1, k_BHSN.shape[1], -1, -1)), dim=-1)
         q_BHTK = torch.cat((q_BHTN, q_BHTR), dim=-1)
         out_BTHV, weights = self.attend(q_BHTK, k_BHSK, v_BHSV, attention_mask, **kwargs)
         return self.o_proj(out_BTHV.flatten(-2)), weights
-
-    def absorbs(self, attention_mask) -> bool:
-        """Whether one query can go to the latents: with a backend that takes any number of channels, and a `kv_b_proj`
-        whose weight is all there is to it, and is here (no adapter, not quantised, offloaded or sharded)."""
-        last, weight = self.kv_b_proj, self.kv_b_proj.weight
-        plain = type(last) is nn.Linear and type(weight) is nn.Parameter and weight.ndim == 2
-        backend = self.implementation() in ABSORBING and (attention_mask is None or torch.is_tensor(attention_mask))
-        return plain and backend and not (self.training or hasattr(last, "_hf_hook"))
-
-    def attend_to_latents(self, q_BH1N, q_BH1R, c_B1SC, r_B1SR, attention_mask, position_bias=None, **kwargs) -> tuple:
-        """One query q_t: q_t . W_k c_s = (W_k^T q_t) . c_s, and W_v leaves the sum over s (section 2.1.2).
-
-        So no key or value of S tokens is made; to the backend the heads are queries of one head, whose key is [c, r]
-        and whose value c. Returns (B, 1, H, V) and the weights (B, H, 1, S), or None.
-        """
-        sizes = [self.key_sizes[0], self.value_size]
-        w_HNC, w_HVC = self.kv_b_proj.weight.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
-        q_B1HK = torch.cat((q_BH1N @ w_HNC, q_BH1R), dim=-1).transpose(1, 2)
-        mask, bias = (None if x is None else x.transpose(1, 2) for x in (attention_mask, position_bias))
-        kwargs |= {"is_causal": False, "position_bias": bias}  # the heads, as queries, have no order
-        k_B1SK = torch.cat((c_B1SC, r_B1SR), dim=-1)
-        out_BH1C, weights = self.attend(q_B1HK, k_B1SK, c_B1SC, mask, **kwargs)  # queries first
-        out_BH1V = out_BH1C @ w_HVC.transpose(1, 2)
-        return out_BH1V.transpose(1, 2), None if weights is None else weights.transpose(1, 2)
 
     def keys_and_values(self, c_B1SC) -> tuple:
         """Latents (B, 1, S, C) -> (B, H, S, N) and (B, H, S, V)."""

@@ -13,12 +13,14 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
     plan = feed_forward_plan(config)
     # Not split by heads: biases, gates, sinks and wide norms hold all heads at once, global tokens read whole rows.
     parts = POSITION_SCHEMES[config.position_encoding], *(ATTENTION_KINDS[kind] for kind in config.attention_kinds)
-    names = ("qk_norm_width", "attention_gate", "attention_sinks", "value_residual", "differential_attention")
+    names = ("qk_norm_width", "attention_gate", "attention_sinks", "differential_attention")
     if any(getattr(config, name, None) for name in names) or not all(part.splits_heads for part in parts):
         return plan
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
         heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+    if getattr(config, "value_residual", False):
+        heads["value_mix"] = "replicated_with_grad_allreduce"
     attentions = attentions + ("cross_attn",) * getattr(config, "add_cross_attention", False)
     return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
 

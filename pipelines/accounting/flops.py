@@ -97,7 +97,7 @@ class FlopCount:
         size = heads and (getattr(config, "head_dim", None) or config.hidden_size // heads)
         if getattr(config, "kv_lora_rank", None):  # latent attention: a value is not as long as a query
             size = (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
-        self.width = heads * size
+        self.width = int(heads * size)
         self.layers = config.num_hidden_layers
         self.decoder_layers = next(
             (n for n in (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")) if n),

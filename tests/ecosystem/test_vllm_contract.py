@@ -80,6 +80,7 @@ REFUSED = {
     "gelu-experts": ("moe", {"hidden_act": "gelu"}, KERNELS),
     "ungated-experts": ("moe", {"mlp_type": "mlp"}, KERNELS),
     "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
+    "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
     "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
     "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
     "clamped-experts": ("moe", {"mlp_type": "clamped_glu"}, KERNELS),

@@ -32,6 +32,7 @@ ODD = 95 if RECENT else 96
 
 VARIANTS = {
     "tied": {},
+    "value-residual": {"value_residual": True},
     "untied-biases-qk-norm": {
         "tie_word_embeddings": False,
         "attention_bias": True,
@@ -226,7 +227,7 @@ def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tmp_path):
 def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tmp_path):
     """Where a pipeline plan is declared; transformers' own pipeline computes no loss."""
     declared = {name: f for name, f in VARIANTS.items() if config_of("decoder", f).base_model_pp_plan is not None}
-    assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm", "softcapped-scaled"}
+    assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm", "softcapped-scaled", "value-residual"}
     check_split_equals_whole(tmp_path, "pp", declared)
 
 

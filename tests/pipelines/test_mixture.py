@@ -32,7 +32,7 @@ PARTS = {
     "encoder": [
         {"name": "masked", "label": "tokens"},
         {"name": "masked", "label": "words", "masking": "whole_word", "weight": 2},
-        {"name": "masked", "label": "spans", "masking": "span", "sequence_length": 48},
+        {"name": "masked", "label": "short", "sequence_length": 48},
     ],
     "pairs": [
         {"name": "masked", "label": "words", "masking": "whole_word", "sequence_length": 48},
@@ -176,7 +176,10 @@ def test_parts_without_padding_to_hide_have_no_mask(mixture):
     data = prepare_data(load_recipe(str(mixture())))
     rows = [data.rows["train"][number] | {ROW_IDS: number, EPOCH: 0} for number in (0, len(data.rows["train"]) - 1)]
     batch = data.objective.collator(False)(rows)
-    assert batch.keys() == {"input_ids", "labels", "row_ids"} and batch["input_ids"].shape == batch["labels"].shape
+    assert (
+        batch.keys() == {"input_ids", "labels", "row_ids", "prefix_mask"}
+        and batch["input_ids"].shape == batch["labels"].shape
+    )
 
 
 def predicted(data, label):

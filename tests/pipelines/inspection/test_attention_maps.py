@@ -37,7 +37,10 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
             assert "of a fixed size" in layer.note
         else:
             sums = layer.weights.sum(-1)
-            assert (sums - 1).abs().max() < EXACT, layer.name
+            if getattr(model.config, "attention_sinks", False):  # they take a share
+                assert (sums > 0).all() and (sums < 1).all(), layer.name
+            else:
+                assert (sums - 1).abs().max() < EXACT, layer.name
     kinds = [ATTENTION_KINDS[kind] for kind in getattr(model.config, "attention_kinds", None) or ()]
     with_states = (
         [kind.keeps_states for kind in kinds] if any(kind.keeps_states for kind in kinds) else [False] * len(maps)
