@@ -152,6 +152,8 @@ def test_a_cache_goes_by_both_names_that_transformers_gave_it(model):
 NEW_TOKENS = 6
 WINDOW = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
 STRIDED = {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 3}
+BLOCKS = {"attention_pattern": ["block_sparse_attention"], "block_size": 3, "num_random_blocks": 1}
+CHUNKS = {"attention_pattern": ["chunked_attention"], "attention_chunk_size": 4}
 LEARNED = {"position_encoding": "learned", "max_position_embeddings": 24}  # fewer than the row has tokens
 CASES = {
     "rotary": ("decoder", {}, "sdpa"),
@@ -161,6 +163,7 @@ CASES = {
     "alibi-windows": ("decoder", WINDOW | {"position_encoding": "alibi"}, "sdpa"),
     "relative-eager": ("decoder", {"position_encoding": "relative", "relative_attention_shared": False}, "eager"),
     "strided": ("decoder", STRIDED, "sdpa"),
+    "blocks": ("decoder", BLOCKS, "sdpa"),
     "strided-alibi-eager": ("decoder", STRIDED | {"position_encoding": "alibi"}, "eager"),
     "soft-caps": ("decoder", {"attn_logit_softcapping": 2.0, "logit_multiplier": 0.5}, "eager"),
     "moe": ("moe", {"shared_expert_intermediate_size": 32, "router_scoring": "sigmoid"}, "sdpa"),
@@ -203,6 +206,7 @@ def test_tokens_of_many_texts_in_one_row_are_those_of_generate(name, configs):
     [
         ("decoder", {"attention_pattern": ["linear_attention"]}, "linear_attention keeps no keys"),
         ("decoder", LATENT, "latent_attention keeps no keys and values, which its pages hold"),
+        ("decoder", CHUNKS, "its pages have no chunked_attention"),
         ("moe", {"expert_capacity": 2}, "expert_capacity=2 counts the tokens of a row"),
     ],
 )
