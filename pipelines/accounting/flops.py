@@ -99,6 +99,8 @@ class FlopCount:
             size = (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
         self.width = int(heads * size)
         self.layers = config.num_hidden_layers
+        # Modules that predict tokens further ahead: each has a layer of its own, and the head runs once more behind it.
+        self.ahead = len(getattr(getattr(model, "mtp", None), "layers", ()))
         self.decoder_layers = next(
             (n for n in (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")) if n),
             self.layers,
@@ -129,7 +131,7 @@ class FlopCount:
             self.head += weights
             self.token += weights * (shared - 1)
         elif not inside:
-            self.head += weights
+            self.head += weights * (1 + self.ahead * (name == "lm_head"))
         elif self.CROSS.search(name):
             self.cross += weights
         elif self.is_encoder_decoder and "decoder" in parts:
@@ -142,7 +144,7 @@ class FlopCount:
         rows, length = rows_and_length(inputs, self.config)
         tokens = rows * length
         scores = 12 * self.width
-        total = 6 * (self.token * tokens + self.row * rows) + scores * self.layers * length * tokens
+        total = 6 * (self.token * tokens + self.row * rows) + scores * (self.layers + self.ahead) * length * tokens
         if self.is_encoder_decoder:
             target_length = inputs["labels"].shape[-1] if inputs["labels"].dim() > 1 else length
             targets = rows * target_length

@@ -4,6 +4,7 @@ import pytest
 import torch
 from anyformer.modeling.multi_token import MultiTokenDraft
 from anyformer.pipelines.interop.conversion import to_native
+from anyformer.pipelines.training.losses.loss_parts import LossParts
 from family_variants import positions_of
 from local_hub import run_without_anyformer
 from torch.nn.functional import cross_entropy
@@ -143,6 +144,15 @@ def test_the_native_twin_is_that_of_the_model_without_modules(tiny_config):
     with pytest.warns(UserWarning, match="num_nextn_predict_layers=2: .* has no such modules"):
         native = to_native(model)
     torch.testing.assert_close(native(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_log_has_the_mean_loss_over_all_labels_between_two_logs():
+    parts, labels = LossParts(None), torch.tensor([[-100, 5, 6, 7, 8]])
+    parts.add({"mtp_loss": torch.tensor(12.0 / 6)}, {"labels": labels}, 6)  # of the 6 labels of a step 4 are here
+    parts.add({"mtp_loss": torch.tensor(3.0 / 6)}, {"labels": labels[:, :3]}, 6)
+    assert parts.collect(lambda x: x) == {"mtp_loss": pytest.approx((12.0 + 3.0) / 6)}
+    parts.add({"loss": torch.tensor(1.0)}, {"labels": labels}, 6)
+    assert parts.collect(lambda x: x) == {}
 
 
 @pytest.mark.slow

@@ -48,6 +48,13 @@ def test_native_models_count_too():
     assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
 
 
+def test_modules_that_predict_further_ahead_count_with_their_layer_and_head(tiny_config):
+    model = AnyformerDecoderForCausalLM._from_config(
+        tiny_config(num_nextn_predict_layers=2), attn_implementation="eager"
+    )
+    assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
+
+
 ENCODER = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 SEQ2SEQ = MarianConfig(
     vocab_size=97,
