@@ -82,8 +82,6 @@ REFUSED = {
     "prefix": ("decoder", {"prefix_lm": True}, set(ENGINES)),
     "cross-attention": ("decoder", {"add_cross_attention": True}, set(ENGINES)),
     "differential": ("decoder", {"differential_attention": True}, set(ENGINES)),
-    "prefixes": ("decoder", {"prefix_lm": True}, set(ENGINES)),
-    "weighed-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "sinks": ("decoder", {"attention_sinks": True}, KERNELS),
     "weighted-inputs": ("moe", {"apply_router_weight_on_input": True}, KERNELS),
     "biased-experts": ("moe", {"mlp_bias": True}, KERNELS),
