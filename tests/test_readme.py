@@ -173,7 +173,7 @@ NOT_RUN = [
     NotRun("vllm serve ", "an environment of its own; ecosystem/test_vllm.py runs the engine", serves_with_our_code),
     NotRun(
         "anyformer train quickstart training.max_steps=400 --extend",
-        "later commands have the run as it is; test_more_steps.py extends one",
+        "later commands have the run as it is; test_extend_run.py extends one",
         arguments_parse,
     ),
     NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),

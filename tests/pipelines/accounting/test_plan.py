@@ -138,7 +138,7 @@ def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config)
     assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "quickstart"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "quickstart"])
 @pytest.mark.parametrize("devices", ["2xcpu", "H200", "4xH200", "16xH200"])
 def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
     for stage in STAGES if name == "gpt2" and "cpu" not in devices else ("none", "fsdp"):
@@ -172,6 +172,7 @@ def test_the_memory_of_a_node_is_that_of_what_each_engine_has_its_processes_make
     assert plan("gpt2_small", devices=devices_of("cpu")).host_memory is None  # whose memory the devices' is
 
 
+@pytest.mark.slow
 def test_backends_of_one_model_are_measured_apart():
     by = {
         name: plan("quickstart", f"model.attn_implementation={name}", devices=devices_of("cpu"))
@@ -322,6 +323,7 @@ def test_a_deep_model_is_counted_by_two_of_few_layers():
         assert planned.peak == pytest.approx(whole.peak, rel=0.01) and planned.kept <= planned.peak
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_row_more_does_not():
     found = plan("gpt2_small", devices=devices_of("A100-40GB"))
     row = found.chosen
