@@ -26,7 +26,8 @@ FALCON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "
 GEMMA = LLAMA | {"hidden_size": 64, "head_dim": 16}  # the factor of its embeddings is of fp32: 8 is exact
 HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
 HYBRID |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
+GROUPS = 2 if Version(transformers.__version__) >= Version("5.23") else 1  # 5.17 norms all groups as one
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": GROUPS, "mamba_d_state": 6, "mamba_d_conv": 3}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 UNTIED = {"tie_word_embeddings": False}
 

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
 from anyformer.modeling.attention_masks import CACHE, document_ids_from_positions, flash_sequences, make_masks
+from packaging.version import Version
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_chunked_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from watching import Watch, square
@@ -51,7 +53,8 @@ def test_chunks_are_counted_from_the_first_token_of_a_document_as_transformers_c
     padding[1, :3] = False
     padded = make_masks(config, embeds, padding)["chunked_attention"]
     native = {"config": config, "inputs_embeds": embeds, CACHE: None}
-    assert torch.equal(packed, create_chunked_causal_mask(**native, attention_mask=None, position_ids=positions))
+    if Version(transformers.__version__) >= Version("5.23"):  # 5.17 counts packed documents from the row's first token
+        assert torch.equal(packed, create_chunked_causal_mask(**native, attention_mask=None, position_ids=positions))
     assert torch.equal(padded, create_chunked_causal_mask(**native, attention_mask=padding))
 
 
