@@ -45,10 +45,10 @@ def update_biases(*_) -> None:
     routers = [router for ref in _watched if (router := ref()) is not None and router.load is not None]
     if not routers:
         return
-    loads = torch.stack([router.load.to(routers[0].load.device) for router in routers]).float()
+    loads = torch.cat([router.load.to(routers[0].load.device) for router in routers]).float()
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(loads)
-    for router, load in zip(routers, loads):
+    for router, load in zip(routers, loads.split([router.load.numel() for router in routers])):
         bias = router.e_score_correction_bias
         bias += (router.bias_update_rate * (load.mean() - load).sign()).to(bias)
         router.load = None

@@ -236,6 +236,9 @@ def test_a_step_moves_each_bias_towards_equal_loads_once(monkeypatch):
     assert torch.equal(router.e_score_correction_bias, expected) and router.load is None
     optimizer.step()  # nothing counted since
     assert torch.equal(router.e_score_correction_bias, expected)
+    other = TopKRouter(fields(num_experts=6, router_bias_update_rate=0.02))  # of another model, beside it
+    other.load = torch.tensor([9, 0, 3, 3, 3, 0])
     copied.load = torch.tensor([0, 4, 4, 4])  # a copy is watched, too, and is its own router
     update_biases()
+    torch.testing.assert_close(other.e_score_correction_bias, torch.tensor([-0.02, 0.02, 0.0, 0.0, 0.0, 0.02]))
     assert copied.e_score_correction_bias[0] == 0.01 and torch.equal(router.e_score_correction_bias, expected)

@@ -157,7 +157,9 @@ def test_hidden_states_that_are_asked_for_keep_their_padding_and_change_no_logit
 
 
 @torch.no_grad()
-@every([variant for variant in TEXT if variant.config().position_encoding in DISTANCES_ONLY])
+@every(
+    [v for v in TEXT if v.config().position_encoding in DISTANCES_ONLY and not v.fields.get("attn_temperature_tuning")]
+)
 def test_where_distances_alone_are_known_padding_on_the_left_needs_no_positions(variant):
     subject = ZooSubject.of(variant)
     documents = subject.documents(LENGTHS)
@@ -308,7 +310,7 @@ def test_a_compiled_step_with_a_mask_and_smoothed_labels_is_the_eager_one(varian
 
 @pytest.mark.slow
 @torch.no_grad()
-@every([v for v in ZOO if not getattr(v.config(), "attn_logit_softcapping", None)])
+@every([v for v in ZOO if not (getattr(v.config(), "attn_logit_softcapping", None) or v.fields.get("attention_sinks"))])
 def test_flex_attention_equals_sdpa_forward(variant, fresh_compiler):
     """Forward only: flex has no backward on CPU.
 
