@@ -83,7 +83,7 @@ class GatedDeltaNet(Attention):
         return self.norm(out_BTHV).to(hidden_states.dtype).flatten(-2) * self.output_gate(hidden_states)
 
     def kernel(self, dtype: torch.dtype):
-        """`delta_rule`, or what the package has entered in its place (kernels/delta.py), computed in `dtype`."""
+        """`delta_rule`, or what the package has entered in its place (attention_delta_fla.py), computed in `dtype`."""
         entered = implementation("delta rule", self.config.attention_kinds[self.layer_idx])
         if entered is None or self.implementation() == "eager":
             return partial(delta_rule, corrects=self.corrects)

@@ -3,7 +3,7 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import kernels
+from . import attention_delta_fla, kernels
 from .base import enter_peft_defaults
 from .families import FAMILIES
 
@@ -14,6 +14,7 @@ def register_auto_classes() -> None:
     Safe to call more than once.
     """
     kernels.register()
+    attention_delta_fla.register()
     for model_type, family in FAMILIES.items():
         config_class = family.load(family.config)
         transformers.AutoConfig.register(model_type, config_class, exist_ok=True)

@@ -80,9 +80,6 @@ def test_modeling_imports_only_what_a_model_on_the_hub_can_rely_on(file):
     siblings = {(1, sibling.stem) for sibling in file.parent.glob("*.py")}
     siblings |= {"registration": {(1, "kernels")}, "__init__": {(1, "rules")}}.get(file.stem, set())
     siblings |= {(2, "traits"), (2, "families")} if file.parent.name == "rules" else set()
-    siblings |= (
-        {(2, each.stem) for each in (ROOT / "modeling").glob("*.py")} if file.parent.name == "kernels" else set()
-    )
     assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels", ROOT / "modeling" / "rules")
     for dots, module in imports_of(file):
         if dots:

@@ -1,13 +1,12 @@
 """Attention backends for any model of transformers: a mask builder and an attention function in its registries.
 
-They are chosen by name, `attn_implementation="anyformer"`. Beside them stands the delta rule of our own layers by fla's
-kernels (delta.py). This folder does not travel with a saved model, which runs sdpa where the package is absent.
+They are chosen by name, `attn_implementation="anyformer"`. This folder does not travel with a saved model, which runs
+sdpa where the package is absent.
 """
 
 from transformers import MODEL_MAPPING, AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from . import delta
 from .tiles import supports_sdpa, tiles_attention, tiles_mask
 
 NAME = "anyformer"
@@ -17,7 +16,6 @@ def register() -> None:
     """Add the backend to transformers' registries."""
     AttentionInterface.register(NAME, tiles_attention)
     AttentionMaskInterface.register(NAME, tiles_mask)
-    delta.register()
 
 
 def computes(config_class: type) -> bool:

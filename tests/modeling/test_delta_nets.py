@@ -5,10 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from anyformer.modeling import traits
+from anyformer.modeling import attention_delta_fla, traits
 from anyformer.modeling.attention_delta import delta_rule
-from anyformer.modeling.kernels import delta
-from anyformer.modeling.kernels.delta import by_fla, fla_or_torch
+from anyformer.modeling.attention_delta_fla import by_fla, fla_or_torch
 from anyformer.modeling.traits import implementation
 from anyformer.pipelines.interop.architectures.kimi import KIMI_DELTA
 from anyformer.pipelines.interop.verify import Float64Mode
@@ -192,6 +191,6 @@ def test_fla_is_entered_where_transformers_finds_it_and_nowhere_else(monkeypatch
     roles = [("delta rule", kind) for kind in WITH_KERNELS]
     assert is_flash_linear_attention_available() == all(role in traits._implementations for role in roles)
     monkeypatch.setattr(traits, "_implementations", {})
-    monkeypatch.setattr(delta, "is_flash_linear_attention_available", lambda: True)
-    delta.register()
+    monkeypatch.setattr(attention_delta_fla, "is_flash_linear_attention_available", lambda: True)
+    attention_delta_fla.register()
     assert list(traits._implementations) == roles

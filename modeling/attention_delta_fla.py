@@ -1,5 +1,6 @@
 """The delta rule by the kernels of flash-linear-attention (the package `fla`), where it is installed.
 
+This file does not travel with a saved model: only registration.py, which stays here, imports it.
 They are entered in traits.py for each kind of attention, in the role "delta rule". Layers ask there unless their
 attention is "eager", as they ask transformers' registry for a backend of attention.
 
@@ -12,9 +13,9 @@ from functools import partial
 import torch
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
-from ..attention_delta import CHUNK, delta_rule
-from ..attention_masks import flash_sequences
-from ..traits import implements
+from .attention_delta import CHUNK, delta_rule
+from .attention_masks import flash_sequences
+from .traits import implements
 
 
 def register() -> None:
