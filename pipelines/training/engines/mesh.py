@@ -68,11 +68,7 @@ def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "Pre
             distributed_config=config,
             **backends,
         )
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-    ) as error:  # also torch's NotImplementedError, of operations without a plan
+    except (ValueError, RuntimeError, OSError) as error:  # torch's of an operation without a plan is a RuntimeError
         raise UserError(f"{FIELD}={words_of(settings)} does not go with this model: {first_line(error)}") from error
     if shared.can_generate():
         shared.generation_config = model.generation_config
