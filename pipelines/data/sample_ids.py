@@ -33,7 +33,7 @@ class DatasetWithSampleIds(Dataset):
     def __getitem__(self, index):
         if index is NO_ROW:
             return without_labels(self.rows[0]) | {ROW_IDS: len(self), EPOCH: int(self._epoch)}
-        return self.rows[index] | {ROW_IDS: int(index), EPOCH: int(self._epoch)}
+        return {EPOCH: int(self._epoch)} | self.rows[index] | {ROW_IDS: int(index)}  # rows may say their own epoch
 
     def __getitems__(self, indices: list) -> list[dict]:
         """The rows of a batch, for which torch's loaders ask at once; read together where the rows can be."""
