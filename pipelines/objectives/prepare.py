@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
@@ -165,4 +166,13 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
 
 def describe_data(data: PreparedData) -> list[tuple[str, str]]:
     """What each split holds, for people: (split, one or several lines)."""
-    return [(split, "\n".join([data.objective.describe(rows), *rows.notes])) for split, rows in data.rows.items()]
+    return [(split, "\n".join([described(data.objective, rows), *rows.notes])) for split, rows in data.rows.items()]
+
+
+def described(objective: Objective, rows: Rows) -> str:
+    """The rows of a split, or of each of their parts, in lines."""
+    if not rows.parts:
+        return objective.describe(rows)
+    own = ((name, described(objective.parts.get(name, objective), part)) for name, part in rows.parts.items())
+    shares = rows.shares()
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {objective.row_noun}s): {lines}" for name, lines in own)

@@ -331,6 +331,17 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
             raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
 
 
+def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
+    """Raise UserError for validation data of one source of a mixture that exclude other settings."""
+    names = ("validation_files", "validation_split", "validation_fraction")
+    given = [f"{path}.{name}" for name in names if getattr(source, name) is not None]
+    given += [f"data.{name}" for name in names[:2] if given and getattr(data, name) is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are both set; keep one and set the other to null")
+    if source.validation_split is not None and source.dataset is None:
+        raise UserError(f"{path}.validation_split={show(source.validation_split)} has no effect without {path}.dataset")
+
+
 def _check_encoding(source: SourceSection, path: str) -> None:
     field = f"{path}.encoding={show(source.encoding)}"
     try:
@@ -347,8 +358,13 @@ def check_data(data: DataSection) -> None:
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
-        if source.name is not None and source.name in ("", *(other.name for other in data.mixture[:i])):
+        others = [re.sub(r"\W+", "_", other.name) for other in data.mixture[:i] if other.name is not None]
+        if source.name is not None and re.sub(r"\W+", "_", source.name) in ("", "_", *others):
             raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
+        _check_validation(source, f"data.mixture.{i}", data)
+    if data.weights_by != "tokens" and (data.streaming or not data.mixture):
+        why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
+        raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
     if data.mixture and data.max_documents is not None:
         raise UserError(
             "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."

@@ -111,12 +111,19 @@ class SourceSection:
 
 @dataclass
 class MixtureSource(SourceSection):
-    name: str | None = doc("what the log and the report call it; null: the names of its files or of its data set")
+    name: str | None = doc(
+        "what its numbers are called: news makes validation_loss_news; null: the names of its files or of its data set"
+    )
     weight: float = doc(
-        "share of the training tokens that comes from this source, relative to the other weights",
+        "share of the training data that comes from this source, relative to the other weights (data.weights_by)",
         1.0,
         at_least=1e-6,
         at_most=1e6,
+    )
+    validation_files: str | list[str] | None = doc("its own local files for validation")
+    validation_split: str | None = doc("its own split of the Hub data set for validation")
+    validation_fraction: float | None = doc(
+        "share of its own documents held back for validation; null: data.validation_fraction", at_least=0, below=1
     )
 
 
@@ -128,6 +135,13 @@ DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions",
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
+    weights_by: float | Literal["tokens", "documents"] = doc(
+        "what the weights of a mixture are shares of: tokens or documents; a temperature T, a number such as 3: a "
+        "source of N tokens counts as N ** (1 / T), times its weight",
+        "tokens",
+        at_least=1,
+        at_most=1000,
+    )
     derive: (
         Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
         | None
