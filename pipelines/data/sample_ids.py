@@ -34,6 +34,7 @@ class DatasetWithSampleIds(Dataset):
     def __getitem__(self, index):
         epoch = int(self._epoch)
         if index is NO_ROW:
+            return without_labels(self.rows[0]) | {ROW_IDS: getattr(self.rows, "beyond", len(self)), EPOCH: epoch}
         number = int(index) + epoch * len(self) * getattr(self.rows, "is_ordered", False)
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
