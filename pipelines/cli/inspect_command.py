@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_json, add_trust
 from .output import json_alone, say_loading
+from .parser import add_json, add_trust
 
 PAGE = "inspect.html"
 
