@@ -429,7 +429,7 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/rules/legality.py over the recipe's model."""
     from anyformer.modeling.rules.legality import check_legal
-    from anyformer.modeling.rules.positions import rope_parameters_of
+    from anyformer.modeling.rules.parts import rope_parameters_of
 
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)
