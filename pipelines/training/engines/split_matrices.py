@@ -1,4 +1,4 @@
-"""Matrices that processes share (DTensor), brought together one here and one there, for optimizers that need them whole.
+"""Matrices that processes share (DTensor), of which each makes some whole for an optimizer that needs them so.
 
 A stack of matrices of which each process has a part becomes one of which each process has some, by an exchange among
 all, and goes back in the same way: nobody gathers or computes what another does, as in Liu et al. 2025 ("Muon is
@@ -73,6 +73,6 @@ def _in_stack(placement: Placement) -> Placement:
 
 
 def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What this process has of a tensor of two or three axes, as views (1, r, c) of each matrix; of none one (0, r, c)."""
+    """Views (1, r, c) of what this process has of each matrix in a tensor of two or three axes; of none one (0, r, c)."""
     tensor = local(tensor)
     return (tensor[None],) if tensor.ndim == 2 else tensor.split(1)
