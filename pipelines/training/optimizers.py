@@ -4,6 +4,7 @@ import importlib.util
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import islice
 
 import torch
@@ -196,14 +197,22 @@ def decay_by_depth(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dec
         raise UserError(f"training.layer_decay={decay}: {type(model).__name__} has no list of layers; set it to null")
     depths = {id(p): places.depths[name] for name, p in model.named_parameters() if p.requires_grad}
     top = max(depths.values())
+    split_groups(optimizer, lambda p, group: {"lr": group["lr"] * decay ** (top - depths.get(id(p), top))})
+
+
+def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.Tensor, dict], dict]) -> None:
+    """Split the optimizer's groups by the settings that each parameter is to have; the highest rate comes first.
+
+    settings_of: a parameter and its group -> settings that replace the group's.
+    """
     several = isinstance(optimizer, MuonWithAdamW)
     for part in optimizer.parts.values() if several else [optimizer]:
         split = []
         for group in part.param_groups:
-            by_depth = defaultdict(list)
+            alike = defaultdict(list)
             for parameter in group["params"]:
-                by_depth[depths.get(id(parameter), top)].append(parameter)
-            split += [{**group, "params": by_depth[d], "lr": group["lr"] * decay ** (top - d)} for d in by_depth]
+                alike[tuple(settings_of(parameter, group).items())].append(parameter)
+            split += [{**group, **dict(settings), "params": parameters} for settings, parameters in alike.items()]
         part.param_groups = sorted(split, key=lambda group: -group["lr"])
     if several:
         optimizer._share_groups()

@@ -73,6 +73,6 @@ def _in_stack(placement: Placement) -> Placement:
 
 
 def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views (1, r, c) of what this process has of each matrix in a tensor of two or three axes; of none one (0, r, c)."""
+    """Views (1, r, c) of what this process has of each matrix in a tensor; where it has none, one (0, r, c)."""
     tensor = local(tensor)
     return (tensor[None],) if tensor.ndim == 2 else tensor.split(1)
