@@ -140,6 +140,10 @@ def check_recipe(recipe: Recipe) -> None:
         from .parallelism import check_parallelism
 
         check_parallelism(recipe, config_namespace(recipe))
+    if recipe.training.transfer is not None:
+        from .base_width import check_transfer
+
+        check_transfer(recipe, config_namespace(recipe))
     objective.check_data()
     _check_derived(objective)
     if any(data.streaming for data in objective.data_sections()):
