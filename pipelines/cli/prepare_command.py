@@ -32,7 +32,7 @@ def run(args) -> int:
 
     begun, shown = time.monotonic(), sys.stdout.isatty()
     if share is None:
-        for split, text in describe_data(prepare_data(recipe, progress=shown)):
+        for split, text in describe_data(prepare_data(recipe, progress=shown, for_training=True)):
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)

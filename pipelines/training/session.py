@@ -85,6 +85,8 @@ class Session:
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
+        if recipe.teacher is not None:
+            self.data.facts["teacher_weights"] = sha(weights_identity(recipe.teacher.name_or_path))
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]
