@@ -51,7 +51,7 @@ class PreparedData:
     @property
     def packed(self) -> bool:
         """Whether any row may hold more than one document."""
-        return any(rows.is_packed for rows in self.rows.values())
+        return any(rows.is_packed for rows in (*self.rows.values(), *(rows for *_, rows in self.stages)))
 
 
 def prepare_data(

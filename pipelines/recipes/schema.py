@@ -482,6 +482,9 @@ class StageSection:
         at_most=100,
     )
     weight_decay: float | None = doc("decoupled weight decay on matrices", at_least=0, at_most=100)
+    mixture: dict[str, float] | None = doc(
+        "weights of the sources of data.mixture by their names, such as {web: 0.7, code: 0.3}; others are not read"
+    )
 
 
 @dataclass

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
-from .schema import Recipe, StageSection, TrainingSection
+from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
 OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # what says something of a stage's own schedule alone
@@ -84,6 +84,12 @@ def check_stages(recipe: Recipe) -> None:
                 f"{where}.sequence_length={section.sequence_length}: {objective.setting} has no sequence_length; leave "
                 f"it out"
             )
+        if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
+            raise UserError(
+                f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
+                f"one length; leave it out"
+            )
+        _check_mixture(recipe.data, section, where)
         _check_batch(recipe.training, section, where)
         with of_stage(stage.number):
             _check_as_recipe(stage.recipe)
@@ -182,6 +188,27 @@ def peak_of(stage: Stage, level: float) -> float:
     if stage.section.peak is not None:
         return stage.section.peak
     return 1.0 if stage.number == 0 or stage.warmup else level
+
+
+def _check_mixture(data: DataSection, section: StageSection, where: str) -> None:
+    if section.mixture is None:
+        return
+    names = [source.name for source in data.mixture]
+    if not names:
+        raise UserError(f"{where}.mixture weighs the sources of data.mixture, which has none; list them there")
+    if None in names:
+        raise UserError(
+            f"{where}.mixture weighs sources by their names; set data.mixture.{names.index(None)}.name, too"
+        )
+    for name, weight in section.mixture.items():
+        if name not in names:
+            raise UserError(
+                f"{where}.mixture.{name}: no source of data.mixture has this name{did_you_mean(name, names)}"
+            )
+        if not 0 <= weight <= 1e6:
+            raise UserError(f"{where}.mixture.{name}={show(weight)} must be a weight from 0 to 1e6")
+    if not any(section.mixture.values()):
+        raise UserError(f"{where}.mixture={show(section.mixture)} leaves no source to read; give one a weight above 0")
 
 
 def _check_batch(training: TrainingSection, section: StageSection, where: str) -> None:

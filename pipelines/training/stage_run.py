@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..data.mixture_order import shares_of
 from ..data.rows import Rows
 from ..data.staged_rows import StagedRows
 from ..objectives.base import Objective
@@ -42,7 +43,8 @@ class StageRun:
         said = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.objective.step_words()}"
         rate = self.stage.section.learning_rate
         said += "" if rate is None else f", learning rate {rate}"
-        decay = self.stage.section.weight_decay
+        decay, weights = self.stage.section.weight_decay, self.stage.section.mixture
+        said += "" if weights is None else ", " + ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         return said + ("" if decay is None else f", weight decay {decay:g}")
 
     def facts(self) -> dict:
@@ -66,7 +68,19 @@ def stage_runs(found: list[tuple[Stage, Objective, Rows]], ranks: int, per_step:
 
 
 def rows_of_run(runs: list[StageRun], seed: int) -> StagedRows:
-    return StagedRows([run.rows for run in runs], [len(run.numbers) for run in runs], seed)
+    """The rows of the whole run in the order of its steps."""
+    shares = [shares_in(run) for run in runs]
+    return StagedRows([run.rows for run in runs], shares, [len(run.numbers) for run in runs], seed)
+
+
+def shares_in(run: StageRun) -> dict[str, float] | None:
+    """The shares of the sources that a stage names, of those that it reads; None: as in the whole run."""
+    weights, data, parts = run.stage.section.mixture, run.stage.recipe.data, run.rows.parts
+    if weights is None:
+        return None
+    named = {name: weights.get(source.name, 0) for name, source in zip(parts, data.mixture, strict=True)}
+    sizes = [{name: parts[name].facts[of] for name in parts} for of in ("tokens", "documents")]
+    return {name: share for name, share in shares_of(named, data.weights_by, *sizes).items() if share > 0}
 
 
 class StagedTraining:
@@ -88,6 +102,10 @@ class StagedTraining:
         """Passes over the rows of the current stage's length, after so many steps of the run."""
         stage = self.current.stage
         return self.rows.passes(stage.number, (step - stage.begin) * self.current.per_step)
+
+    def tokens(self, step: int) -> dict[str, int]:
+        """Tokens of each source after so many steps of the run."""
+        return self.rows.tokens_before(self.current.first + (step - self.current.stage.begin) * self.current.per_step)
 
     def remember(self, optimizer) -> None:
         """The optimizer is new: its groups have the recipe's own weight decay."""

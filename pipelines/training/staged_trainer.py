@@ -72,4 +72,5 @@ class StagedTrainer(AnyformerTrainer):
         self.state.epoch = self.stages.passes(self.state.global_step)
         if "loss" in logs:
             logs["stage"] = self.stages.current.stage.number + 1
+            logs |= {f"tokens_{name}": count for name, count in self.stages.tokens(self.state.global_step).items()}
         super().log(logs, start_time)
