@@ -89,6 +89,8 @@ def check_stages(recipe: Recipe) -> None:
                 f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
                 f"one length; leave it out"
             )
+        if section.mixture is not None and (objective.parts or recipe.task is not None):
+            raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
         _check_mixture(recipe.data, section, where)
         _check_batch(recipe.training, section, where)
         with of_stage(stage.number):
@@ -202,9 +204,7 @@ def _check_mixture(data: DataSection, section: StageSection, where: str) -> None
         )
     for name, weight in section.mixture.items():
         if name not in names:
-            raise UserError(
-                f"{where}.mixture.{name}: no source of data.mixture has this name{did_you_mean(name, names)}"
-            )
+            raise UserError(f"{where}.mixture.{name} is no name in data.mixture{did_you_mean(name, names)}")
         if not 0 <= weight <= 1e6:
             raise UserError(f"{where}.mixture.{name}={show(weight)} must be a weight from 0 to 1e6")
     if not any(section.mixture.values()):

@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 import torch
 import yaml
+from anyformer.pipelines.data.mixed_rows import SourceRows
+from anyformer.pipelines.data.mixture_order import MixtureOrder
 from anyformer.pipelines.data.rows import Rows
 from anyformer.pipelines.data.staged_rows import StagedRows
 from anyformer.pipelines.errors import UserError
@@ -14,7 +16,7 @@ from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSec
 from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
 from anyformer.pipelines.training.guards.audit import read_audit
 from anyformer.pipelines.training.learning_rate import share_of_steps
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same_weights
@@ -111,6 +113,7 @@ class Numbers(Rows):
 
     def __init__(self, size: int):
         self.size, self.fingerprint, self.name = size, f"{size} numbers", "numbers"
+        self.facts = {"rows": size, "tokens": 10 * size, "documents": size, "bytes": size}
 
     def __len__(self):
         return self.size
@@ -119,19 +122,32 @@ class Numbers(Rows):
         return {"number": number}
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=5), st.integers(0, 3))
 def test_rows_of_one_length_are_all_trained_before_one_is_again_whatever_the_borders(stages, seed):
     lengths, counts = zip(*stages)
-    rows = StagedRows([Numbers(length) for length in lengths], counts, seed)
+    rows = StagedRows([Numbers(length) for length in lengths], [None] * len(stages), counts, seed)
     assert len(rows) == sum(counts)
-    whole = {length: StagedRows([Numbers(length)], [sum(counts)], seed) for length in lengths}
+    whole = {length: StagedRows([Numbers(length)], [None], [sum(counts)], seed) for length in lengths}
     met = {length: [] for length in lengths}
-    for number in range(len(rows)):
-        length = lengths[rows.stage_of(number)[0]]
+    for number, length in enumerate(length for length, count in stages for _ in range(count)):
         assert rows[number] == whole[length][len(met[length])]  # as without the other stages
         met[length].append(rows[number]["number"])
     for length, numbers in met.items():
         assert max(Counter(numbers).values()) <= -(-len(numbers) // length)
+
+
+def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
+    parts, weights = {"web": Numbers(7), "code": Numbers(5)}, [{"web": 1}, {"web": 1, "code": 3}, {"code": 1}]
+    order = MixtureOrder({name: len(rows) for name, rows in parts.items()}, {"web": 1, "code": 1}, 0)
+    rows = StagedRows([SourceRows(parts, order)] * 4, [None, *weights], [6, 4, 8, 4], seed=3)
+    drawn = [rows.place(number) for number in range(len(rows))]
+    counts = [Counter(name for name, _ in drawn[begin:end]) for begin, end in ((0, 6), (6, 10), (10, 18), (18, 22))]
+    assert counts == [{"web": 3, "code": 3}, {"web": 4}, {"web": 2, "code": 6}, {"code": 4}]
+    for name, size in (("web", 7), ("code", 5)):
+        own = [number for source, number in drawn if source == name]
+        assert set(own[:size]) == set(range(size))  # all before one comes again
+    assert rows.tokens_before(10) == {"web": 70, "code": 30} and rows.tokens_before(22) == {"web": 90, "code": 130}
 
 
 def run_of(total: int, *stages, **training) -> Recipe:
@@ -146,6 +162,7 @@ def test_a_stage_alone_has_the_schedule_of_transformers():
         assert [staged(step) for step in range(40)] == pytest.approx([plain(step) for step in range(40)], abs=1e-12)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 20), st.integers(1, 20), st.sampled_from(["decay", "cosine"]), st.floats(0.1, 0.9))
 def test_a_stage_begins_at_the_rate_where_the_last_one_ended(first, second, kind, low):
     stages = {"until": first, "learning_rate": kind, "min_lr_rate": low}, {"until": 1.0, "learning_rate": "constant"}
@@ -164,6 +181,7 @@ def test_runs_are_alike_up_to_the_first_stage_that_differs():
 
 
 WHOLE = {"until": 1.0}
+SOURCES = {"data": {"mixture": [{"source": "stdlib", "name": "doc"}, {"source": "stdlib_code", "name": "code"}]}}
 REFUSED = [
     ([{}], {}, "stages.0.until is not set; it is the step"),
     ([{"until": 0.8}, {"until": 0.5}], {}, "stages.1.until=0.5 is step 5 of 10, which is not above stages.0.until=0.8"),
@@ -190,6 +208,9 @@ REFUSED = [
     ),
     ([WHOLE | {"learning_rate": "decay", "warmup_steps": 11}], {}, "stages.0.warmup_steps=11.0 is more than the 10 st"),
     ([WHOLE | {"per_device_train_batch_size": 2}], {}, "leaves open how many rows a step has"),
+    ([WHOLE | {"mixture": {"a": 1}}], {}, "stages.0.mixture weighs the sources of data.mixture, which has none"),
+    ([WHOLE | {"mixture": {"docs": 1}}], SOURCES, "stages.0.mixture.docs is no name in data.mixture; did you mean doc"),
+    ([WHOLE | {"mixture": {"doc": 0}}], SOURCES, "leaves no source to read; give one a weight above 0"),
     ([WHOLE | {"weight_decay": 0.1}], {"training": {"weight_decay": 0.0}}, "scales training.weight_decay, which is 0"),
     (
         [WHOLE | {"sequence_length": 8}],

@@ -63,19 +63,16 @@ def change_of_outputs(family, optim, width, layers, transfers) -> float:
         optimizer.step()
         optimizer.zero_grad()
     after = model.eval()(**batch).logits.detach()
-    print(family, optim, width, layers, transfers, f"{before.std():.4f} {(after - before).std():.4f} {first:.3f}")
+    print(family, optim, width, layers, transfers, f"{before.std():.4f} {(after-before).std():.4f} {first:.3f}")
     return (after - before).square().mean().sqrt().item()
 
 
 if __name__ == "__main__":
-    import anyformer
-
-    anyformer.register()
+    import anyformer; anyformer.register()
     torch.set_num_threads(1)
     for family in FAMILIES:
         for optim in ("adamw", "muon"):
             for t in (False, True):
                 for w, l in ((32, 2), (128, 2), (512, 2), (32, 8)):
-                    if w == 512 and family != "decoder":
-                        continue
+                    if w == 512 and family != "decoder": continue
                     change_of_outputs(family, optim, w, l, t)
