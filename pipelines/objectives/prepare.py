@@ -66,6 +66,8 @@ def prepare_data(
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
     objective, cache = objective_of(recipe), cache_of(recipe)
+    if for_training:
+        objective.before_training()
     sources = objective.open()
     if for_training and recipe.evaluation.every_steps is not None and "validation" not in sources:
         raise UserError(
@@ -86,6 +88,8 @@ def prepare_data(
             if not leaves_out(objective, sources, error, prepared):
                 raise
     data.rows = objective.completed(data.rows, cache, progress)
+    if for_training:
+        data.rows = objective.for_training(data.rows, sources, cache)
     data.facts = {split: rows.report() for split, rows in data.rows.items()}
     if "train" in data.rows:
         identity = [data.rows["train"].identity, objective.processor_fingerprint()]

@@ -191,6 +191,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "recipe_text": facts.public_recipe_text,
         "has_recipe": (model.path / "recipe.yaml").is_file(),
         "base_model": facts.base_model,
+        "teacher": facts.teacher,
         "is_converted": "converted_from" in run,
         "to_family": run.get("to_family"),
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],

@@ -212,6 +212,33 @@ class ObjectiveSettings:
 
 
 @dataclass
+class TeacherSection:
+    """Another model, from whose answers this one learns beside the labels (Hinton et al. 2015)."""
+
+    name_or_path: str = doc("a trained model: the folder of a finished run, or a repository on the Hub", "")
+    weight: float = doc("share of the teacher in the loss; the labels have the rest", 0.5, above=0, at_most=1)
+    temperature: float = doc(
+        "what the logits of both are divided by; the teacher's part of the loss is multiplied by its square",
+        1.0,
+        above=0,
+        at_most=100,
+    )
+    stored: bool = doc(
+        "of causal: the teacher answers all training rows before the training, into the cache, whence this run and "
+        "later ones read; false: it answers beside the model in each step. What a teacher says of a labelled example "
+        "is always stored",
+        False,
+    )
+    files: str | list[str] | None = doc(
+        "of sequence_classification and sentence_similarity: further texts, in the columns that the task names, of "
+        "which the model learns from the teacher alone"
+    )
+    top_k: int = doc(
+        "stored: so many of the likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1
+    )
+
+
+@dataclass
 class LoraSettings:
     """LoRA (Hu et al. 2021): matrices of low rank are trained beside the weights of a checkpoint, which stay."""
 
@@ -226,6 +253,16 @@ class LoraSettings:
     )
     use_rslora: bool = doc("scale by alpha / sqrt(r) instead (Kalajdzievski 2023)", False)
     merge: bool = doc("save the whole model with what was learned added to its weights, not the adapter alone", False)
+
+
+@dataclass
+class TransferSettings:
+    """Rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
+
+    base: dict[str, int] = doc(
+        "sizes of the model that the rates were chosen for: hidden_size, num_hidden_layers or both; what is not named "
+        "follows, with heads of the same size"
+    )
 
 
 @dataclass
@@ -324,6 +361,11 @@ class TrainingSection:
         "the same",
         above=0,
         at_most=1,
+    )
+    transfer: TransferSettings | None = doc(
+        "the rates above are those of a smaller model of this shape, such as {base: {hidden_size: 128}}: new weights, "
+        "multipliers of the model, AdamW's rates and weight decay follow from how much wider and deeper this one is; "
+        "null: they are this model's own"
     )
     ema_decay: float | None = doc(
         "measure and save the exponential moving average of the weights, of which this share stays in a step, such as "
@@ -434,6 +476,7 @@ class Recipe:
     # Exactly one of the two is not None; a recipe that names neither has the default objective.
     objective: ObjectiveSettings | None = field(default_factory=lambda: default_objective())
     task: ObjectiveSettings | None = None
+    teacher: TeacherSection | None = None
     training: TrainingSection = field(default_factory=TrainingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)

@@ -85,6 +85,8 @@ class Session:
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
+        if recipe.teacher is not None:
+            self.data.facts["teacher_weights"] = sha(weights_identity(recipe.teacher.name_or_path))
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]
@@ -117,6 +119,7 @@ class Session:
         from .checkpoints.weight_average import WeightAverage
         from .compiled_layers import CompiledLayers, compile_arguments
         from .losses.validation_metrics import ValidationMetrics
+        from .models import transferred
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
@@ -138,6 +141,7 @@ class Session:
             run_identity=self.identity_text(),
             own_optimizer=own_optimizer(section),
             layer_decay=section.layer_decay,
+            scales=None if section.transfer is None else transferred(recipe, self.data, model),
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, section) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),

@@ -114,9 +114,11 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        base = "base_weights"  # of a run with LoRA, whose checkpoints do not hold them
-        if difference is None and stored["data"].get(base) != self.data.get(base):
-            difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
+        # Of a run with LoRA or a teacher, whose checkpoints do not hold them.
+        for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
+            if difference is None and stored["data"].get(base) != self.data.get(base):
+                where = "model" if section is self.recipe.model else "teacher"
+                difference = f"the weights of {where}.name_or_path={section.name_or_path!r} have changed since"
         if difference is not None:
             raise UserError(
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
