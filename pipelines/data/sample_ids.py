@@ -36,7 +36,7 @@ class DatasetWithSampleIds(Dataset):
         if index is NO_ROW:
             return without_labels(self.rows[0]) | {ROW_IDS: getattr(self.rows, "beyond", len(self)), EPOCH: epoch}
         number = int(index) + epoch * len(self) * getattr(self.rows, "is_ordered", False)
-        return self.rows[number] | {ROW_IDS: number, EPOCH: epoch}
+        return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
     def __getitems__(self, indices: list) -> list[dict]:
         """The rows of a batch, for which torch's loaders ask at once; read together where the rows can be."""

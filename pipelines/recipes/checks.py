@@ -154,11 +154,15 @@ def check_recipe(recipe: Recipe) -> None:
         in_steps(recipe, None)
     objective.check_family()
     objective.check_tokenizer()
-    _check_positions(recipe, objective)
+    check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
+    if recipe.stages:
+        from .stage_plan import check_stages
+
+        check_stages(recipe)
 
 
 def _check_derived(objective) -> None:
@@ -379,7 +383,7 @@ def check_data(data: DataSection) -> None:
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
 
 
-def _check_positions(recipe: Recipe, objective) -> None:
+def check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
     most = getattr(config, "max_position_embeddings", None)
     if most is None:

@@ -458,6 +458,36 @@ class EvaluationSection:
 
 
 @dataclass
+class StageSection:
+    """A stretch of the training's steps with settings of its own; null: as the recipe says (stage_plan.py)."""
+
+    until: float | None = doc("the step after which the stage ends; at most 1: a share of training.max_steps", above=0)
+    sequence_length: int | None = doc("tokens per row", at_least=2, at_most=2**24)
+    global_batch_size: int | None = doc("rows per optimizer step over all processes", at_least=1, at_most=2**30)
+    per_device_train_batch_size: int | None = doc("rows per device and forward pass", at_least=1, at_most=2**20)
+    learning_rate: Literal["constant", "decay", "cosine"] | None = doc(
+        "constant, decay (linear) or cosine, from where the stage before ended; null in all stages: "
+        "training.lr_scheduler_type over the whole run"
+    )
+    min_lr_rate: float = doc("share of the peak at which decay and cosine end", 0.0, at_least=0, at_most=1)
+    warmup_steps: float | None = doc(
+        "steps of linear warm-up to the peak; below 1: share of the stage's; null: in the first stage as "
+        "training.warmup_steps, in others none",
+        at_least=0,
+    )
+    peak: float | None = doc(
+        "share of the peak learning rate at which the stage begins, after its warm-up; null: where the one before "
+        "ended, after a warm-up 1",
+        above=0,
+        at_most=100,
+    )
+    weight_decay: float | None = doc("decoupled weight decay on matrices", at_least=0, at_most=100)
+    mixture: dict[str, float] | None = doc(
+        "weights of the sources of data.mixture by their names, such as {web: 0.7, code: 0.3}; others are not read"
+    )
+
+
+@dataclass
 class PublishSection:
     repo_id: str | None = doc("Hub repository the finished model is pushed to; null: not published")
     private: bool = doc("create the repository as private", False)
@@ -478,6 +508,11 @@ class Recipe:
     task: ObjectiveSettings | None = None
     teacher: TeacherSection | None = None
     training: TrainingSection = field(default_factory=TrainingSection)
+    stages: list[StageSection] = doc(
+        "stretches of the training's steps with settings of their own, such as [{until: 0.8, sequence_length: 512}, "
+        "{until: 1.0, sequence_length: 2048}]",
+        [],
+    )
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 
