@@ -9,8 +9,8 @@ from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..reporting.console import wide_console
 from ..words import aligned, counted, short_number
-from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
+from .parser import add_json, add_recipe, add_trust, at_least
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan

@@ -5,8 +5,8 @@ import sys
 import time
 
 from ..errors import UserError
-from .common_arguments import add_recipe, add_trust, recipe_of
 from .output import quoted, say_loading, say_next
+from .parser import add_recipe, add_trust, recipe_of
 
 
 def add_arguments(add_parser) -> None:

@@ -140,6 +140,10 @@ def check_recipe(recipe: Recipe) -> None:
         from .parallelism import check_parallelism
 
         check_parallelism(recipe, config_namespace(recipe))
+    if recipe.training.transfer is not None:
+        from .base_width import check_transfer
+
+        check_transfer(recipe, config_namespace(recipe))
     objective.check_data()
     _check_derived(objective)
     if any(data.streaming for data in objective.data_sections()):
@@ -429,7 +433,7 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/rules/legality.py over the recipe's model."""
     from anyformer.modeling.rules.legality import check_legal
-    from anyformer.modeling.rules.positions import rope_parameters_of
+    from anyformer.modeling.rules.parts import rope_parameters_of
 
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)

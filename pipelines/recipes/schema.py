@@ -242,6 +242,16 @@ class LoraSettings:
 
 
 @dataclass
+class TransferSettings:
+    """Rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
+
+    base: dict[str, int] = doc(
+        "sizes of the model that the rates were chosen for: hidden_size, num_hidden_layers or both; what is not named "
+        "follows, with heads of the same size"
+    )
+
+
+@dataclass
 class ParallelismSettings:
     """How the processes of a run share its model and its rows. The product of all but ep is their number."""
 
@@ -337,6 +347,11 @@ class TrainingSection:
         "the same",
         above=0,
         at_most=1,
+    )
+    transfer: TransferSettings | None = doc(
+        "the rates above are those of a smaller model of this shape, such as {base: {hidden_size: 128}}: new weights, "
+        "multipliers of the model, AdamW's rates and weight decay follow from how much wider and deeper this one is; "
+        "null: they are this model's own"
     )
     ema_decay: float | None = doc(
         "measure and save the exponential moving average of the weights, of which this share stays in a step, such as "

@@ -123,6 +123,7 @@ class Session:
         from .checkpoints.weight_average import WeightAverage
         from .compiled_layers import CompiledLayers, compile_arguments
         from .losses.validation_metrics import ValidationMetrics
+        from .models import transferred
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
@@ -144,6 +145,7 @@ class Session:
             run_identity=self.identity_text(),
             own_optimizer=own_optimizer(section),
             layer_decay=section.layer_decay,
+            scales=None if section.transfer is None else transferred(recipe, self.data, model),
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, section) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),

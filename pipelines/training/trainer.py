@@ -50,6 +50,7 @@ from .losses.evaluation_sums import EvaluationSums, sums_of_parts
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
 from .optimizers import decay_by_depth, matrices_only, remember_absent
+from .transfer import Scale, scale_rates
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -74,6 +75,7 @@ class AnyformerTrainer(Trainer):
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         layer_decay: rate of a layer beside that of the one above it (optimizers.py); None: all have the same.
+        scales: of training.transfer (transfer.py): what AdamW's settings are multiplied by; None: by nothing.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -99,6 +101,7 @@ class AnyformerTrainer(Trainer):
         run_identity: str = "{}",
         own_optimizer: OwnOptimizer | None = None,
         layer_decay: float | None = None,
+        scales: dict[str, Scale] | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -114,7 +117,7 @@ class AnyformerTrainer(Trainer):
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, self.layer_decay, watch = shares, layer_decay, watch or Watch()
+        self.shares, self.layer_decay, self.scales, watch = shares, layer_decay, scales, watch or Watch()
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
@@ -333,6 +336,8 @@ class AnyformerTrainer(Trainer):
             optimizer = super().create_optimizer(model)
         if fresh and self.layer_decay is not None:
             decay_by_depth(optimizer, built, self.layer_decay)
+        if fresh and self.scales is not None:
+            scale_rates(optimizer, built, self.scales)
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
