@@ -109,6 +109,11 @@ class SourceRows(MixedRows):
             for name, share in self.shares().items()
         }
 
+    def tokens_before(self, number: int) -> dict[str, int]:
+        """The tokens of each source in the training rows before a number."""
+        drawn = self.order.drawn_before(number)
+        return {name: drawn[name] * rows.facts["tokens"] // len(rows) for name, rows in self.parts.items()}
+
     @property
     def beyond(self) -> int:
         return 2**62 if self.is_ordered else len(self)

@@ -55,8 +55,7 @@ class WithTopTokens(Rows, Dataset):
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
         self.rows, self.shards, self.each = rows, shards, each
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.is_packed, self.notes, self.store = rows.is_packed, rows.notes, rows.store
-        self.sequence_length = rows.sequence_length
+        self.is_packed, self.notes = rows.is_packed, rows.notes
 
     @classmethod
     def cached(
@@ -89,6 +88,12 @@ class WithTopTokens(Rows, Dataset):
         shown = watched(list(starts), "teacher, shard") if missing else starts
         folders = [cached_folder(cache, kind, names[s], lambda folder, s=s: build(folder, s)) for s in shown]
         return cls(rows, [TeacherShard(folder) for folder in folders], each, key)
+
+    def __getattr__(self, name: str) -> Any:
+        """What packed rows have beside, such as `store` and `fill_rate`."""
+        if name == "rows":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.rows, name)
 
     def __len__(self) -> int:
         return len(self.rows)

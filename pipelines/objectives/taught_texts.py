@@ -55,6 +55,12 @@ class TaughtTexts(Taught):
     def label_facts(self, labels: list) -> dict[str, Any]:
         return super().label_facts([label for label in labels if label != UNLABELLED])
 
+    def show(self, console, rows, number: int, row: dict) -> None:
+        if row["labels"] == UNLABELLED:
+            self.show_label(console, number, row, "no label")
+        else:
+            super().show(console, rows, number, row)
+
     def further_texts(self):
         """The examples of teacher.files; None: there are none."""
         from ..data.examples import ExampleFiles, Examples

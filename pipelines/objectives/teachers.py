@@ -11,6 +11,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anyformer.modeling.families import FAMILIES
+
 from ..errors import UserError
 from ..plugins import OBJECTIVES
 from ..recipes.schema import TeacherSection
@@ -96,23 +98,34 @@ class TaughtTokens(Taught):
             super().check_stored(section)
         elif not section.stored and section.top_k != TeacherSection.top_k:
             raise UserError(f"teacher.top_k={section.top_k} has no effect without teacher.stored=true; set it, too")
-        elif section.stored and self.recipe.data.streaming:
+        if not section.stored and "zero3" in str(self.recipe.training.extra.get("deepspeed")):
+            raise UserError(
+                "training.deepspeed=zero3 would split a teacher that answers in each step; take zero2 or fsdp"
+            )
+        if section.stored and self.recipe.data.streaming:
             raise UserError("teacher.stored=true needs stored data, and data.streaming=true; set teacher.stored=false")
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         if "teacher" in self.__dict__:  # looked at: this is for a training
-            self.teacher.check_tokenizer(self.tokenizer)
+            self.shared_ids()
+
+    def shared_ids(self) -> int:
+        """How many ids teacher and model share. Raises UserError for another tokenizer, or a top_k beyond it."""
+        size, section = self.teacher.check_tokenizer(self.tokenizer), self.recipe.teacher
+        if section.stored and section.top_k >= size:
+            raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
+        return size
 
     def for_training(self, rows, sources, cache: Path):
         from .teacher_losses import TokenLesson
 
         rows, section = super().for_training(rows, sources, cache), self.recipe.teacher
-        size, ask = self.teacher.check_tokenizer(self.tokenizer), self.teacher.logits
+        size, ask = self.shared_ids(), self.teacher.logits
         if section.stored:
-            if section.top_k >= size:
-                raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
             rows, ask = rows | {"train": self.stored(rows["train"], size, cache)}, None
+        if ask is not None or self.teacher.config.model_type not in FAMILIES:
+            self.reads_beside = self.teacher.model  # loaded before any step
         self.lesson = TokenLesson(section.weight, section.temperature, self.shifts_labels, size, ask)
         return rows
 

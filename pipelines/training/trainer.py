@@ -44,6 +44,7 @@ from .guards.stall_watchdog import StallWatchdog
 from .guards.stop_signal import StopSignal
 from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
+from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
@@ -366,6 +367,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
+            logs.update(source_tokens(self.bare_rows, self.args, self.state.global_step))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:

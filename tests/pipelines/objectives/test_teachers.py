@@ -3,14 +3,16 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data import teacher_store
+from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
-from task_data import random_decoder
+from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, write_lines
 from torch.nn.functional import cross_entropy
 
 HALF = 2e-3  # stored log-probabilities have 11 bits
@@ -138,3 +140,170 @@ def test_a_killed_student_goes_on_and_needs_no_teacher_at_the_end(student, teach
     assert command("evaluate", whole) == 0
     after = json.loads(next(whole.glob("evaluation-*.json")).read_text())["metrics"]["loss"]
     assert after == pytest.approx(before, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ classes and vectors
+
+
+def labelled(tmp_path, number=40):
+    """Labelled reviews, and others without a label in a file of their own."""
+    reviews(tmp_path / "labelled.jsonl", number)
+    others = [json.loads(line) for line in reviews(tmp_path / "others.jsonl", 24, seed=1).read_text().splitlines()]
+    write_lines(tmp_path / "others.jsonl", [{"text": row["text"]} for row in others])
+    return {"files": str(tmp_path / "labelled.jsonl"), "validation_fraction": 0.25}
+
+
+def encoder(tmp_path, auto_class, name="teacher", **fields):
+    """The folder of an encoder with random weights, and a tokenizer of words that no student has."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    import anyformer
+
+    anyformer.register()
+    words = ["<pad>", "<unk>", *NEUTRAL, *GOOD, *BAD]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inputs = ["input_ids", "attention_mask"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", model_max_length=64, model_input_names=inputs
+    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": len(words)}
+    sizes["initializer_range"] = 0.5  # so that it tells texts apart
+    config = transformers.AutoConfig.for_model("anyformer_encoder", **sizes, pad_token_id=0, **fields)
+    getattr(transformers, auto_class).from_config(config).save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / name)
+    return tmp_path / name
+
+
+CLASSES = {"id2label": {0: "LABEL_1", 1: "LABEL_0"}, "label2id": {"LABEL_1": 0, "LABEL_0": 1}}  # turned around
+
+
+def task_with_teacher(tiny_recipe, tmp_path, task, folder, data, **teacher):
+    return tiny_recipe(
+        model={"family": "encoder", "hidden_size": 16, "num_key_value_heads": 4, "hidden_dropout": 0.0},
+        tokenizer={"type": "char", "vocab_size": None},
+        data=data,
+        task=task,
+        objective=None,
+        teacher={"name_or_path": str(folder)} | teacher,
+        training={"max_steps": 6},
+        evaluation={"metrics": None, "max_rows": None},
+    )
+
+
+def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path):
+    import transformers
+
+    data = labelled(tmp_path)
+    folder = encoder(tmp_path, "AutoModelForSequenceClassification", **CLASSES)
+    task = {"name": "sequence_classification", "max_length": 32}
+    files = str(tmp_path / "others.jsonl")
+    recipe = task_with_teacher(tiny_recipe, tmp_path, task, folder, data, files=files, temperature=2.0, weight=0.3)
+    prepared = prepare_data(load_recipe(recipe), for_training=True)
+    rows, lesson = prepared.rows["train"], prepared.objective.loss()
+    few = len(rows) - 24
+    assert [int(row["labels"]) < 0 for row in (rows[i] for i in range(len(rows)))] == [False] * few + [True] * 24
+    assert "reference" not in prepared.rows["validation"][0] and "24 texts without a label" in "".join(rows.notes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    text = json.loads((tmp_path / "others.jsonl").read_text().splitlines()[3])["text"]
+    with torch.no_grad():
+        said = model(**tokenizer(text, return_tensors="pt")).logits[0].flip(0)  # by the names of the classes
+    torch.testing.assert_close(rows[few + 3]["reference"], said.float(), atol=1e-4, rtol=1e-4)
+    batch = prepared.collator([rows[0], rows[few + 3]])
+    logits = torch.randn(2, 2, requires_grad=True)
+    p, q = (logits / 2).log_softmax(-1), (batch["reference"] / 2).log_softmax(-1)
+    each = 4 * (q.exp() * (q - p)).sum(-1)
+    expected = 0.7 * cross_entropy(logits[:1], batch["labels"][:1]) + 0.3 * each[0] + each[1]
+    torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected, atol=1e-5, rtol=1e-5)
+    assert lesson.weight(batch) == 2
+    batch["labels"][1] = -100  # a row that only fills up
+    assert lesson.weight(batch) == 1
+    torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected - each[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classes", "vectors"])
+def test_a_student_of_texts_goes_on_after_a_kill(tiny_recipe, tmp_path, whole_and_killed, kind):
+    if kind == "classes":
+        data, files = labelled(tmp_path), str(tmp_path / "others.jsonl")
+        folder = encoder(tmp_path, "AutoModelForSequenceClassification", **CLASSES)
+        task = {"name": "sequence_classification", "max_length": 32}
+    else:
+        data = {"files": str(pairs(tmp_path / "pairs.jsonl", 40)), "validation_fraction": 0.25}
+        files = str(pairs(tmp_path / "more.jsonl", 24, seed=1))
+        folder = encoder(tmp_path, "AutoModel")
+        task = {"name": "sentence_similarity", "text_pair_field": "other", "label_range": [0, 5], "max_length": 64}
+    whole, _ = whole_and_killed(4, task_with_teacher(tiny_recipe, tmp_path, task, folder, data, files=files))
+    logged = [line for line in lines_of(whole) if "teacher_loss" in line]
+    assert len(logged) == 6 and logged[-1]["teacher_loss"] < logged[0]["teacher_loss"]
+    assert sum("labels_loss" in line for line in logged) > 3
+
+
+def test_vectors_longer_than_the_models_are_their_principal_components():
+    from anyformer.pipelines.objectives.taught_texts import principal
+
+    draw = np.random.default_rng(0)
+    flat = draw.normal(size=(50, 3)) @ np.linalg.qr(draw.normal(size=(8, 8)))[0][:3]  # of three dimensions in eight
+    found = principal(flat, 3)
+    assert found.shape == (50, 3) and np.allclose(found @ found.T, flat @ flat.T)  # equal angles and lengths
+    assert principal(flat, 8) is flat
+
+
+# ------------------------------------------------------------------------------------------------------ mistakes
+
+
+def refused(path, *overrides) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare_data(load_recipe(path, overrides), for_training=True)
+    return str(caught.value)
+
+
+def test_mistakes_are_one_sentence_before_any_work(student, teacher, tiny_recipe, tmp_path):
+    recipe = student()
+    for overrides, said in {
+        ("teacher.name_or_path=runs/missing",): "teacher.name_or_path=runs/missing: no such folder",
+        (
+            "teacher.stored=true",
+            "teacher.top_k=258",
+        ): "teacher.top_k=258 must be below the 258 entries of the tokenizer",
+        ("teacher.top_k=5",): "teacher.top_k=5 has no effect without teacher.stored=true",
+        ("teacher.files=a.csv",): "teacher.files has no effect with objective.name=causal",
+        ("teacher.weight=0",): "teacher.weight=0.0 must be above 0",
+        (
+            "objective.name=fill_in_the_middle",
+            "evaluation.metrics=[]",
+        ): "teacher does not go with objective.name=fill_in_the_middle",
+        ("objective={name: distillation}",): "did you mean teacher.name_or_path?",
+        ("tokenizer={type: byte_bpe, vocab_size: 300}",): "has another tokenizer: 258 entries, of which",
+    }.items():
+        assert said in refused(recipe, *overrides), overrides
+    masked = ["objective={name: masked, sequence_length: 48}", "model={family: encoder}", "tokenizer={vocab_size: 300}"]
+    masked.append("evaluation.metrics=[]")
+    assert "is a AnyformerDecoderForCausalLM; this objective takes a teacher with the head" in refused(recipe, *masked)
+    assert "teacher.stored=true has no effect with objective.name=masked" in refused(
+        recipe, *masked, "teacher.stored=true"
+    )
+    (teacher / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in refused(recipe)
+    folder = encoder(tmp_path, "AutoModelForSequenceClassification", "classes", num_labels=3)
+    task = {"name": "sequence_classification", "max_length": 32}
+    path = task_with_teacher(tiny_recipe, tmp_path, task, folder, labelled(tmp_path))
+    assert "tells LABEL_0, LABEL_1, LABEL_2 apart, but the classes are LABEL_0, LABEL_1" in refused(path)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(student, command, tmp_path):
+    from processes import logged_losses
+    from test_distributed import assert_close, rank_main, run_ranks
+
+    for stored in ("false", "true"):
+        recipe, set = student(training={"max_steps": 8}), f"teacher.stored={stored}"
+        alone, both = tmp_path / f"alone-{stored}", tmp_path / f"both-{stored}"
+        doubled = "training.gradient_accumulation_steps=2"
+        assert command("train", recipe, set, doubled, f"training.output_dir={alone}") == 0
+        shutil.rmtree(tmp_path / "anyformer-cache" / "teacher", ignore_errors=True)  # made by the first process alone
+        both.mkdir()
+        run_ranks(2, rank_main, command, recipe, set, f"training.output_dir={both / 'run'}", folder=both)
+        assert_close(logged_losses(both / "run"), logged_losses(alone))
