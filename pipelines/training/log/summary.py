@@ -20,6 +20,7 @@ from ..arguments import rows_of
 from ..engines.elastic import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
+from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -79,6 +80,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
+        *sources_of_run(data.rows["train"], per_step, recipe),
         ("step", plan),
         *([] if does is None else [("optimizers", does)]),
         *describe_chosen(recipe),
