@@ -18,8 +18,9 @@ from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
-from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.schema import DataSection, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
+from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
 from .devices import Devices
@@ -148,6 +149,8 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
+    time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
+    notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
         model=type(model).__name__,
@@ -170,7 +173,7 @@ def plan_run(
         cache=cache,
         notes=notes,
         **planned_logits(model, memory.batch, rows * memory.sequences),
-        **planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained),
+        **time,
     )
 
 
@@ -262,6 +265,16 @@ def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
     if model.config.model_type in FAMILIES:
         chunk = min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
     return {"logits": logits, "logits_at_a_time": chunk}
+
+
+def planned_sources(data: DataSection, tokens: int) -> list[str]:
+    """How many of the tokens that a run trains are of which source; how often each is read takes the data."""
+    if not data.mixture or data.weights_by != "tokens":
+        return []
+    whole = sum(source.weight for source in data.mixture)
+    named = ((one.name or one.source or one.dataset or one.files, one.weight / whole) for one in data.mixture)
+    words = ", ".join(f"{name} {share:.1%} ({short_number(round(tokens * share))} tokens)" for name, share in named)
+    return [f"sources: {words}; anyformer prepare says how often each comes again"]
 
 
 def planned_time(

@@ -109,6 +109,10 @@ class SourceRows(MixedRows):
             for name, share in self.shares().items()
         }
 
+    def of(self, parts: Mapping[str, Rows]) -> "SourceRows":
+        """The same rows with more in them: parts, as long as these are, in the same order."""
+        return SourceRows(parts, self.order)
+
     def tokens_before(self, number: int) -> dict[str, int]:
         """The tokens of each source in the training rows before a number."""
         drawn = self.order.drawn_before(number)

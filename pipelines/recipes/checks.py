@@ -366,6 +366,12 @@ def check_data(data: DataSection) -> None:
         if source.name is not None and re.sub(r"\W+", "_", source.name) in ("", "_", *others):
             raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
         _check_validation(source, f"data.mixture.{i}", data)
+    weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
+    if data.derive is not None and weighted is not None:
+        raise UserError(
+            f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)} has no effect with "
+            f"data.derive={data.derive}, which reads all of each source; leave it out"
+        )
     if data.weights_by != "tokens" and (data.streaming or not data.mixture):
         why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
         raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")

@@ -367,7 +367,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
-            logs.update(source_tokens(self.bare_rows, self.args, self.state.global_step))
+            logs.update(source_tokens(self.bare_rows, rows_of(self.args), self.state.global_step))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:

@@ -1,6 +1,7 @@
 """Laws of data.mixture in whole runs: a cache, a share, a validation and a loss for each source."""
 
 import json
+import re
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -88,7 +89,10 @@ def test_each_source_has_its_loss_and_its_tokens_in_the_log_and_the_report(sourc
         training={"max_steps": 6}, evaluation={"every_steps": 3, "max_rows": None, "metrics": ["perplexity"]}
     )
     assert command("train", recipe) == 0
-    assert "rare (11.1% of the rows)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "rare (11.1% of the rows)" in printed and re.search(
+        r"sources: long: \d+ tokens, its \S+ 0\.\d+ times\n", printed
+    )
     lines = lines_of(tmp_path / "run")
     logged = [line for line in lines if "loss" in line]
     assert {name for line in logged for name in line if name.startswith("loss_")} == {f"loss_{n}" for n in WEIGHTS}
@@ -103,6 +107,15 @@ def test_each_source_has_its_loss_and_its_tokens_in_the_log_and_the_report(sourc
     assert metrics["validation_perplexity_short"] == pytest.approx(2.718281828 ** metrics["validation_loss_short"])
     page = (tmp_path / "run" / "report.html").read_text()
     assert "train, rare" in page and "validation, short" in page and "loss_short" in page
+
+
+def test_prepare_and_plan_say_how_much_of_each_source_a_run_trains(sources, command, capsys):
+    recipe, steps = sources(), "training.max_steps=1000"
+    assert command("prepare", recipe, steps) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"rare: 2\d\.\dk tokens, its \S+ [4-9]\.\d\d times; text that is read more than 4 times", printed)
+    assert command("plan", recipe, steps) == 0
+    assert "rare 11.1% (21.3k tokens); anyformer prepare says" in re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
 @pytest.mark.slow

@@ -1,16 +1,44 @@
-"""How many tokens of each source a run has trained so far, for its log."""
+"""How much of each source a run trains, for its log and for people."""
 
-from ..arguments import rows_of, steps_of_epoch
+from ...data.rows import Rows
+from ...recipes.schema import Recipe
+from ...recipes.usual_rates import settled
+from ...words import short_number
+from ..arguments import steps_of_epoch, total_steps
+
+# Muennighoff et al. 2023 (Scaling Data-Constrained Language Models): up to so many passes repeated text is nearly worth
+# new text, and from then on ever less.
+MANY_PASSES = 4
 
 
-def source_tokens(rows, args, step: int) -> dict[str, int]:
-    """{"tokens_news": 12345} after a step, of rows in an order of their own (Rows.is_ordered); {} of others.
+def rows_before(rows: Rows, per_step: int, steps: int) -> int:
+    """How many rows of an order of their own (Rows.is_ordered) so many steps train; an epoch's last step is short."""
+    epochs, rest = divmod(steps, steps_of_epoch(len(rows), per_step))
+    return epochs * len(rows) + min(rest * per_step, len(rows))
 
-    They follow from the number of the step alone, so that a run that goes on counts on. args: as Trainer has them.
+
+def source_tokens(rows: Rows, per_step: int, step: int) -> dict[str, int]:
+    """{"tokens_news": 12345} after a step; {} of rows without sources.
+
+    They follow from the number of the step alone, so that a run that goes on counts on.
     """
     if not getattr(rows, "is_ordered", False):
         return {}
-    per_step = rows_of(args)
-    epochs, rest = divmod(step, steps_of_epoch(len(rows), per_step))
-    trained = epochs * len(rows) + min(rest * per_step, len(rows))
-    return {f"tokens_{name}": tokens for name, tokens in rows.tokens_before(trained).items()}
+    return {f"tokens_{name}": n for name, n in rows.tokens_before(rows_before(rows, per_step, step)).items()}
+
+
+def sources_of_run(rows: Rows, per_step: int, recipe: Recipe) -> list[tuple[str, str]]:
+    """Facts for people: the tokens that the run trains of each source, and how often it reads it."""
+    if not getattr(rows, "is_ordered", False):
+        return []
+    found, section = [], settled(recipe, steps_of_epoch(len(rows), per_step)).training
+    last = rows_before(rows, per_step, total_steps(section, len(rows), per_step))
+    for name, tokens in rows.tokens_before(last).items():
+        held = rows.parts[name].facts["tokens"]
+        many = tokens > MANY_PASSES * held
+        warning = f"; text that is read more than {MANY_PASSES} times teaches ever less (Muennighoff et al. 2023)"
+        found.append(
+            f"{name}: {short_number(tokens)} tokens, its {short_number(held)} {tokens / held:.2f} times"
+            f"{warning if many else ''}"
+        )
+    return [("sources", "\n".join(found))]

@@ -21,6 +21,7 @@ from ..engines.elastic import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
 from ..stage_run import StageRun
+from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -82,6 +83,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
+        *([] if stages else sources_of_run(data.rows["train"], per_step, recipe)),
         ("step", plan),
         *([("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []),
         *([] if does is None else [("optimizers", does)]),

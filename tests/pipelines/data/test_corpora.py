@@ -470,6 +470,10 @@ def bad_input(tmp_path):
             DataSection(mixture=[MixtureSource(files=good, validation_split="x")]),
             ["data.mixture.0.validation_split='x' has no effect without data.mixture.0.dataset"],
         ),
+        "derived": (
+            DataSection(mixture=[MixtureSource(files=good, weight=2.0)], derive="next_sentence"),
+            ["data.mixture.0.weight=2.0 has no effect with data.derive=next_sentence"],
+        ),
         "weights by": (DataSection(files=good, weights_by=3.0), ["data.weights_by=3.0 has no effect, as there is no"]),
         "mixture max": (
             DataSection(mixture=[MixtureSource(files=good)], max_documents=3),
