@@ -19,7 +19,7 @@ from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe, TrainingSection
-from ..recipes.stage_plan import stages_of
+from ..recipes.stage_plan import Stage, stages_of
 from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
@@ -179,16 +179,27 @@ def plan_run(
 
 def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
     """The plan of a recipe with stages, by that of each; stage: as of plan_run. The states are shared alike in all."""
-    of_stages = [
-        replace(each.recipe, training=replace(each.recipe.training, max_steps=each.steps)) for each in stages_of(recipe)
-    ]
-    plans = [plan(each, stage=stage) for each in of_stages]
+    plans = [plan(planned_stage(each), stage=stage) for each in stages_of(recipe)]
     largest = max(plans, key=lambda one: one.chosen.total)
     if any(one.stage != largest.stage for one in plans):
         return plan_stages(recipe, plan, largest.stage)
-    seconds, notes = sum(one.seconds for one in plans), [note for one in plans for note in one.notes]
-    all_of_it = {"steps": recipe.training.max_steps, "seconds": seconds, "notes": list(dict.fromkeys(notes))}
-    return replace(largest, by_stage=plans, **all_of_it)
+    notes = [
+        note if all(note in other.notes for other in plans) else f"stage {number}: {note}"
+        for number, one in enumerate(plans, 1)
+        for note in one.notes
+    ]
+    of_run = {"steps": recipe.training.max_steps, "seconds": sum(one.seconds for one in plans)}
+    return replace(largest, by_stage=plans, notes=list(dict.fromkeys(notes)), **of_run)
+
+
+def planned_stage(stage: Stage) -> Recipe:
+    """The recipe of a run that would be a stage alone."""
+    recipe, weights = stage.recipe, stage.section.mixture
+    data = recipe.data
+    if weights is not None:
+        named = [replace(source, weight=weights.get(source.name, 0.0)) for source in data.mixture]
+        data = replace(data, mixture=[source for source in named if source.weight])
+    return replace(recipe, data=data, training=replace(recipe.training, max_steps=stage.steps))
 
 
 def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:

@@ -139,8 +139,9 @@ def _check_around(recipe: Recipe) -> None:
     ):
         if isinstance(value, str):
             raise UserError(f"{setting}={show(value)} is of passes over rows of one length; with stages, set a number")
-    if training.parallelism is not None and training.parallelism.sp > 1:
-        raise UserError("stages do not go with training.parallelism.sp, whose loader cannot change; use dp, tp or cp")
+    for name, why in (("sp", "whose loader cannot change"), ("pp", "which passes on batches of one shape")):
+        if training.parallelism is not None and getattr(training.parallelism, name) > 1:
+            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard, tp or cp")
 
 
 def _check_rates(recipe: Recipe) -> None:

@@ -110,6 +110,8 @@ class Session:
         check_rows_can_be_shared(recipe, rows)
         ranks = data_ranks(recipe.training, self.arguments.world_size)
         self.stages = stage_runs(self.data.stages, ranks, rows_of(self.arguments))
+        for run in self.stages:
+            check_rows_can_be_shared(run.stage.recipe, run.rows)
         start_deepspeed(self.arguments)
 
     def settle(self, per_epoch: int | None) -> Recipe:

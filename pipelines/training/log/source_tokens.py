@@ -1,6 +1,7 @@
 """How much of each source a run trains, for its log and for people."""
 
 from ...data.rows import Rows
+from ...data.staged_rows import StagedRows
 from ...recipes.schema import Recipe
 from ...recipes.usual_rates import settled
 from ...words import short_number
@@ -28,11 +29,18 @@ def source_tokens(rows: Rows, per_step: int, step: int) -> dict[str, int]:
 
 
 def sources_of_run(rows: Rows, per_step: int, recipe: Recipe) -> list[tuple[str, str]]:
-    """Facts for people: the tokens that the run trains of each source, and how often it reads it."""
-    if not getattr(rows, "is_ordered", False):
+    """Facts for people: the tokens that the run trains of each source, and how often it reads it.
+
+    rows: of an epoch, or of a whole run with stages.
+    """
+    if isinstance(rows, StagedRows):
+        last = len(rows)
+    elif getattr(rows, "is_ordered", False) and not recipe.stages:
+        section = settled(recipe, steps_of_epoch(len(rows), per_step)).training
+        last = rows_before(rows, per_step, total_steps(section, len(rows), per_step))
+    else:
         return []
-    found, section = [], settled(recipe, steps_of_epoch(len(rows), per_step)).training
-    last = rows_before(rows, per_step, total_steps(section, len(rows), per_step))
+    found = []
     for name, tokens in rows.tokens_before(last).items():
         held = rows.parts[name].facts["tokens"]
         many = tokens > MANY_PASSES * held
@@ -41,4 +49,4 @@ def sources_of_run(rows: Rows, per_step: int, recipe: Recipe) -> list[tuple[str,
             f"{name}: {short_number(tokens)} tokens, its {short_number(held)} {tokens / held:.2f} times"
             f"{warning if many else ''}"
         )
-    return [("sources", "\n".join(found))]
+    return [("sources", "\n".join(found))] if found else []

@@ -83,7 +83,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
-        *([] if stages else sources_of_run(data.rows["train"], per_step, recipe)),
+        *sources_of_run(trainer.bare_rows, per_step, recipe),
         ("step", plan),
         *([("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []),
         *([] if does is None else [("optimizers", does)]),
