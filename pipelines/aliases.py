@@ -45,6 +45,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("validation_files",): ("validation_file", "eval_file", "valid_files"),
         ("dataset",): ("dataset_name", "hub_dataset"),
         ("model.name_or_path",): ("name_or_path", "checkpoint", "pretrained", "model_name_or_path", "model_name"),
+        ("teacher.name_or_path",): ("teacher", "teacher_model", "distillation", "distill", "knowledge_distillation"),
         ("text_field",): ("text_column", "text_key"),
         # values
         ("byte_bpe",): ("bpe", "bytelevel_bpe", "byte_level_bpe", "bbpe"),

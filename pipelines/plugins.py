@@ -164,7 +164,12 @@ def _decorator(registry: Registry, name: str) -> Callable:
 
 def objective_of(recipe: Any) -> Any:
     """The Objective of a recipe, bound to it; nothing is read yet."""
-    return OBJECTIVES[recipe.learned.name](recipe)
+    cls = OBJECTIVES[recipe.learned.name]
+    if recipe.teacher is not None:
+        from .objectives.teachers import taught
+
+        cls = taught(cls)
+    return cls(recipe)
 
 
 # ------------------------------------------------------------------------------------------------- loading

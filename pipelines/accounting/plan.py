@@ -1,6 +1,8 @@
 """What a recipe's run would take, before there are data or weights: parameters, bytes on each device, FLOPs, days."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.stage_plan import stages_of
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
 from .devices import Devices
@@ -48,7 +51,9 @@ class Plan:
     """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
 
     host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
-    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make.
+    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make. by_stage:
+    of a recipe with stages (recipes/stage_plan.py) the plan of each; the rest is then of the stage that takes most
+    memory, and steps and seconds of all.
     """
 
     name: str
@@ -85,6 +90,11 @@ class Plan:
     steps_source: str
     seconds: float
     notes: list[str] = field(default_factory=list)
+    by_stage: "list[Plan]" = field(default_factory=list)
+
+    @property
+    def tokens_of_run(self) -> int:
+        return sum(each.tokens_per_step * each.steps for each in self.by_stage or [self])
 
     @property
     def chosen(self) -> StagePlan:
@@ -95,6 +105,7 @@ class Plan:
         found = asdict(self)
         for row, stage in zip(found["stages"], self.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        found["by_stage"] = [each.to_dict() for each in self.by_stage]
         return found
 
 
@@ -120,6 +131,9 @@ def plan_run(
     Raises:
         UserError: a checkpoint that cannot be read, or settings that do not go together.
     """
+    if recipe.stages:
+        how = {"context": context, "mfu": mfu, "per_node": per_node, "until_trained": until_trained}
+        return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
     check_devices(recipe.training.parallelism, devices)
@@ -127,6 +141,7 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     memory = step_memory(recipe, objective, model, devices, notes)
+    notes += objective.further_costs()
     cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
@@ -157,6 +172,20 @@ def plan_run(
         **planned_logits(model, memory.batch, rows * memory.sequences),
         **planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained),
     )
+
+
+def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
+    """The plan of a recipe with stages, by that of each; stage: as of plan_run. The states are shared alike in all."""
+    of_stages = [
+        replace(each.recipe, training=replace(each.recipe.training, max_steps=each.steps)) for each in stages_of(recipe)
+    ]
+    plans = [plan(each, stage=stage) for each in of_stages]
+    largest = max(plans, key=lambda one: one.chosen.total)
+    if any(one.stage != largest.stage for one in plans):
+        return plan_stages(recipe, plan, largest.stage)
+    seconds, notes = sum(one.seconds for one in plans), [note for one in plans for note in one.notes]
+    all_of_it = {"steps": recipe.training.max_steps, "seconds": seconds, "notes": list(dict.fromkeys(notes))}
+    return replace(largest, by_stage=plans, **all_of_it)
 
 
 def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_json, add_overrides, add_trust, at_least
 from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
+from .parser import add_json, add_overrides, add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

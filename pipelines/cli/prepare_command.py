@@ -5,8 +5,8 @@ import sys
 import time
 
 from ..errors import UserError
-from .common_arguments import add_recipe, add_trust, recipe_of
 from .output import quoted, say_loading, say_next
+from .parser import add_recipe, add_trust, recipe_of
 
 
 def add_arguments(add_parser) -> None:
@@ -32,7 +32,7 @@ def run(args) -> int:
 
     begun, shown = time.monotonic(), sys.stdout.isatty()
     if share is None:
-        for split, text in describe_data(prepare_data(recipe, progress=shown)):
+        for split, text in describe_data(prepare_data(recipe, progress=shown, for_training=True)):
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)
