@@ -11,6 +11,7 @@ from ..accounting.layers import freeze
 from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..generation import locate_model
+from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..recipes.checks import check_schedule
@@ -36,7 +37,8 @@ from .learning_rate import share_of_steps
 class Session:
     """One run of this process. `data` are there after `prepare`.
 
-    began: when the command did, by time.monotonic(), which no change of the clock turns back.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back. pairs: those of
+    evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -46,6 +48,7 @@ class Session:
     began: float
     quiet: bool = False
     data: PreparedData | None = None
+    pairs: MinimalPairs | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
@@ -82,6 +85,8 @@ class Session:
                 built_without_weights(recipe, objective_of(recipe), checkpoint_config(recipe)), recipe.training.freeze
             )
         with self.arguments.main_process_first(local=False, desc="preparing data"):
+            if recipe.evaluation.minimal_pairs is not None:
+                self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
@@ -121,7 +126,7 @@ class Session:
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
         section, objective, rows = recipe.training, self.data.objective, self.data.rows
-        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation)
+        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation, self.pairs)
         gather_experts_whole(model)
         own_schedule = section.restarts or section.lr_scheduler_type in SCHEDULES
         of_plugin = None
