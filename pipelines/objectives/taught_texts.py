@@ -14,6 +14,7 @@ from ..data.batch_keys import UNLABELLED
 from ..data.documents import Limits, in_batches
 from ..errors import UserError
 from ..lazy import np
+from ..plugins import TEACHERS
 from ..recipes.checks import config_namespace
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
@@ -213,3 +214,7 @@ def principal(vectors: "np.ndarray", size: int) -> "np.ndarray":
         return vectors
     covariance = np.cov(vectors.T.astype(np.float64))
     return vectors @ np.linalg.eigh(covariance)[1][:, ::-1][:, :size]
+
+
+TEACHERS.add("classes", TaughtClasses)
+TEACHERS.add("vectors", TaughtVectors)

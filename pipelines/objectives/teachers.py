@@ -1,39 +1,27 @@
 """Objectives whose model also learns what a teacher says of its rows (knowledge distillation, Hinton et al. 2015).
 
-A recipe with a section `teacher` gets its objective as a subclass: a `Taught` before the class that objective.name or
-task.name names. Tokens: the teacher's probabilities of every predicted token, asked in each step, or stored once.
-Classes and vectors: its answer to every text (taught_texts.py). Validation counts the
-labels alone, as without a teacher; the finished model needs none.
+A recipe with a section `teacher` gets its objective as a subclass (plugins.taught): a `Taught` before the class that
+objective.name or task.name names. Tokens: the teacher's probabilities of every predicted token, asked in each step, or
+stored once. Classes and vectors: its answer to every text (taught_texts.py). Validation counts the labels alone, as
+without a teacher; the finished model needs none.
 """
 
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
-from ..plugins import OBJECTIVES
+from ..plugins import OBJECTIVES, TEACHERS
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import short_number
-from .base import Objective
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
     from .teacher_model import Teacher
-
-
-@cache
-def taught(cls: type[Objective]) -> type[Objective]:
-    """The objective with a teacher."""
-    mixin = {"tokens": TaughtTokens}.get(cls.taught, Taught)
-    if cls.taught in ("classes", "vectors"):
-        from . import taught_texts
-
-        mixin = taught_texts.TaughtClasses if cls.taught == "classes" else taught_texts.TaughtVectors
-    return type(f"Taught{cls.__name__}", (mixin, cls), {"__doc__": cls.__doc__})
 
 
 class Taught:
@@ -46,8 +34,8 @@ class Taught:
     def check(self) -> None:
         super().check()
         section = self.recipe.teacher
-        if not self.taught:
-            known = ", ".join(name for name, cls in OBJECTIVES.items() if cls.taught)
+        if self.taught == "nothing":
+            known = ", ".join(name for name, cls in OBJECTIVES.items() if cls.taught != "nothing")
             raise UserError(f"teacher does not go with {self.setting}; a teacher can teach {known}")
         if not section.name_or_path:
             raise UserError("teacher.name_or_path is not set; name the folder of a finished run, or a repository")
@@ -157,3 +145,7 @@ class TaughtTokens(Taught):
             f"teacher: its {short_number(count)} parameters ({4 * count / 1e9:.2g} GB in fp32) stand beside the model "
             f"on each device, and its forward pass is part of each step; neither is counted here"
         ]
+
+
+TEACHERS.add("nothing", Taught)
+TEACHERS.add("tokens", TaughtTokens)

@@ -15,6 +15,7 @@ from . import introspection
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import (
     DERIVED_FROM_TEXT,
+    MINIMAL_PAIRS,
     DataSection,
     MixtureSource,
     Recipe,
@@ -402,8 +403,16 @@ def check_positions(recipe: Recipe, objective) -> None:
 
 def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
+    if section.minimal_pairs is not None:
+        section.minimal_pairs.check("evaluation.minimal_pairs")
+        if objective.special_tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
+            raise UserError(
+                f"evaluation.minimal_pairs asks a model how likely texts are, and {objective.setting} trains none that "
+                f"predicts their tokens; leave it out"
+            )
     if section.best_metric is not None:
         known = ["loss", *objective.metrics_of_validations(), *objective.metrics_of_answers()]
+        known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
         if section.best_metric in section.metrics and section.best_metric not in known:
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "

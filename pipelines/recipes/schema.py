@@ -8,6 +8,7 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from ..errors import UserError
 from ..words import Epochs
 from .introspection import family_names
 from .optimizer_rows import ROWS
@@ -414,6 +415,43 @@ class TrainingSection:
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})
 
 
+MINIMAL_PAIRS = "minimal_pairs"  # the setting, the section of a suite, and the metric
+
+
+@dataclass
+class MinimalPairsSettings:
+    """Pairs of texts, a good one and a bad one, of which a model should find the good one likelier."""
+
+    files: str | list[str] | None = doc("files with a pair in each row, as data.files takes them")
+    dataset: str | None = doc("a data set on the Hub in their place, such as nyu-mll/blimp, or a folder")
+    config_names: list[str] | None = doc("configurations of the data set; null: all that it has")
+    split: str = doc("split of the data set", "train")
+    good_field: str | None = doc("column of the good text; null: sentence_good or good")
+    bad_field: str | None = doc("column of the bad text; null: sentence_bad or bad")
+    group_fields: list[str] | None = doc(
+        "columns by whose values shares are told apart, the first in the table; null: those of phenomenon, "
+        "linguistics_term, paradigm and UID that there are"
+    )
+    before: str = doc("written before each text; a space, as lm-eval has it", " ")
+    add_bos: bool = doc(
+        "a decoder reads its beginning-of-text token (else its end-of-text token) before a text, as in lm-eval; false: "
+        "the first token is not counted, as in documents that were trained without one",
+        True,
+    )
+    score: Literal["auto", "log_probability", "pseudo_log_likelihood", "pseudo_log_likelihood_l2r"] = doc(
+        "what is compared: the log-probability of the text, or the sum of those of each token where it alone is hidden "
+        "(Salazar et al. 2020; l2r: with the later tokens of its word, Kauf and Ivanova 2023); auto: the first of "
+        "models that write, the second of encoders",
+        "auto",
+    )
+    max_pairs: int | None = doc("at most so many pairs, spread over all", at_least=1)
+
+    def check(self, where: str) -> None:
+        """Raise UserError where they name no pairs, or both files and a data set. where: how the error names them."""
+        if (self.files is None) == (self.dataset is None):
+            raise UserError(f"{where} needs files or dataset, one of the two; such as {where}.files=pairs.jsonl")
+
+
 @dataclass
 class EvaluationSection:
     every_steps: int | Epochs | None = doc(
@@ -435,6 +473,10 @@ class EvaluationSection:
     average_checkpoints: int | None = doc(
         "the final model is the mean of the newest so many checkpoints; null: the last",
         at_least=2,
+    )
+    minimal_pairs: MinimalPairsSettings | None = doc(
+        "pairs of a good and a bad text, such as {files: pairs.jsonl, max_pairs: 2000}: each validation measures the "
+        "share whose good text is likelier, which best_metric may name as minimal_pairs; null: none"
     )
     bootstrap: int = doc(
         "resamples of the examples for the 95 % intervals of `anyformer evaluate`; 0: only intervals with a formula",

@@ -13,6 +13,7 @@ from ..backends import backends_of
 from ..errors import UserError
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
+from ..recipes.schema import MINIMAL_PAIRS
 from ..reporting.interpret import validations_of
 from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
@@ -120,6 +121,7 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
         measured = trainer.evaluate(rows, metric_key_prefix=split)
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
         own = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
+        own |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
         metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | own).items()}
         if session.is_main:
             with spoken(CLASSES_FILE, session.folder.path):

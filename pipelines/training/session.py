@@ -12,6 +12,7 @@ from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..data.rows import Rows
 from ..generation import locate_model
+from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
@@ -41,7 +42,7 @@ class Session:
     """One run of this process. `data` are there after `prepare`.
 
     began: when the command did, by time.monotonic(), which no change of the clock turns back. stages: of a recipe with
-    stages, as they are trained here.
+    stages, as they are trained here. pairs: those of evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -52,6 +53,7 @@ class Session:
     quiet: bool = False
     data: PreparedData | None = None
     stages: list[StageRun] = field(default_factory=list)
+    pairs: MinimalPairs | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
@@ -88,6 +90,8 @@ class Session:
                 built_without_weights(recipe, objective_of(recipe), checkpoint_config(recipe)), recipe.training.freeze
             )
         with self.arguments.main_process_first(local=False, desc="preparing data"):
+            if recipe.evaluation.minimal_pairs is not None:
+                self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
@@ -152,7 +156,7 @@ class Session:
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
         section, objective, rows = recipe.training, objective or self.data.objective, self.data.rows
-        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation)
+        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation, self.pairs)
         gather_experts_whole(model)
         of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
         own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES

@@ -405,7 +405,7 @@ class AnyformerTrainer(Trainer):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
-                found |= self.validation_metrics.measure(found, self, in_training=metric_key_prefix == "eval")
+                found |= self.validation_metrics.measure(found, self, metric_key_prefix)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 

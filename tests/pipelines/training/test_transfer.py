@@ -18,7 +18,7 @@ TOKENS = {"vocab_size": 64, "max_position_embeddings": 32}
 FAMILIES = {
     "decoder": ("AutoModelForCausalLM", TOKENS | {"num_key_value_heads": 1}),
     "encoder": ("AutoModelForMaskedLM", TOKENS | {"position_encoding": "learned", "hidden_dropout": 0.0}),
-    "seq2seq": ("AutoModelForSeq2SeqLM", TOKENS | {"tie_word_embeddings": False}),
+    "seq2seq": ("AutoModelForSeq2SeqLM", TOKENS | {"tie_word_embeddings": False, "decoder_start_token_id": 1}),
     "moe": ("AutoModelForCausalLM", TOKENS | {"num_experts": 4, "router_aux_loss_coef": 0.0}),
     "vit": ("AutoModelForImageClassification", {"image_size": 8, "patch_size": 4, "num_labels": 4}),
 }
