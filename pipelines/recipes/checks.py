@@ -155,7 +155,7 @@ def check_recipe(recipe: Recipe) -> None:
         in_steps(recipe, None)
     objective.check_family()
     objective.check_tokenizer()
-    check_positions(recipe, objective)
+    _check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
@@ -163,7 +163,18 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.stages:
         from .stage_plan import check_stages
 
-        check_stages(recipe)
+        check_stages(recipe, _check_stage)
+
+
+def _check_stage(recipe: Recipe) -> None:
+    """Raise UserError for settings of a stage, in their places in the recipe, with which it could not be run."""
+    objective = objective_of(recipe)
+    _check_positions(recipe, objective)
+    objective.check()
+    if recipe.training.parallelism is not None:
+        from .parallelism import check_parallelism
+
+        check_parallelism(recipe, config_namespace(recipe))
 
 
 def _check_derived(objective) -> None:
@@ -390,7 +401,7 @@ def check_data(data: DataSection) -> None:
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
 
 
-def check_positions(recipe: Recipe, objective) -> None:
+def _check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
     most = getattr(config, "max_position_embeddings", None)
     if most is None:

@@ -4,7 +4,7 @@ A stage is the recipe with the stage's own settings in their places; so whatever
 recipe does so of a stage. What the stages share is the run: its steps, the peak of its learning rate, its validation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
@@ -71,8 +71,11 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
 # ------------------------------------------------------------------------------------------------- what cannot be
 
 
-def check_stages(recipe: Recipe) -> None:
-    """Raise UserError for the first setting of recipe.stages that cannot be run."""
+def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
+    """Raise UserError for the first setting of recipe.stages that cannot be run.
+
+    check: raises UserError for a recipe, with the settings of a stage in their places, that could not be run.
+    """
     _check_borders(recipe)
     _check_around(recipe)
     _check_rates(recipe)
@@ -94,7 +97,7 @@ def check_stages(recipe: Recipe) -> None:
         _check_mixture(recipe.data, section, where)
         _check_batch(recipe.training, section, where)
         with of_stage(stage.number):
-            _check_as_recipe(stage.recipe)
+            check(stage.recipe)
 
 
 def _check_borders(recipe: Recipe) -> None:
@@ -224,19 +227,6 @@ def _check_batch(training: TrainingSection, section: StageSection, where: str) -
             f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0; set that above 0, "
             f"and 0 in the stages without"
         )
-
-
-def _check_as_recipe(recipe: Recipe) -> None:
-    """Raise UserError for what a recipe with a stage's settings could not run."""
-    from .checks import check_positions, config_namespace
-
-    objective = objective_of(recipe)
-    check_positions(recipe, objective)
-    objective.check()
-    if recipe.training.parallelism is not None:
-        from .parallelism import check_parallelism
-
-        check_parallelism(recipe, config_namespace(recipe))
 
 
 @contextmanager
