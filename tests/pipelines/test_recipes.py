@@ -212,14 +212,6 @@ def test_a_hub_data_set_trains_stored_and_streamed(streaming, tiny_recipe, comma
     assert run["status"] == "finished" and run["metrics"]["validation_loss"] < 6.3
 
 
-def test_a_mixture_trains(tiny_recipe, command, text_file, tmp_path, capsys):
-    plain = tmp_path / "plain.txt"
-    plain.write_text("Another kind of text, line after line.\n" * 500)
-    mixture = f"data.mixture=[{{files: {text_file}, weight: 3}}, {{files: {plain}, document: line, weight: 1}}]"
-    assert command("train", tiny_recipe(training={"max_steps": 3}), "data.files=null", mixture) == 0
-    assert "%" in capsys.readouterr().out
-
-
 def test_an_own_checkpoint_and_a_native_one_go_on_training(tiny_recipe, command, tmp_path):
     assert command("train", tiny_recipe(training={"max_steps": 4})) == 0
     first = tmp_path / "run"
