@@ -173,6 +173,10 @@ class PackedDataset(Rows, Dataset):
         return self.segments(number)
 
     @property
+    def stores(self) -> list[TokenStore]:
+        return [self.store]
+
+    @property
     def facts(self) -> dict:
         """Sizes of the split, as plain numbers."""
         store = self.store

@@ -11,7 +11,7 @@ from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.endless import EndlessStream, decoded, encoded
 from anyformer.pipelines.data.packing import StreamingPackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipes.schema import DataSection, MixtureSource, TokenizerSection
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
@@ -46,16 +46,11 @@ def stream_folder(tmp_path, monkeypatch):
 
 
 def corpus_of(folder, kind):
-    """A corpus of the folder: its data set streamed, twice as a mixture, or a list of documents without places."""
+    """A corpus of the folder: its data set streamed, or a list of documents without places."""
     if kind == "list":
         return open_corpora(DataSection(files=str(folder / "train-*.jsonl"), validation_fraction=0.0))["train"]
-    common = {"dataset": str(folder), "text_field": "text"}
-    if kind == "stream":
-        section = DataSection(**common, streaming=True, validation_fraction=0.1, max_documents=38)
-    else:
-        parts = [MixtureSource(**common, weight=weight) for weight in (2.0, 1.0)]
-        section = DataSection(mixture=parts, streaming=True, validation_fraction=0.0)
-    return open_corpora(section)["train"]
+    streamed = {"streaming": True, "validation_fraction": 0.1, "max_documents": 38}
+    return open_corpora(DataSection(dataset=str(folder), text_field="text", **streamed))["train"]
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def rows_from(stream, number, position=None):
     return found
 
 
-@pytest.mark.parametrize("kind", ["stream", "mixture", "list"])
+@pytest.mark.parametrize("kind", ["stream", "list"])
 @pytest.mark.parametrize("tail, shifts_labels", [("drop", True), ("pad", False)])
 def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind, tail, shifts_labels):
     def stream():
