@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..plugins import SOURCES
 from ..recipes.checks import check_data
 from ..recipes.schema import DataSection, SourceSection
+from ..storage.cache import cache_folder
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
@@ -31,6 +32,8 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     (of a single document the end of its text; of a stream, from its first 20,000 documents); the fraction 0 means no
     validation. `seed` chooses which. Globs for training leave out files of the other splits. max_documents bounds the
     training source alone, before it is split; validation and test files are read whole.
+
+    data.clean leaves out documents of the training source, before validation is taken from it.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
@@ -75,16 +78,32 @@ def _split_source(
     else:
         source = _hub(section, limits, where, "split", data.streaming)
     if not splits:
-        return {"train": _checked(SourceCorpus("train", source, max_documents=section.max_documents))}
+        _checked(SourceCorpus("train", source, max_documents=section.max_documents))
+        source = _cleaned(source, section, data, limits)
+        return {"train": SourceCorpus("train", source, max_documents=section.max_documents)}
     window = STREAM_WINDOW if data.streaming else None
     rule = ValidationSplit(data.share_held_back, seed, source.splits_by_name, window)
     rule = plan_validation_split(source, rule, section.max_documents)
+    source = _cleaned(source, section, data, limits)
     return {
         "train": SourceCorpus("train", source, rule=rule, max_documents=section.max_documents),
         "validation": SourceCorpus(
             "validation", source, rule=rule, validation=True, max_documents=section.max_documents
         ),
     }
+
+
+def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: Limits) -> Source:
+    """The source without what data.clean leaves out."""
+    if data.clean is None:
+        return source
+    from .cleaning import CleanSource
+    from .contamination import open_test_sets
+
+    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir)
+    return CleanSource(
+        source, data.clean, cache_folder(data.cache_dir), tests, most=section.max_documents, streamed=data.streaming
+    )
 
 
 def _own_source(data: DataSection, limits: Limits, split: str) -> Source | None:

@@ -32,6 +32,7 @@ SKIPPED = {
     "too_long": "too long",
     "gigantic_line": "with a gigantic line",
     "empty": "empty",
+    "cleaned": "by data.clean",
 }
 
 
@@ -43,6 +44,7 @@ class SkipCounts:
     too_long: int = 0
     gigantic_line: int = 0
     empty: int = 0
+    cleaned: int = 0
 
     def count(self, reason: str) -> None:
         setattr(self, reason, getattr(self, reason) + 1)
@@ -165,6 +167,10 @@ class Source(ABC):
         """Bytes of text, roughly, where that is known without reading it."""
         return None
 
+    def notes(self) -> list[str]:
+        """Sentences a user should read about what the source leaves out of its own."""
+        return []
+
 
 class Corpus(ABC):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
@@ -200,7 +206,7 @@ class Corpus(ABC):
 
     def together(self, first: Any, second: Any) -> Any:
         """The tally of a pass of which these are the tallies of two parts, in order."""
-        return {reason: first[reason] + second[reason] for reason in first}
+        return {reason: first[reason] + second.get(reason, 0) for reason in first}  # older shards know fewer reasons
 
     def restore(self, tally: Any) -> None:
         """Make `skipped` and `notes` those of a pass that has counted this."""
@@ -223,7 +229,7 @@ class Corpus(ABC):
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
-        return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []
+        return [*([str(self.skipped)] if self.skipped.total else []), *self.skipped_by_name()]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class SourceCorpus(Corpus):
             more = getattr(self.skipped, reason) - len(names)
             listed = ", ".join(names) + (f" and {more:,} more" if more else "")
             sentences.append(f"{SKIPPED[reason]}: {listed}; {ways[reason]}")
-        return sorted(sentences)
+        return [*sorted(sentences), *([] if self.validation else self.source.notes())]
 
     def identity(self) -> Any:
         rule = asdict(self.rule) | {"held": self.validation} if self.rule else None

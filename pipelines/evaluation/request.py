@@ -11,6 +11,7 @@ from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.suite_file import Suite
 
 SPLITS = ("test", "validation")
 # Of the settings of a training only these say how a model is run.
@@ -41,6 +42,30 @@ def evaluation_recipe(
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
     return recipe
+
+
+def recipes_of_suite(
+    suite: Suite,
+    model: str,
+    overrides: list[str] = (),
+    *,
+    split: str | None = None,
+    max_examples: int | None = None,
+    notes: list[str] | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, tuple[Recipe, str, int | None]]:
+    """task -> (recipe with the model in it, split, most examples), all checked.
+
+    model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win over
+    what the suite says. Raises UserError.
+    """
+    found = {}
+    for task in suite.tasks:
+        place = model.replace("{task}", task.title)
+        recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
+        recipe.trust_remote_code = trust_remote_code
+        found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
+    return found
 
 
 def own_recipe(model: str, overrides: list[str] = ()) -> str:

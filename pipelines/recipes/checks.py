@@ -166,6 +166,10 @@ def _check_derived(objective) -> None:
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
             )
         _check_parts(objective, data)
+        if data.clean is not None:
+            from .cleaning import check_clean
+
+            check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
                 f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "
