@@ -139,6 +139,17 @@ class CleanSource(Source):
             part._parts = [own]
         return parts
 
+    @property
+    def num_shards(self) -> int:
+        return self.source.num_shards
+
+    def shard(self, number: int) -> Source:
+        """Of a stream, which is judged while it is read."""
+        part = copy.copy(self)
+        part.source = self.source.shard(number)
+        part._parts = [(0, part.source)]
+        return part
+
     def size_hint(self) -> int | None:
         return self.source.size_hint()
 
@@ -159,7 +170,10 @@ class CleanSource(Source):
         lines = [f"cleaning left out {number:,} of {counted(found['documents'], 'document')} of {self.name}"]
         for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
             lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
-        return ["\n".join(lines), *shared_notes(found["sets"], self.clean.decontaminate_words, str(folder / SHARED))]
+        return [
+            "\n".join(lines),
+            *shared_notes(found["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
+        ]
 
     def _judge(self) -> Judge:
         return Judge(self.clean, self.keeps, self._test_sets)

@@ -42,8 +42,11 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
 
 
 def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) -> Corpus:
-    objective = objective_of(load_recipe(name, [*settings, "data.clean=null"]))
-    sources = objective.open()
+    try:
+        objective = objective_of(load_recipe(name, [*settings, "data.clean=null"]))
+        sources = objective.open()
+    except UserError as error:
+        raise UserError(f"{FIELD}: {name}: {error}") from error
     split = split or next((split for split in ("test", "validation") if split in sources), None)
     corpus = objective.corpus(sources[split]) if split in sources else None
     if corpus is None:
@@ -97,5 +100,5 @@ def shared_notes(sets: dict[str, dict[str, Any]], length: int, file: str) -> lis
             notes.append(f"{head}no {length} words in a row are in the source")
             continue
         head += f"{counted(own['sequences'], 'sequence')} of {length} words in {counted(own['documents'], 'document')}"
-        notes.append("\n".join([f"{head}; all in {file}", *own["listed"]]))
+        notes.append("\n".join([f"{head}; all in the cache, {file}", *own["listed"]]))
     return notes

@@ -29,11 +29,10 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     """The corpora of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Validation comes from validation_files or validation_split, else from validation_fraction of the training documents
-    (of a single document the end of its text; of a stream, from its first 20,000 documents); the fraction 0 means no
-    validation. `seed` chooses which. Globs for training leave out files of the other splits. max_documents bounds the
-    training source alone, before it is split; validation and test files are read whole.
-
-    data.clean leaves out documents of the training source, before validation is taken from it.
+    (of a single document the end of its text; of a stream, from its first 20,000 documents, of a shuffled one from its
+    first file, too); the fraction 0 means no validation. `seed` chooses which. Globs for training leave out files of
+    the other splits. max_documents bounds the training source alone, and data.clean leaves out documents of it, before
+    it is split; validation and test files are read whole.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
@@ -83,12 +82,14 @@ def _split_source(
         return {"train": SourceCorpus("train", source, max_documents=section.max_documents)}
     window = STREAM_WINDOW if data.streaming else None
     rule = ValidationSplit(data.share_held_back, seed, source.splits_by_name, window)
-    rule = plan_validation_split(source, rule, section.max_documents)
+    candidates = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
+    rule = plan_validation_split(candidates, rule, section.max_documents)
     source = _cleaned(source, section, data, limits)
+    candidates = source.shard(0) if data.shuffle_buffer else source
     return {
         "train": SourceCorpus("train", source, rule=rule, max_documents=section.max_documents),
         "validation": SourceCorpus(
-            "validation", source, rule=rule, validation=True, max_documents=section.max_documents
+            "validation", candidates, rule=rule, validation=True, max_documents=section.max_documents
         ),
     }
 

@@ -171,6 +171,12 @@ class Source(ABC):
         """Sentences a user should read about what the source leaves out of its own."""
         return []
 
+    num_shards = 1  # of a stream: its files, which can be read beside each other
+
+    def shard(self, number: int) -> "Source":
+        """One of them; the documents of all, one after the other, are those of the source."""
+        return self
+
 
 class Corpus(ABC):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
@@ -222,6 +228,11 @@ class Corpus(ABC):
         One, itself, where that cannot be known without reading everything.
         """
         return [self]
+
+    num_shards = 1  # as of a Source
+
+    def shard(self, number: int) -> "Corpus":
+        return self
 
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""

@@ -361,6 +361,12 @@ def check_data(data: DataSection) -> None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
     if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
+    if data.shuffle_buffer is not None:
+        of = f"data.shuffle_buffer={data.shuffle_buffer}"
+        if not data.streaming:
+            raise UserError(f"{of} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
+        if any(source.max_documents for source in (data, *data.mixture)):
+            raise UserError(f"{of} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
 def _check_positions(recipe: Recipe, objective) -> None:

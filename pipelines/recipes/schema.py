@@ -172,6 +172,12 @@ class DataSection(SourceSection):
         "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
+    shuffle_buffer: int | None = doc(
+        "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
+        "pass say; then the next; null: all as they are stored",
+        at_least=2,
+        at_most=10_000_000,
+    )
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
     validation_fraction: float | None = doc(
