@@ -1,9 +1,10 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import UserError
@@ -181,13 +182,15 @@ class Source(ABC):
 class Corpus(ABC):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
 
-    files: those that the latest fingerprint() has hashed, as they were before.
+    files: those that the latest fingerprint() has hashed, as they were before. sources: name -> the corpora that it is
+    made of, whose rows have names and weights of their own (data.mixture); {}: it is one text.
     """
 
     split: str
     name: str
     skipped: SkipCounts
     files: States = {}
+    sources: Mapping[str, "Corpus"] = MappingProxyType({})
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:

@@ -21,7 +21,7 @@ from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
 from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
-from .shuffled_corpus import places_of, shuffled
+from .shuffled_corpus import FILES_AT_ONCE, ShuffledCorpus
 from .token_store import TokenStore, framed, framing_tokens
 from .tokenization import tokenize_corpus
 
@@ -174,6 +174,10 @@ class PackedDataset(Rows, Dataset):
         return self.segments(number)
 
     @property
+    def stores(self) -> list[TokenStore]:
+        return [self.store]
+
+    @property
     def facts(self) -> dict:
         """Sizes of the split, as plain numbers."""
         store = self.store
@@ -279,7 +283,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
     @property
     def sources(self) -> int:
         """How many places of files its position consists of."""
-        return places_of(self.corpus) if self._buffer else 1
+        return min(FILES_AT_ONCE, self.corpus.num_shards) if self._buffer else 1
 
     def report(self) -> dict:
         return {"stream": self.identity}
@@ -353,7 +357,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
         """(the corpus's place before it, the one after it, its tokens int64) of each document from a place on."""
         corpus = self.corpus
         if self._buffer:
-            corpus = shuffled(corpus, self._buffer, [self._seed, int(self._epoch)])
+            corpus = ShuffledCorpus(corpus, self._buffer, [self._seed, int(self._epoch)])
         places = deque([place])  # documents are read ahead of those that are encoded
 
         def read():

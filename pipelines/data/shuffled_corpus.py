@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from .documents import Corpus, Document, SkipCounts
-from .mixture_corpus import MixtureCorpus
 
 FILES_AT_ONCE = 8
 
@@ -71,17 +70,3 @@ class ShuffledCorpus(Corpus):
 
     def identity(self) -> list:
         return [self.corpus.identity(), self.buffer, self.key]
-
-
-def shuffled(corpus: Corpus, buffer: int, key: list[int]) -> Corpus:
-    """The corpus in another order; of a mixture each part is, and their shares stay."""
-    if not isinstance(corpus, MixtureCorpus):
-        return ShuffledCorpus(corpus, buffer, key)
-    parts = [shuffled(part, buffer, [*key, number]) for number, part in enumerate(corpus.corpora)]
-    pairs = list(zip(parts, corpus.weights))
-    return MixtureCorpus(corpus.split, pairs, keep_shares=corpus.keep_shares, names=corpus.given_names)
-
-
-def places_of(corpus: Corpus) -> int:
-    """How many places of files a position in the shuffled corpus has at most."""
-    return sum(min(FILES_AT_ONCE, part.num_shards) for part in getattr(corpus, "corpora", [corpus]))

@@ -21,6 +21,7 @@ from scipy.special import softmax
 import anyformer
 
 from ..errors import UserError, did_you_mean
+from ..likelihoods.likelihood import encode_pairs, log_likelihoods, most_tokens
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.base import Objective
@@ -34,7 +35,6 @@ from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
 from .evaluate import load, with_bounds
-from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
 FIELD = re.compile(r"\{([^{}]+)\}")

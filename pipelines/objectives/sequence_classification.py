@@ -21,6 +21,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
+    taught = "classes"
     label_type = "int32"
     asks_for_classes = True
     Settings = SequenceClassificationSettings

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, nearest
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
@@ -60,7 +60,7 @@ def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ overrides
 
 
-def _parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[list[str], Any]:
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not part for part in path.split(".")):
@@ -122,7 +122,7 @@ def load_recipe(
             f"such as the recipe.yaml in the folder of one of its steps"
         )
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
-    given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    given = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
     return _compose(data, given)
 
@@ -152,7 +152,7 @@ def _without_replaced_data(data: dict, overrides: list, notes: list[str] | None)
 
 
 def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Settings given as mappings -> (path, value), as `_parse_override` gives them."""
+    """Settings given as mappings -> (path, value), as `parse_override` gives them."""
     for section, settings in sections.items():
         if isinstance(settings, dict):
             yield from (([section, name], value) for name, value in settings.items())
@@ -165,7 +165,7 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
     overrides, sections: as load_recipe's; they win over the mapping's.
     """
-    return _compose(data, [_parse_override(text) for text in overrides] + list(_overrides_of(sections)))
+    return _compose(data, [parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
@@ -203,8 +203,11 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
         recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
-    if recipe.model.name_or_path is not None and not final.get("tokenizer"):
-        recipe.tokenizer.name_or_path = recipe.model.name_or_path
+    other = recipe.model.name_or_path
+    if other is None and recipe.teacher is not None and OBJECTIVES[recipe.learned.name].taught == "tokens":
+        other = recipe.teacher.name_or_path
+    if other and not final.get("tokenizer"):
+        recipe.tokenizer.name_or_path = other
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose
 
@@ -239,9 +242,12 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
         return UserError(
             f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
         )
-    return UserError(
-        f"{section}.name={show(name)} is not one of its choices{did_you_mean(str(name), names_of(section))}"
-    )
+    from .find_setting import find_setting
+
+    known = names_of(section)
+    meant = find_setting(str(name)) if nearest(str(name), known) is None else None  # distillation is a section
+    near = f"; did you mean {meant}?" if meant else did_you_mean(str(name), known)
+    return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
 
 
 def names_of(section: str) -> list[str]:

