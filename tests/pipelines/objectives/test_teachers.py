@@ -10,6 +10,7 @@ from anyformer.pipelines.data import teacher_store
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
+from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
 from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, write_lines
@@ -124,6 +125,13 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     assert left in capsys.readouterr().out and again.facts == data.facts
     assert torch.equal(again.rows["train"][rows.each]["teacher_ids"], rows[rows.each]["teacher_ids"])
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
+
+
+def test_a_plan_says_what_a_teacher_takes(student):
+    (stored,) = objective_of(load_recipe(student(teacher={"stored": True}))).further_costs()
+    assert "258 bytes for each token of the training rows go into the cache" in stored  # 64 x 2 and 65 x 2
+    (online,) = objective_of(load_recipe(student())).further_costs()
+    assert "parameters (" in online and "GB in fp32) stand beside the model" in online
 
 
 @pytest.mark.slow
@@ -307,3 +315,16 @@ def test_two_processes_learn_what_one_learns(student, command, tmp_path):
         both.mkdir()
         run_ranks(2, rank_main, command, recipe, set, f"training.output_dir={both / 'run'}", folder=both)
         assert_close(logged_losses(both / "run"), logged_losses(alone))
+
+
+@pytest.mark.slow
+def test_a_teacher_with_another_vocabulary_teaches_by_its_texts(tiny_recipe, teacher, command, tmp_path):
+    """As docs/learning/teachers.md says: what it writes is ordinary training data."""
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": f"{word} and"} for word in NEUTRAL])
+    answers = tmp_path / "answers.jsonl"
+    assert command("predict", teacher, prompts, "--out", answers, "--max-new-tokens", "60") == 0
+    data = {"files": str(answers), "text_field": "prediction", "validation_fraction": 0}
+    recipe = tiny_recipe(
+        data=data, tokenizer={"vocab_size": 270}, training={"max_steps": 2}, evaluation={"metrics": []}
+    )
+    assert command("train", recipe) == 0
