@@ -142,7 +142,8 @@ def test_a_killed_student_goes_on_and_needs_no_teacher_at_the_end(student, teach
     for line in logged:
         assert line["loss"] == pytest.approx(0.3 * line["labels_loss"] + 0.7 * line["teacher_loss"], rel=1e-4)
     assert logged[-1]["teacher_loss"] < logged[0]["teacher_loss"]
-    assert "teacher" in (whole / "README.md").read_text() and "teacher" in (whole / "report.html").read_text()
+    assert "Its teacher was `teacher`" in (whole / "README.md").read_text()
+    assert "taught by teacher" in (whole / "report.html").read_text()
     shutil.rmtree(teacher)
     before = json.loads((whole / "run.json").read_text())["metrics"]["validation_loss"]
     assert command("evaluate", whole) == 0
@@ -169,12 +170,16 @@ def encoder(tmp_path, auto_class, name="teacher", **fields):
     import anyformer
 
     anyformer.register()
-    words = ["<pad>", "<unk>", *NEUTRAL, *GOOD, *BAD]
+    special = {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>", "cls": "<cls>", "sep": "<sep>"}
+    words = [*special.values(), *NEUTRAL, *GOOD, *BAD]
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inputs = ["input_ids", "attention_mask"]
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", model_max_length=64, model_input_names=inputs
+        tokenizer_object=backend,
+        model_max_length=64,
+        model_input_names=inputs,
+        **{f"{name}_token": token for name, token in special.items()},
     )
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": len(words)}
     sizes["initializer_range"] = 0.5  # so that it tells texts apart
@@ -247,6 +252,23 @@ def test_a_student_of_texts_goes_on_after_a_kill(tiny_recipe, tmp_path, whole_an
     logged = [line for line in lines_of(whole) if "teacher_loss" in line]
     assert len(logged) == 6 and logged[-1]["teacher_loss"] < logged[0]["teacher_loss"]
     assert sum("labels_loss" in line for line in logged) > 3
+
+
+@pytest.mark.slow
+def test_a_masked_student_asks_its_teacher_of_what_is_hidden_anew(tiny_recipe, tmp_path, whole_and_killed):
+    folder = encoder(tmp_path, "AutoModelForMaskedLM", max_position_embeddings=64)
+    recipe = tiny_recipe(
+        model={"family": "encoder", "hidden_size": 16, "num_key_value_heads": 4, "hidden_dropout": 0.0},
+        tokenizer={"name_or_path": str(folder)},
+        data={"files": str(reviews(tmp_path / "texts.jsonl", 60))},
+        objective={"name": "masked"},
+        teacher={"name_or_path": str(folder), "weight": 1.0},
+        training={"max_steps": 12},  # past the end of an epoch
+        evaluation={"metrics": []},
+    )
+    whole, _ = whole_and_killed(8, recipe)
+    logged = [line["teacher_loss"] for line in lines_of(whole) if "teacher_loss" in line]
+    assert len(logged) == 12 and sum(logged[-3:]) < sum(logged[:3])
 
 
 def test_vectors_longer_than_the_models_are_their_principal_components():
