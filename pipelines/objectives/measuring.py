@@ -47,9 +47,9 @@ class Measuring:
         """What each of `count` probabilities of an example is of."""
         return [self.named(number) for number in range(count)]
 
-    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
-        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;
-        none without `asks_for_classes`.
+    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
+        """The examples of a split as ({column: text}, answer), which any language model can be asked for; none without
+        `asks_for`. An answer is the number of a class, a number or a text.
 
         source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
         """

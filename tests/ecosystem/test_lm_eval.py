@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, class_scores, prompt_of
+from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, prompt_of
+from anyformer.pipelines.evaluation.shot_answers import class_scores
 from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
@@ -178,7 +179,7 @@ def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp
             task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
             bootstrap_iters=0,
         )
-        prompts = [prompt_of(solved[:shots], question, words) for question in asked]
+        prompts = [prompt_of(solved[:shots], question, words.__getitem__) for question in asked]
         scores, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=False)
         theirs = results["samples"]["asked_few_shot"]
         for ours, sample in zip(scores, theirs):
