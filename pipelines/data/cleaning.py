@@ -166,7 +166,7 @@ class CleanSource(Source):
             return []
         found, _, folder = self._found
         reasons = found["dropped"]
-        number = sum(len_of for len_of, _ in reasons.values())
+        number = sum(count for count, _ in reasons.values())
         lines = [f"cleaning left out {number:,} of {counted(found['documents'], 'document')} of {self.name}"]
         for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
             lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
