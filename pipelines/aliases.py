@@ -15,6 +15,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("optim",): ("optimizer", "optimiser", "opt"),
         ("weight_decay",): ("wd",),
         ("layer_decay",): ("llrd", "layerwise_lr_decay", "layer_wise_lr_decay", "layer_wise_learning_rate_decay"),
+        ("transfer",): ("mup", "completep", "base_width", "width_mult"),
         ("freeze",): ("freeze_layers", "frozen_layers", "freeze_parameters"),
         ("adam_beta2",): ("beta2",),
         ("max_grad_norm",): ("grad_clip", "clip", "clip_grad", "gradient_clip_val", "grad_norm"),
@@ -44,6 +45,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("validation_files",): ("validation_file", "eval_file", "valid_files"),
         ("dataset",): ("dataset_name", "hub_dataset"),
         ("model.name_or_path",): ("name_or_path", "checkpoint", "pretrained", "model_name_or_path", "model_name"),
+        ("teacher.name_or_path",): ("teacher", "teacher_model", "distillation", "distill", "knowledge_distillation"),
         ("text_field",): ("text_column", "text_key"),
         # values
         ("byte_bpe",): ("bpe", "bytelevel_bpe", "byte_level_bpe", "bbpe"),

@@ -7,7 +7,6 @@ needs the standard library alone.
 import re
 import sys
 
-from anyformer.modeling.experts_sizes import CHANNELS, odd_sizes
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, has_experts
 
@@ -86,7 +85,11 @@ def experts_fault(name: str, config) -> str | None:
         return None
     if not has_experts(config):
         return "a model without experts; leave it out"
-    odd = odd_sizes(config) if name == "grouped_mm" else None
+    if name != "grouped_mm":
+        return None
+    from anyformer.modeling.experts_sizes import CHANNELS, odd_sizes
+
+    odd = odd_sizes(config)
     return None if odd is None else f"model.{odd}, which is no multiple of {CHANNELS}; anyformer_grouped and eager can"
 
 

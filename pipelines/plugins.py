@@ -104,6 +104,7 @@ def _is_same(there: Any, row: Any) -> bool:
 
 
 OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
+TEACHERS = Registry("kind of teacher", "anyformer.pipelines.objectives")  # of mixins, by Objective.taught
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data")
 # Of plug-ins alone: transformers has the names of its own; ours are in optimizer_rows.py and learning_rate.py.
@@ -164,7 +165,14 @@ def _decorator(registry: Registry, name: str) -> Callable:
 
 def objective_of(recipe: Any) -> Any:
     """The Objective of a recipe, bound to it; nothing is read yet."""
-    return OBJECTIVES[recipe.learned.name](recipe)
+    cls = OBJECTIVES[recipe.learned.name]
+    return (cls if recipe.teacher is None else taught(cls))(recipe)
+
+
+@functools.cache
+def taught(cls: Any) -> Any:
+    """The objective with a teacher: a subclass, in which what it learns of a teacher comes first."""
+    return type(f"Taught{cls.__name__}", (TEACHERS[cls.taught], cls), {"__doc__": cls.__doc__})
 
 
 # ------------------------------------------------------------------------------------------------- loading

@@ -66,3 +66,21 @@ def test_padding_leaves_the_class_of_a_text_alone(repo_root):
     short = model(input_ids=ids[:, :6]).logits
     assert torch.allclose(model(input_ids=ids, attention_mask=mask).logits, short, atol=1e-6)
     assert abs(found["width_of"](3_426_560, 2048, 2) - 403) <= 1
+
+
+def test_recall_asks_for_the_value_of_each_key_and_goes_on_from_its_table(repo_root, tmp_path, monkeypatch, capsys):
+    script, table = str(repo_root / "scripts" / "recall.py"), tmp_path / "recall.csv"
+    rows = runpy.run_path(script)["rows"]
+    input_ids, labels = rows(5, 8, torch.Generator().manual_seed(0))
+    for read, asked in zip(input_ids.tolist(), labels.tolist()):
+        pairs = dict(zip(read[:16:2], read[1:16:2]))
+        assert asked[:16] + asked[16::2] == [-100] * 24
+        assert asked[17::2] == [pairs[key] for key in read[16::2]]
+    variants = {"full": {}, "linear": {"model": {"attention_pattern": ["linear_attention"]}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"recipe": "quickstart", "variants": variants}))
+    monkeypatch.setattr(sys, "argv", ["recall.py", str(tmp_path / "two.yaml"), "--out", str(table), "--seeds", "1"])
+    sys.argv += ["--steps", "2"]
+    for _ in range(2):
+        runpy.run_path(script, run_name="__main__")
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["full", "linear"]
+        assert len(table.read_text().splitlines()) == 3

@@ -5,8 +5,8 @@ model that is loaded by the code of its folder is built as it was saved.
 
 The files import siblings of the models by two dots, which no file that travels may do.
 
-legality.py has the table, parts.py and experts.py some of its rows, kinds.py what it reads beside traits.py, names.py
-unknown fields, serving.py what engines compute.
+legality.py has the table, parts.py the rows of a layer's parts, bounds.py those of numbers, kinds.py what it reads
+beside traits.py, names.py unknown fields, serving.py what engines compute.
 """
 
 from ..traits import RULES

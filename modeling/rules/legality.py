@@ -14,15 +14,23 @@ from ..traits import (
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
+    has_experts,
     image_sides,
     implied_kind,
+    mlp_kinds,
+    one_way_kind,
 )
-from .blocks import block_faults
 from .bounds import bound_faults
-from .directions import PREFIX_ROWS, STACK_ROWS
-from .experts import EXPERT_ROWS
-from .parts import PART_ROWS
-from .positions import position_place_faults, rope_layer_faults, rotary_faults, scale_faults, scheme_of
+from .parts import (
+    EXPERT_ROWS,
+    PART_ROWS,
+    block_faults,
+    position_place_faults,
+    rope_layer_faults,
+    rotary_faults,
+    scale_faults,
+    scheme_of,
+)
 
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
@@ -252,13 +260,29 @@ ILLEGAL = [
     ),
     _first(lambda c: _rule_faults(c, _kind_rules(c))),
     _first(rotary_faults),
-    *PREFIX_ROWS,
+    (
+        lambda c: getattr(c, "prefix_lm", False) and one_way_kind(c) is not None,
+        lambda c: (
+            f"prefix_lm=True does not go with {one_way_kind(c)}, which reads tokens in their order only; "
+            f"full_attention, sliding_attention and strided_attention can look ahead"
+        ),
+    ),
     _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
 
 
 def _layers_per_group(c):
     return c.num_hidden_layers // c.num_hidden_groups
+
+
+def _of_one_stack(name: str, pattern: str, is_told_apart):
+    """A row: the field `name` tells layers apart, but of the encoder alone."""
+    return (
+        is_told_apart,
+        lambda c: (
+            f"{name}={getattr(c, name)} names the encoder's layers only; name {pattern}, which both stacks follow"
+        ),
+    )
 
 
 # Rows of one family, after the shared ones.
@@ -429,7 +453,14 @@ FAMILY_ILLEGAL = {
             ),
         ),
         _positive("num_decoder_layers", optional=True),
-        *STACK_ROWS,
+        _of_one_stack(
+            "layer_types", "attention_pattern", lambda c: not c.attention_pattern and len(set(attention_kinds(c))) > 1
+        ),
+        _of_one_stack(
+            "mlp_layer_types",
+            "mlp_pattern",
+            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
+        ),
         _probability("classifier_dropout", optional=True),
     ],
 }

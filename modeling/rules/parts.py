@@ -1,9 +1,189 @@
-"""The legality table's rows about parts of attention and of feed-forwards, for legality.py. Standard library only."""
+"""What is refused of a layer's parts: residual form, positions, attention, feed-forward, experts.
 
-from ..traits import ATTENTION_KINDS, ATTENTION_PARTS
-from .positions import own_classes
+Standard library only. Rows are as legality.py's (is this config illegal?, the sentence a user reads); `..._faults` are
+generators of sentences.
+"""
 
+from ..traits import (
+    ATTENTION_KINDS,
+    ATTENTION_PARTS,
+    BLOCKS,
+    NORM_POSITIONS,
+    POSITION_SCHEMES,
+    attention_kinds,
+    cache_type,
+    has_experts,
+    mlp_kinds,
+)
+
+POSITION_PLACES = ("embeddings", "layers", "queries_keys")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 ATTENTION_GATES = ("head", "channel")
+MLP_KINDS = ("dense", "sparse")
+ROUTER_SCORINGS = ("softmax", "sigmoid")
+COUNTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_capacity", "n_group", "topk_group")
+NOT_NEGATIVE = ("shared_expert_intermediate_size", "router_aux_loss_coef", "router_z_loss_coef")
+NOT_NEGATIVE += ("router_bias_update_rate", "router_jitter_noise")
+
+
+# ------------------------------------------------------------------------------------------------------- residual form
+
+
+def block_faults(c):
+    """One sentence for each setting of the residual form that no block has."""
+    yield from _norm_positions(c)
+    if c.block not in BLOCKS:
+        yield f"block={c.block!r} is not known; known: {', '.join(BLOCKS)}"
+    if c.block == "parallel" and c.norm_position != "pre":
+        yield (
+            f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
+            f"'pre' does"
+        )
+    if c.parallel_norms not in (1, 2):
+        yield f"parallel_norms={c.parallel_norms} is not known; known: 1 (for both parts), 2 (one for each)"
+    if c.parallel_norms != 1 and c.block != "parallel":
+        yield f"parallel_norms={c.parallel_norms} is read by block='parallel' alone; leave it at 1"
+
+
+def _norm_positions(c):
+    """One form for all layers, or {kind of attention: its form}."""
+    forms, used = c.norm_position, dict.fromkeys(attention_kinds(c))
+    for kind, form in (forms if isinstance(forms, dict) else {None: forms}).items():
+        field = "norm_position" if kind is None else f"norm_position.{kind}"
+        if kind is not None and kind not in used:
+            yield f"{field}={form!r} is read by no layer; layers of this model are {', '.join(used)}"
+        if form not in NORM_POSITIONS:
+            yield f"{field}={form!r} is not known; known: {', '.join(NORM_POSITIONS)}"
+    missing = [kind for kind in used if isinstance(forms, dict) and kind not in forms]
+    if missing:
+        yield f"norm_position has no entry for {missing[0]!r}, which layers of this model use"
+
+
+# ----------------------------------------------------------------------------------------------------------- positions
+
+
+def scheme_of(c):
+    """The traits of a config's position scheme."""
+    return POSITION_SCHEMES[c.position_encoding]
+
+
+def _head_dim(c):
+    return c.head_dim or getattr(c, "qk_rope_head_dim", None) or c.hidden_size // c.num_attention_heads
+
+
+def own_classes(c) -> list[str]:
+    """The kinds of attention, and the position scheme, that are computed by classes of their own."""
+    kinds = [kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores]
+    return kinds + ([c.position_encoding] if scheme_of(c).acts_on == "attention" else [])
+
+
+def rope_parameters_of(c) -> dict[str, dict]:
+    """The rotary parameters of each layer type: nested ones as they are, flat ones under ""."""
+    parameters = c.rope_parameters or {}
+    nested = {key: value for key, value in parameters.items() if key in ATTENTION_KINDS}
+    return nested or {"": parameters}
+
+
+def rotary_faults(c):
+    """Faults of the rotary parameters, one sentence each."""
+    if "rope_parameters" not in scheme_of(c).fields:
+        return
+    by_type = rope_parameters_of(c)
+    for kind in ATTENTION_KINDS:
+        if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
+            yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
+    for name in (name for name in by_type if name and cache_type(name) != name):
+        yield f"rope_parameters.{name} is read by no layer: {name} layers read that of {cache_type(name)}"
+    if "" not in by_type and all(parameters is None for parameters in by_type.values()):
+        yield "rope_parameters is null for every kind of layer; position_encoding='none' is a model without positions"
+    for name, parameters in by_type.items():
+        if name and parameters is None:  # layers without positions
+            continue
+        field = f"rope_parameters.{name}." if name else "rope_parameters."
+        if not isinstance(parameters, dict):
+            yield f"{field[:-1]}={parameters} is not a mapping of settings, such as {{rope_theta: 10000}}"
+            return
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type not in ROPE_TYPES:
+            yield f"{field}rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
+        for key in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
+            value = parameters.get(key)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < 1e18):
+                yield f"{field}{key}={value} is not a positive number"
+                return
+        part = parameters.get("partial_rotary_factor", 1.0)
+        rotated = int(_head_dim(c) * part)
+        if rotated % 2 or not 0 < rotated <= _head_dim(c):
+            if part == 1.0:
+                yield (
+                    f"head_dim={_head_dim(c)} is odd, but position_encoding='rotary' rotates pairs of channels; "
+                    f"choose an even head_dim (hidden_size / num_attention_heads)"
+                )
+            else:
+                yield (
+                    f"{field}partial_rotary_factor={part} rotates {rotated} of {_head_dim(c)} channels; the number "
+                    f"must be even, above 0 and at most head_dim"
+                )
+
+
+def position_place_faults(c):
+    """Faults of `position_at`, one sentence each."""
+    place, width = c.position_at, getattr(c, "embedding_size", None)
+    if place not in POSITION_PLACES:
+        yield f"position_at={place!r} is not known; known: {', '.join(POSITION_PLACES)}"
+    if place == "embeddings":
+        return
+    if scheme_of(c).acts_on != "embeddings":
+        yield (
+            f"position_at={place!r} says where position embeddings are added, and position_encoding="
+            f"{c.position_encoding!r} has none; 'learned' and 'sinusoidal' have"
+        )
+    if width not in (None, c.hidden_size):
+        yield f"position_at={place!r} adds hidden_size={c.hidden_size} channels; leave embedding_size={width} null"
+    if place == "queries_keys" and own_classes(c):
+        yield f"position_at={place!r} does not go with {own_classes(c)[0]}, a class of its own; 'layers' does"
+
+
+def rope_layer_faults(c):
+    """Faults of `no_rope_layers`, one sentence each."""
+    layers = c.no_rope_layers
+    if layers is None:
+        return
+    if scheme_of(c).acts_on != "rotation":
+        yield f"no_rope_layers={layers} is read by position_encoding='rotary' alone, not by {c.position_encoding!r}"
+    if len(layers) != c.num_hidden_layers or not set(layers) <= {0, 1}:
+        yield (
+            f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
+            f"queries and keys are rotated, 0 where not"
+        )
+
+
+def _has_layers_without_rope(c) -> bool:
+    by_type = rope_parameters_of(c)
+    unrotated = {kind for kind in attention_kinds(c) if by_type.get(cache_type(kind), 0) is None}
+    return scheme_of(c).acts_on == "rotation" and (bool(unrotated) or 0 in (c.no_rope_layers or ()))
+
+
+def scale_faults(c):
+    """Faults of what scales queries and keys behind their rotation, one sentence each."""
+    tunes, normalises = getattr(c, "attn_temperature_tuning", False), getattr(c, "qk_l2_norm", False)
+    rotates = scheme_of(c).acts_on == "rotation"
+    unrotated = c.position_encoding == "none" or _has_layers_without_rope(c)
+    if tunes and not unrotated:
+        yield (
+            "attn_temperature_tuning=True is for layers without positions, and this model has none; name them in "
+            "no_rope_layers, or set position_encoding='none'"
+        )
+    if normalises and not rotates:
+        yield f"qk_l2_norm=True is for rotated queries, not for position_encoding={c.position_encoding!r}; 'rotary' is"
+    if normalises and c.qk_norm:
+        yield "qk_l2_norm=True and qk_norm=True are two norms of the same queries; set one of them"
+    if (tunes or normalises) and own_classes(c):
+        name = "attn_temperature_tuning" if tunes else "qk_l2_norm"
+        yield f"{name}=True does not go with {own_classes(c)[0]}, whose class does not scale its queries"
+
+
+# ------------------------------------------------------------------------------------------ attention and feed-forward
 
 
 def _ungated(c):
@@ -38,7 +218,6 @@ def _differential_faults(c):
         )
 
 
-# (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
 PART_ROWS = [
     (
         lambda c: c.mlp_type == "clamped_glu" and c.hidden_act not in ("silu", "swish"),
@@ -83,5 +262,134 @@ PART_ROWS = [
     (
         lambda c: next(_differential_faults(c), None) is not None,
         lambda c: next(_differential_faults(c)),
+    ),
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- experts
+
+
+def _first(c, names, is_bad):
+    return next((name for name in names if getattr(c, name, None) is not None and is_bad(getattr(c, name))), None)
+
+
+def _nonpositive(c):
+    return _first(c, COUNTS, lambda value: value <= 0)
+
+
+def _negative(c):
+    return _first(c, NOT_NEGATIVE, lambda value: value < 0)
+
+
+def _layout(c):
+    """The field that names sparse layers, or None."""
+    return next((name for name in ("mlp_pattern", "mlp_layer_types") if getattr(c, name, None) is not None), None)
+
+
+def _shares_unlike_layers(c):
+    groups = getattr(c, "num_hidden_groups", None)
+    return groups is not None and groups < c.num_hidden_layers and len(set(mlp_kinds(c))) > 1
+
+
+def _group_fault(c) -> str | None:
+    """What is wrong with groups of experts, in one sentence, or None."""
+    groups, kept = (getattr(c, name, None) for name in ("n_group", "topk_group"))
+    if not has_experts(c) or groups is kept is None:
+        return None
+    if groups is None or kept is None:
+        return f"n_group={groups} and topk_group={kept} belong together; set both, or leave both null"
+    if c.num_experts % groups:
+        return f"n_group={groups} does not divide num_experts={c.num_experts}"
+    size, best = c.num_experts // groups, 1 if c.router_scoring == "softmax" else 2
+    if size < best:
+        return (
+            f"n_group={groups} makes groups of 1, but router_scoring={c.router_scoring!r} compares them by their best "
+            f"two experts; at most {c.num_experts // best} do"
+        )
+    if kept > groups or size * kept < c.num_experts_per_tok:
+        fewest = -(-c.num_experts_per_tok // size)
+        return (
+            f"topk_group={kept} must be at most n_group={groups}, and at least {fewest}: so many groups of {size} "
+            f"hold num_experts_per_tok={c.num_experts_per_tok} experts"
+        )
+    return None
+
+
+EXPERT_ROWS = [
+    (
+        lambda c: has_experts(c) and getattr(c, "model_type", "anyformer_decoder") == "anyformer_decoder",
+        lambda c: f"num_experts={c.num_experts} is not for a dense decoder; use family moe, or leave num_experts null",
+    ),
+    (
+        lambda c: not has_experts(c) and getattr(c, "model_type", None) == "anyformer_moe",
+        lambda c: "num_experts is null, but a mixture-of-experts decoder has experts; set it, or use family decoder",
+    ),
+    (
+        lambda c: _nonpositive(c) is not None,
+        lambda c: f"{_nonpositive(c)}={getattr(c, _nonpositive(c))} is not a positive number",
+    ),
+    (
+        lambda c: _negative(c) is not None,
+        lambda c: f"{_negative(c)}={getattr(c, _negative(c))} is negative; 0 means none",
+    ),
+    (
+        lambda c: not has_experts(c) and _layout(c) is not None,
+        lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is used by no layer; set num_experts or leave it null",
+    ),
+    (
+        lambda c: not has_experts(c) and bool(getattr(c, "output_router_logits", False)),
+        lambda c: "output_router_logits=True needs experts, and this model has none; leave it false or set num_experts",
+    ),
+    (
+        lambda c: has_experts(c) and any(kind not in MLP_KINDS for kind in mlp_kinds(c)),
+        lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is not known; known: {', '.join(MLP_KINDS)}",
+    ),
+    (
+        lambda c: has_experts(c) and len(mlp_kinds(c)) != c.num_hidden_layers,
+        lambda c: f"mlp_layer_types names {len(mlp_kinds(c))} layers, but num_hidden_layers={c.num_hidden_layers}",
+    ),
+    (
+        lambda c: (
+            has_experts(c) and c.mlp_pattern and c.mlp_layer_types is not None and c.mlp_layer_types != mlp_kinds(c)
+        ),
+        lambda c: (
+            f"mlp_pattern={c.mlp_pattern} and mlp_layer_types={c.mlp_layer_types} say different things; leave "
+            f"mlp_layer_types null"
+        ),
+    ),
+    (
+        lambda c: has_experts(c) and "sparse" not in mlp_kinds(c),
+        lambda c: f"num_experts={c.num_experts} is used by no layer; name sparse in mlp_pattern, or leave it null",
+    ),
+    (
+        lambda c: has_experts(c) and c.num_experts_per_tok > c.num_experts,
+        lambda c: f"num_experts_per_tok={c.num_experts_per_tok} is more than num_experts={c.num_experts}",
+    ),
+    (
+        lambda c: has_experts(c) and c.router_scoring not in ROUTER_SCORINGS,
+        lambda c: f"router_scoring={c.router_scoring!r} is not known; known: {', '.join(ROUTER_SCORINGS)}",
+    ),
+    (
+        lambda c: has_experts(c) and c.norm_topk_prob and c.num_experts_per_tok == 1 < c.num_experts,
+        lambda c: (
+            "norm_topk_prob=True makes the weight of num_experts_per_tok=1 always 1, so that the router learns nothing "
+            "from the loss; set norm_topk_prob=False"
+        ),
+    ),
+    (lambda c: _group_fault(c) is not None, lambda c: _group_fault(c)),
+    (
+        lambda c: has_experts(c) and c.router_jitter_noise >= 1,
+        lambda c: f"router_jitter_noise={c.router_jitter_noise} must be below 1, or it turns the router's input around",
+    ),
+    (
+        lambda c: has_experts(c) and c.shared_expert_gate and not c.shared_expert_intermediate_size,
+        lambda c: "shared_expert_gate=True needs a shared expert; set shared_expert_intermediate_size",
+    ),
+    (
+        _shares_unlike_layers,
+        lambda c: (
+            f"num_hidden_groups={c.num_hidden_groups} shares weights between layers, which must then be alike: one "
+            f"kind in mlp_pattern"
+        ),
     ),
 ]

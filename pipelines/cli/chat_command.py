@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
-from .common_arguments import add_backends, add_trust
 from .generate_command import add_sampling
 from .output import say_loading
+from .parser import add_backends, add_trust
 
 
 def add_arguments(add_parser) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from ..checks.laws import LAWS, laws_named
 from ..errors import UserError
 from ..reporting.console import wide_console
-from .common_arguments import add_json, add_trust
 from .output import json_alone, plain_table, say_loading
+from .parser import add_json, add_trust
 
 MARKS = {"holds": "[green]holds[/]", "fails": "[red]fails[/]", "not claimed": "not claimed", "not asked": "not asked"}
 

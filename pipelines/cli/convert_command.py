@@ -1,7 +1,7 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
-from .common_arguments import add_backends, add_trust
 from .output import quoted, say_loading, say_next
+from .parser import add_backends, add_trust
 
 
 def add_arguments(add_parser) -> None:

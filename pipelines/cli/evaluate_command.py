@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_json, add_overrides, add_trust, at_least
 from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
+from .parser import add_json, add_overrides, add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:
@@ -88,7 +88,7 @@ BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 def run(args) -> int:
     from ..evaluation.request import check_one_process, is_pairs
-    from ..evaluation.suite_file import is_suite
+    from ..recipes.suite_file import is_suite
 
     check_one_process()
     for option, owner in BELONGS_TO.items():
@@ -236,7 +236,7 @@ def _compare(args) -> None:
 
 
 def _suite(args) -> None:
-    from ..evaluation.suite_file import read_suite
+    from ..recipes.suite_file import read_suite
 
     suite, model = read_suite(args.recipe), args.models[0]
     recipes = _recipes_of_suite(args, suite, model)
@@ -254,8 +254,11 @@ def _suite(args) -> None:
 
 
 def _recipes_of_suite(args, suite, model: str) -> dict:
+    from ..evaluation.request import recipes_of_suite
+
     notes: list[str] = []
-    recipes = suite.recipes(
+    recipes = recipes_of_suite(
+        suite,
         model,
         args.overrides,
         split=args.split,

@@ -1,7 +1,7 @@
 """`anyformer generate`: a text continued by a saved model."""
 
-from .common_arguments import add_backends, add_trust, at_least
 from .output import quoted, say_loading, say_next
+from .parser import add_backends, add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

@@ -2,9 +2,9 @@
 
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
-from .common_arguments import add_json
 from .listing import TABLES, print_fields, print_settings, print_tables
 from .output import refuse_json
+from .parser import add_json
 
 
 def add_arguments(add_parser) -> None:

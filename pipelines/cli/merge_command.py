@@ -1,7 +1,7 @@
 """`anyformer merge`: an adapter added to its base model."""
 
-from .common_arguments import add_trust
 from .output import quoted, say_loading, say_next
+from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_trust, at_least
 from .output import quoted, say_loading, say_next
+from .parser import add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

@@ -1,7 +1,7 @@
 """`anyformer preview`: real training rows of a recipe."""
 
-from .common_arguments import add_recipe, add_trust, at_least, recipe_of
 from .output import quoted, say_loading, say_next
+from .parser import add_recipe, add_trust, at_least, recipe_of
 
 
 def add_arguments(add_parser) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_trust
 from .output import say_loading
+from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:

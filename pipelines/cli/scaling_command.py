@@ -2,8 +2,8 @@
 
 from ..errors import UserError
 from ..reporting.console import wide_console
-from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, say, say_loading, say_next
+from .parser import add_json, add_recipe, add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

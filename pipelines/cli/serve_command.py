@@ -3,8 +3,8 @@
 import os
 import shlex
 
-from .common_arguments import add_trust, at_least
 from .output import say_loading, say_next
+from .parser import add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

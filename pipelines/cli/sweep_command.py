@@ -6,8 +6,8 @@ from pathlib import Path
 from ..errors import UserError
 from ..reporting.console import wide_console
 from ..words import counted
-from .common_arguments import add_recipe, add_trust, at_least, seeds_of
 from .output import plain_table
+from .parser import add_recipe, add_trust, at_least, seeds_of
 
 
 def add_arguments(add_parser) -> None:

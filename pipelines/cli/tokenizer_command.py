@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from .common_arguments import add_json, add_trust, at_least
 from .output import json_alone, quoted, say, say_loading, say_next
+from .parser import add_json, add_trust, at_least
 
 
 def add_arguments(add_parser) -> None:

@@ -4,8 +4,8 @@ import argparse
 import time
 
 from ..errors import UserError
-from .common_arguments import add_recipe, add_trust, at_least, recipe_of, seeds_of
 from .output import say_loading
+from .parser import add_recipe, add_trust, at_least, recipe_of, seeds_of
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"

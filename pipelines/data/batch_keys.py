@@ -9,6 +9,7 @@ from ..lazy import np, torch
 ROW_IDS, EPOCH, POSITION = "row_ids", "epoch", "position"
 
 IGNORE_INDEX = -100  # the label that the losses of torch and transformers leave out
+UNLABELLED = -101  # that of an example which has none, and a teacher's answer (objectives/taught_texts.py)
 
 
 def pad(sequences: list, value: int, left: bool = False, width: int | None = None) -> "torch.Tensor":

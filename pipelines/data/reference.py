@@ -13,6 +13,7 @@ from ..storage.checksums import crc32
 from .rows import Rows
 
 FILE = "reference.npy"
+REFERENCE = "reference"  # key of a row and of a batch
 
 
 class WithReference(Rows, Dataset):
@@ -24,7 +25,7 @@ class WithReference(Rows, Dataset):
     def __init__(self, rows, numbers: np.ndarray, key: str):
         self.rows, self.numbers = rows, numbers
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.row_lengths = rows.row_lengths
+        self.row_lengths, self.notes = rows.row_lengths, rows.notes
 
     @classmethod
     def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":
@@ -36,11 +37,29 @@ class WithReference(Rows, Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.rows[index] | {"reference": torch.from_numpy(self.numbers[index])}
+        return self.rows[index] | {REFERENCE: torch.from_numpy(self.numbers[index])}
 
     def texts(self, column: str) -> list[str]:
         """A column of raw texts, in the order of the rows."""
         return self.rows.texts(column)
+
+
+class Joined(Rows, Dataset):
+    """The encoded rows of several sources one after the other; facts and notes are the first one's."""
+
+    def __init__(self, parts: list):
+        self.parts, self.ends = parts, np.cumsum([len(rows) for rows in parts])
+        self.fingerprint = sha([rows.fingerprint for rows in parts])
+        self.name, self.facts, self.notes = parts[0].name, parts[0].facts, parts[0].notes
+        self.row_lengths = np.concatenate([rows.row_lengths for rows in parts])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        index = self.inside(index)
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        return self.parts[part][index - int(self.ends[part - 1] if part else 0)]
 
 
 def weights_identity(name_or_path: str) -> list:

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..recipes.base_width import head_size, in_width
 from ..recipes.schema import Recipe
 
 FEWEST = 6  # runs that a law is fitted to: one more than it has numbers
+OF_IT = "a ladder is made of it"
 PARTS_OF_WIDTH, PARTS_OF_STEPS = (1 / 4, 3 / 8, 1 / 2, 3 / 4, 1), (1 / 4, 1 / 2, 1)
 
 
@@ -22,7 +24,7 @@ class Rung:
 
 def widths_of(recipe: Recipe, given: list[int] | None) -> list[int]:
     """The hidden sizes of a ladder, ascending. Raises UserError for fewer than three, or for no whole heads."""
-    head = head_size(recipe)
+    head = head_size(recipe.model.fields, OF_IT)
     if given is None:
         own = recipe.model.fields["hidden_size"]
         given = sorted({max(1, round(own * part / head)) * head for part in PARTS_OF_WIDTH})
@@ -48,40 +50,18 @@ def steps_of(recipe: Recipe, given: list[int] | None) -> list[int]:
     return sorted(set(given))
 
 
-def head_size(recipe: Recipe) -> int:
-    """Channels of an attention head of the recipe. Raises UserError where it does not say its width and heads."""
-    fields = recipe.model.fields
-    for name in ("hidden_size", "num_attention_heads"):
-        if name not in fields:
-            raise UserError(f"model.{name} is not set, and a ladder is made of it; set it, or name a preset that does")
-    return fields["hidden_size"] // fields["num_attention_heads"]
-
-
 def ladder(recipe: Recipe, widths: list[int], steps: list[int]) -> list[Rung]:
     """The runs of a recipe in each width for each number of steps, the cheapest first.
 
-    Heads keep their size, so that a narrower model has fewer; what else is a number of channels keeps its share of the
-    width. Layers, rows, learning rate and schedule are the recipe's.
+    Sizes follow the width (base_width.py). Layers, rows, learning rate and schedule are the recipe's; with
+    training.transfer the rate is that of its base, and each width has its own of it.
     """
-    fields, head = recipe.model.fields, head_size(recipe)
-    own, heads, rungs = fields["hidden_size"], fields["num_attention_heads"], []
+    rungs = []
     for width in widths:
-        fewer = {"hidden_size": width, "num_attention_heads": width // head}
-        groups = fields.get("num_key_value_heads")
-        if groups is not None:
-            together = heads // groups
-            fewer["num_key_value_heads"] = max(1, width // head // together)
-            if width // head % fewer["num_key_value_heads"]:
-                raise UserError(
-                    f"--widths: {width} has {width // head} heads, which {groups} key and value heads for {heads} do "
-                    f"not divide; choose multiples of {head * together}"
-                )
-        for name in ("intermediate_size", "embedding_size", "moe_intermediate_size"):
-            if fields.get(name) is not None:
-                fewer[name] = max(8, round(fields[name] * width / own / 8) * 8)
+        sizes = in_width(recipe.model.fields, width, "--widths", OF_IT)
         for count in steps:
             folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
-            settings = [f"model.{name}={value}" for name, value in fewer.items()]
+            settings = [f"model.{name}={value}" for name, value in sizes.items()]
             settings += [f"training.max_steps={count}", f"training.output_dir={folder}"]
             rungs.append(Rung(width, count, settings, folder))
     return sorted(rungs, key=lambda rung: (rung.width * rung.steps, rung.width))

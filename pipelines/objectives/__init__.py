@@ -3,7 +3,7 @@
 The interface is base.py. A new objective is a file here, called by its name, and a line below.
 """
 
-from ..plugins import OBJECTIVES
+from ..plugins import OBJECTIVES, TEACHERS
 
 NAMES = (
     "causal",
@@ -32,3 +32,5 @@ NAMES = (
     "translation",
 )
 OBJECTIVES.announce({name: f"{__name__}.{name}" for name in NAMES})
+TEACHERS.announce({kind: f"{__name__}.teachers" for kind in ("nothing", "tokens")})
+TEACHERS.announce({kind: f"{__name__}.taught_texts" for kind in ("classes", "vectors")})

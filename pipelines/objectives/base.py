@@ -76,6 +76,7 @@ class Objective(Measuring, ABC):
     finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
     answers_by: the Auto class of the model that answers rows without labels (`predict`); "": it answers none, and what
     the model's head says is asked in its place (of_heads.py).
+    taught: what a teacher (teachers.py) can say of its rows: "tokens", "classes", "vectors" or "nothing".
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
@@ -113,6 +114,7 @@ class Objective(Measuring, ABC):
     shares_batches: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
     finishes_on: str = "none"
+    taught: ClassVar[str] = "nothing"
     in_parts_of_rows: ClassVar[bool] = False
     answers_by: str = ""
 
@@ -255,6 +257,10 @@ class Objective(Measuring, ABC):
         """Those of `config_fields` that change the number of weights, as far as the recipe says them."""
         return {}
 
+    def further_costs(self) -> list[str]:
+        """Sentences on what a run takes that `plan` does not count."""
+        return []
+
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
         """Raise UserError where rows are longer than the `most` positions that a model has vectors for.
 
@@ -323,6 +329,15 @@ class Objective(Measuring, ABC):
 
     def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
+        return rows
+
+    reads_beside: Any = None  # a model that reads the batches of a training, too (teachers.py)
+
+    def before_training(self) -> None:
+        """Raise UserError for what a training needs beside its data, and is not there; nothing is read yet."""
+
+    def for_training(self, rows: "dict[str, Rows]", sources: dict[str, Any], cache: Path) -> "dict[str, Rows]":
+        """The completed rows of all splits as they are trained and validated. Raises UserError."""
         return rows
 
     @abstractmethod

@@ -18,6 +18,7 @@ class Causal(TextObjective):
     """
 
     name = "causal"
+    taught = "tokens"
     auto_class = "AutoModelForCausalLM"
     shifts_labels = True
     continues_prompts = True

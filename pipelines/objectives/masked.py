@@ -31,6 +31,7 @@ class Masked(LooksAhead, MaskingObjective):
     """
 
     name = "masked"
+    taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
     shares_batches = True
     Settings = MaskedSettings

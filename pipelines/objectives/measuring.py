@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..plugins import METRICS
 
+OF_PART = "loss_"  # how the names of the losses of parts begin, and no other number's
+
 if TYPE_CHECKING:
     from ..data.rows import Rows
     from .finished_model import FinishedModel
@@ -78,7 +80,7 @@ class Measuring:
 
         rows: of any split. None: there is one part.
         """
-        return None
+        return (list(rows.parts), lambda number: rows.place(number)[0]) if rows.parts else None
 
     def metrics_of_validations(self) -> list[str]:
         """Those of the recipe's metrics that validations during training measure; others need the finished model."""
@@ -104,12 +106,13 @@ class Measuring:
     def metrics_of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
-        """Those of `metrics` that follow from one pass over the rows.
+        """Those of `metrics` that follow from one pass over the rows, and the losses of their parts.
 
         result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and what the scorer measured.
         train: rows of the training text, where they are at hand.
         """
-        return {name: result[name] for name in metrics if name in result}
+        of_parts = [name for name in result if name.startswith(OF_PART)]
+        return {name: result[name] for name in (*of_parts, *metrics) if name in result}
 
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
         """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none.

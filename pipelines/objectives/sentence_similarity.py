@@ -59,6 +59,7 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     """How similar two texts are: the cosine of their vectors, of one encoder (a bi-encoder)."""
 
     name = "sentence_similarity"
+    taught = "vectors"
     sequences_per_row = 2
     Settings = SentenceSimilaritySettings
     auto_class = "AutoModel"

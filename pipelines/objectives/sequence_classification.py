@@ -19,6 +19,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
+    taught = "classes"
     label_type = "int32"
     asks_for = "classes"
     Settings = SequenceClassificationSettings

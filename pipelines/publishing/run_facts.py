@@ -73,6 +73,12 @@ class RunFacts:
         return path_name(name) if isinstance(name, str) else None
 
     @property
+    def teacher(self) -> str | None:
+        """The model whose answers it learned from, likewise."""
+        name = self.section("teacher").get("name_or_path")
+        return path_name(name) if isinstance(name, str) else None
+
+    @property
     def hub_base_model(self) -> str | None:
         """The same where it is a model on the Hub."""
         name = self.run.get("converted_from") or self.section("model").get("name_or_path")

@@ -6,7 +6,7 @@ Everything else is what its weights were made with.
 from typing import Any
 
 from anyformer.modeling.rules.legality import POOLER_TYPES
-from anyformer.modeling.rules.positions import ROPE_TYPES
+from anyformer.modeling.rules.parts import ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
 from .checks import check_rope_keys

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, nearest
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
@@ -203,8 +203,11 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
         recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
-    if recipe.model.name_or_path is not None and not final.get("tokenizer"):
-        recipe.tokenizer.name_or_path = recipe.model.name_or_path
+    other = recipe.model.name_or_path
+    if other is None and recipe.teacher is not None and OBJECTIVES[recipe.learned.name].taught == "tokens":
+        other = recipe.teacher.name_or_path
+    if other and not final.get("tokenizer"):
+        recipe.tokenizer.name_or_path = other
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose
 
@@ -239,9 +242,12 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
         return UserError(
             f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
         )
-    return UserError(
-        f"{section}.name={show(name)} is not one of its choices{did_you_mean(str(name), names_of(section))}"
-    )
+    from .find_setting import find_setting
+
+    known = names_of(section)
+    meant = find_setting(str(name)) if nearest(str(name), known) is None else None  # distillation is a section
+    near = f"; did you mean {meant}?" if meant else did_you_mean(str(name), known)
+    return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
 
 
 def names_of(section: str) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.rules import experts, legality, parts
+from anyformer.modeling.rules import legality, parts
 from anyformer.modeling.rules.bounds import GREATEST, LEAST
 from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
 
@@ -17,15 +17,15 @@ CHOICES = {
     "block": BLOCKS,
     "attention_gate": parts.ATTENTION_GATES,
     "mlp_type": MLP_TYPES,
-    "mlp_pattern": experts.MLP_KINDS,
-    "mlp_layer_types": experts.MLP_KINDS,
-    "router_scoring": experts.ROUTER_SCORINGS,
+    "mlp_pattern": parts.MLP_KINDS,
+    "mlp_layer_types": parts.MLP_KINDS,
+    "router_scoring": parts.ROUTER_SCORINGS,
     "pooler_type": legality.POOLER_TYPES,
     "pos_att_type": legality.POSITION_TERMS,
     "memory_update": legality.MEMORY_UPDATES,
 }
 PROBABILITIES = {*legality.PROBABILITIES, "classifier_dropout", "label_smoothing"}
-POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *experts.COUNTS}
+POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *parts.COUNTS}
 
 
 def describe_family(family: str) -> Iterator[FieldDoc]:

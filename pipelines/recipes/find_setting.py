@@ -6,7 +6,15 @@ from functools import cache
 
 from ..aliases import ALIASES
 from . import introspection
-from .schema import DataSection, EvaluationSection, ModelSection, PublishSection, TokenizerSection, TrainingSection
+from .schema import (
+    DataSection,
+    EvaluationSection,
+    ModelSection,
+    PublishSection,
+    TeacherSection,
+    TokenizerSection,
+    TrainingSection,
+)
 
 
 def find_setting(key: str) -> str | None:
@@ -35,6 +43,7 @@ def _sections() -> dict[str, frozenset[str]]:
         "model": frozenset(_names(ModelSection)).union(*map(introspection.family_fields, introspection.family_names())),
         "data": frozenset(_names(DataSection)),
         "evaluation": frozenset(_names(EvaluationSection)),
+        "teacher": frozenset(_names(TeacherSection)),
         "publish": frozenset(_names(PublishSection)),
     }
 

@@ -29,6 +29,7 @@ class Optimizer:
         code: "module:class" of an OwnOptimizer, imported when a run begins; None: transformers builds the optimizer.
         elementwise: whether it looks at each number of a weight alone, so that it does not matter who holds which.
         whole_matrices: whether its step needs a matrix whole, as DeepSpeed, which flattens weights, never has it.
+        gathers: whether it brings together matrices that processes share as DTensor (engines/split_matrices.py).
         bytes_per_parameter: of its states, beside the weights; None: not known.
         reads_arguments: whether it reads training.optim_args.
         rates: {field of the training section and of the log: word for readers} of learning rates of its own.
@@ -40,6 +41,7 @@ class Optimizer:
     code: str | None = None
     elementwise: bool = False
     whole_matrices: bool = False
+    gathers: bool = False
     bytes_per_parameter: int | None = None
     reads_arguments: bool = True
     rates: dict[str, str] = field(default_factory=dict)
@@ -55,6 +57,7 @@ ROWS = {
             "matrices by Muon, the rest by AdamW",
             code="anyformer.pipelines.training.optimizers:Muon",
             whole_matrices=True,
+            gathers=True,
             bytes_per_parameter=8,
             reads_arguments=False,
             rates={"muon_learning_rate": "Muon"},

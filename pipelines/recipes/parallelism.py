@@ -135,9 +135,10 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
     if training.ema_decay is not None:
         raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
-    if not optimizer_of(training.optim).elementwise:
+    optimizer = optimizer_of(training.optim)
+    if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(
-            f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to adamw"
+            f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to muon or adamw"
         )
     if training.lora is not None:
         _check_lora(settings, words, training.lora.merge)

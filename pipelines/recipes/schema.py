@@ -112,13 +112,44 @@ class SourceSection:
 
 @dataclass
 class MixtureSource(SourceSection):
-    name: str | None = doc("what the log and the report call it; null: the names of its files or of its data set")
+    name: str | None = doc(
+        "what its numbers are called: news makes validation_loss_news; null: the names of its files or of its data set"
+    )
     weight: float = doc(
-        "share of the training tokens that comes from this source, relative to the other weights",
+        "share of the training data that comes from this source, relative to the other weights (data.weights_by)",
         1.0,
         at_least=1e-6,
         at_most=1e6,
     )
+    validation_files: str | list[str] | None = doc("its own local files for validation")
+    validation_split: str | None = doc("its own split of the Hub data set for validation")
+    validation_fraction: float | None = doc(
+        "share of its own documents held back for validation; null: data.validation_fraction", at_least=0, below=1
+    )
+
+
+@dataclass
+class CleanSettings:
+    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths in characters."""
+
+    exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
+    near_duplicates: float | None = doc(
+        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
+        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
+        at_least=0.1,
+        at_most=0.99,
+    )
+    min_length: int | None = doc("leave out shorter documents", at_least=1)
+    max_length: int | None = doc("leave out longer documents", at_least=1)
+    filter: str | None = doc(
+        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
+    )
+    decontaminate: list[str] = doc(
+        "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
+        "recipes (their test split, else validation), suites",
+        [],
+    )
+    decontaminate_words: int = doc("words in a row, without case and punctuation", 13, at_least=4, at_most=100)
 
 
 # Those of data.derive that read any source of plain text.
@@ -129,6 +160,17 @@ DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions",
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
+    clean: CleanSettings | None = doc(
+        "what is left out of plain text for training and of validation documents held back from it, such as "
+        "{exact_duplicates: true, decontaminate: [imdb_classify]}; null: nothing"
+    )
+    weights_by: float | Literal["tokens", "documents"] = doc(
+        "what the weights of a mixture are shares of: tokens or documents; a temperature T, a number such as 3: a "
+        "source of N tokens counts as N ** (1 / T), times its weight",
+        "tokens",
+        at_least=1,
+        at_most=1000,
+    )
     derive: (
         Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
         | None
@@ -145,6 +187,12 @@ class DataSection(SourceSection):
         "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
+    shuffle_buffer: int | None = doc(
+        "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
+        "pass say; then the next; null: all as they are stored",
+        at_least=2,
+        at_most=10_000_000,
+    )
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
     validation_fraction: float | None = doc(
@@ -199,6 +247,33 @@ class ObjectiveSettings:
 
 
 @dataclass
+class TeacherSection:
+    """Another model, from whose answers this one learns beside the labels (Hinton et al. 2015)."""
+
+    name_or_path: str = doc("a trained model: the folder of a finished run, or a repository on the Hub", "")
+    weight: float = doc("share of the teacher in the loss; the labels have the rest", 0.5, above=0, at_most=1)
+    temperature: float = doc(
+        "what the logits of both are divided by; the teacher's part of the loss is multiplied by its square",
+        1.0,
+        above=0,
+        at_most=100,
+    )
+    stored: bool = doc(
+        "of causal: the teacher answers all training rows before the training, into the cache, whence this run and "
+        "later ones read; false: it answers beside the model in each step. What a teacher says of a labelled example "
+        "is always stored",
+        False,
+    )
+    files: str | list[str] | None = doc(
+        "of sequence_classification and sentence_similarity: further texts, in the columns that the task names, of "
+        "which the model learns from the teacher alone"
+    )
+    top_k: int = doc(
+        "stored: so many of the likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1
+    )
+
+
+@dataclass
 class LoraSettings:
     """LoRA (Hu et al. 2021): matrices of low rank are trained beside the weights of a checkpoint, which stay."""
 
@@ -213,6 +288,16 @@ class LoraSettings:
     )
     use_rslora: bool = doc("scale by alpha / sqrt(r) instead (Kalajdzievski 2023)", False)
     merge: bool = doc("save the whole model with what was learned added to its weights, not the adapter alone", False)
+
+
+@dataclass
+class TransferSettings:
+    """Rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
+
+    base: dict[str, int] = doc(
+        "sizes of the model that the rates were chosen for: hidden_size, num_hidden_layers or both; what is not named "
+        "follows, with heads of the same size"
+    )
 
 
 @dataclass
@@ -311,6 +396,11 @@ class TrainingSection:
         "the same",
         above=0,
         at_most=1,
+    )
+    transfer: TransferSettings | None = doc(
+        "the rates above are those of a smaller model of this shape, such as {base: {hidden_size: 128}}: new weights, "
+        "multipliers of the model, AdamW's rates and weight decay follow from how much wider and deeper this one is; "
+        "null: they are this model's own"
     )
     ema_decay: float | None = doc(
         "measure and save the exponential moving average of the weights, of which this share stays in a step, such as "
@@ -444,6 +534,36 @@ class EvaluationSection:
 
 
 @dataclass
+class StageSection:
+    """A stretch of the training's steps with settings of its own; null: as the recipe says (stage_plan.py)."""
+
+    until: float | None = doc("the step after which the stage ends; at most 1: a share of training.max_steps", above=0)
+    sequence_length: int | None = doc("tokens per row", at_least=2, at_most=2**24)
+    global_batch_size: int | None = doc("rows per optimizer step over all processes", at_least=1, at_most=2**30)
+    per_device_train_batch_size: int | None = doc("rows per device and forward pass", at_least=1, at_most=2**20)
+    learning_rate: Literal["constant", "decay", "cosine"] | None = doc(
+        "constant, decay (linear) or cosine, from where the stage before ended; null in all stages: "
+        "training.lr_scheduler_type over the whole run"
+    )
+    min_lr_rate: float = doc("share of the peak at which decay and cosine end", 0.0, at_least=0, at_most=1)
+    warmup_steps: float | None = doc(
+        "steps of linear warm-up to the peak; below 1: share of the stage's; null: in the first stage as "
+        "training.warmup_steps, in others none",
+        at_least=0,
+    )
+    peak: float | None = doc(
+        "share of the peak learning rate at which the stage begins, after its warm-up; null: where the one before "
+        "ended, after a warm-up 1",
+        above=0,
+        at_most=100,
+    )
+    weight_decay: float | None = doc("decoupled weight decay on matrices", at_least=0, at_most=100)
+    mixture: dict[str, float] | None = doc(
+        "weights of the sources of data.mixture by their names, such as {web: 0.7, code: 0.3}; others are not read"
+    )
+
+
+@dataclass
 class PublishSection:
     repo_id: str | None = doc("Hub repository the finished model is pushed to; null: not published")
     private: bool = doc("create the repository as private", False)
@@ -462,7 +582,13 @@ class Recipe:
     # Exactly one of the two is not None; a recipe that names neither has the default objective.
     objective: ObjectiveSettings | None = field(default_factory=lambda: default_objective())
     task: ObjectiveSettings | None = None
+    teacher: TeacherSection | None = None
     training: TrainingSection = field(default_factory=TrainingSection)
+    stages: list[StageSection] = doc(
+        "stretches of the training's steps with settings of their own, such as [{until: 0.8, sequence_length: 512}, "
+        "{until: 1.0, sequence_length: 2048}]",
+        [],
+    )
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 

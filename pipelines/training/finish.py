@@ -86,6 +86,7 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "best_step": trainer.state.best_global_step,
         "world_size": session.arguments.world_size,
         "rows_per_step": rows_of(session.arguments),
+        **session.facts_of_stages(),
         "hardware": hardware_words(session.arguments.device),
         "engine": session.engine.running(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
         "backends": backends_of(plain(trainer.model)),

@@ -1,5 +1,6 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,9 +12,10 @@ from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
+from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
-from ..recipes.introspection import OURS
+from ..recipes.introspection import OURS, family_config
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import whole_weights
@@ -21,6 +23,7 @@ from .engines.engine import Engine
 from .engines.late_weights import built_late
 from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
+from .transfer import Scale, scale_new_weights, scales_of
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
@@ -30,7 +33,11 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     Raises UserError where the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
     """
     section = recipe.model
-    fields = {**(vocabulary_fields(tokenizer) if tokenizer is not None else {}), **task_fields, **section.fields}
+    given = section.fields
+    if recipe.training.transfer is not None:
+        sizes = [family_config(section.family, fields) for fields in (given, base_fields(recipe))]
+        given = given | multipliers(*sizes)
+    fields = {**(vocabulary_fields(tokenizer) if tokenizer is not None else {}), **task_fields, **given}
     if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
         raise UserError(
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
@@ -65,6 +72,8 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
             with whole_weights(arguments):
                 build = partial(auto_class.from_config, config, **chosen)
                 model = built_late(build) if engine.builds_late else build()
+                if recipe.training.transfer is not None:
+                    scale_new_weights(model, transferred(recipe, data, model))
         except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
             explain(error, chosen)
             raise UserError(
@@ -88,6 +97,19 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
         print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
     model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
+
+
+def transferred(recipe: Recipe, data, model) -> dict[str, Scale]:
+    """What training.transfer multiplies the numbers of the model's weights by."""
+    sizes, objective = base_fields(recipe), data.objective
+    own = family_config(recipe.model.family, recipe.model.fields).num_hidden_layers
+    base = family_config(recipe.model.family, sizes).num_hidden_layers
+    narrow = replace(recipe, model=replace(recipe.model, fields=sizes | {"num_hidden_layers": own}))
+    narrow.training = replace(recipe.training, transfer=None)
+    config = model_config(narrow, data.tokenizer, objective.config_fields())
+    with torch.device("meta"):
+        smaller = getattr(transformers, objective.auto_class).from_config(config)
+    return scales_of(model, smaller, own / base)
 
 
 def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[str, str]:

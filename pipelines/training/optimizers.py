@@ -4,6 +4,8 @@ import importlib.util
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import islice
 
 import torch
 from transformers import TrainingArguments
@@ -13,6 +15,7 @@ from ..accounting.precision import prefers_bf16
 from ..errors import UserError
 from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
+from .engines.split_matrices import Split, matrices_of, split_of
 
 # Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
 MOST_NUMBERS = 1 << 24
@@ -27,6 +30,9 @@ class BatchedMuon(torch.optim.Muon):
     load the other's checkpoints.
 
     A parameter with three axes (experts, rows, columns) is a matrix for each expert; torch's own refuses it.
+
+    Of matrices that processes share (DTensor), each process orthogonalises some whole ones, and sends the others their
+    shares of the results, as Liu et al. 2025 ("Muon is scalable") and Dion's code do.
 
     Args:
         dtype: of Newton and Schulz's products; the momentum and the parameters keep theirs.
@@ -46,38 +52,38 @@ class BatchedMuon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            by_shape = defaultdict(list)
+            alike = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
                     if "momentum_buffer" not in state:
-                        state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                        state["momentum_buffer"] = torch.zeros_like(parameter)
                     parts = map(matrices_of, (parameter, parameter.grad, state["momentum_buffer"]))
-                    by_shape[parameter.shape[-2:]] += zip(*parts)
-            for shape, matrices in by_shape.items():
+                    alike[parameter.shape[-2:], split_of(parameter)] += zip(*parts)
+            for (shape, split), matrices in alike.items():
                 size = max(1, MOST_NUMBERS // shape.numel())
+                size = size if split is None else split.together(size, len(matrices))
                 for start in range(0, len(matrices), size):
-                    self._step_matrices(*zip(*matrices[start : start + size]), group)
+                    self._step_matrices(*zip(*matrices[start : start + size]), shape, split, group)
         return loss
 
-    def _step_matrices(self, parameters: tuple, gradients: tuple, buffers: tuple, group: dict):
+    def _step_matrices(
+        self, parameters: tuple, gradients: tuple, buffers: tuple, shape: torch.Size, split: Split | None, group: dict
+    ):
         momentum = group["momentum"]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
-        matrices = torch.stack(updates).to(self.dtype)
+        parts = torch.cat(updates).to(self.dtype)
+        matrices = parts if split is None else split.some_whole(parts, shape)
         directions = orthogonalized(matrices, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        rows, columns = parameters[0].shape
+        directions = directions if split is None else split.shares(directions, shape, len(parts))
+        rows, columns = shape
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
-            parameters, list(directions.to(parameters[0].dtype)), alpha=-group["lr"] * math.sqrt(max(1, rows / columns))
+            parameters,
+            directions.to(parameters[0].dtype).split([len(p) for p in parameters]),
+            alpha=-group["lr"] * math.sqrt(max(1, rows / columns)),
         )
-
-
-def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The matrix itself, or views of those that are stacked; where FSDP2 splits the first axis, of its own part."""
-    if tensor.ndim == 2:
-        return (tensor,)
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).unbind()
 
 
 def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps: float) -> torch.Tensor:
@@ -93,10 +99,10 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
+    """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW as one optimizer: they share its groups and states.
 
-    `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak. Either is
-    None where it would have no parameters: an adapter may be of matrices in the blocks alone.
+    A schedule scales the learning rate of each group from its own peak. Either is None where it would have no
+    parameters: an adapter may be of matrices in the blocks alone.
     """
 
     def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None):
@@ -107,6 +113,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _share_groups(self):
         # The same dict objects: a learning rate that a scheduler writes here is read by the optimizer it belongs to.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+        for part in self.parts.values():
+            part.state = self.state
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -115,24 +123,31 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.step()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True):
-        for part in self.parts.values():
-            part.zero_grad(set_to_none)
-
-    def state_dict(self):
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
     def load_state_dict(self, state_dict):
         """Raises UserError for states of other parameters: earlier versions gave routers to Muon, experts to AdamW."""
         try:
-            for name, part in self.parts.items():
-                part.load_state_dict(state_dict[name])
+            super().load_state_dict(of_one(state_dict))
         except (ValueError, KeyError) as error:
             raise UserError(
                 "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
                 "and AdamW; begin from its weights, by model.name_or_path, in another output_dir"
             ) from error
+        groups = iter(self.param_groups)
+        for part in self.parts.values():
+            part.param_groups = list(islice(groups, len(part.param_groups)))
         self._share_groups()
+
+
+def of_one(state_dict: dict) -> dict:
+    """A state dict with a part for each of two optimizers, as checkpoints had until December 2026, as that of one."""
+    if "param_groups" in state_dict:
+        return state_dict
+    states, groups, first = {}, [], 0
+    for part in state_dict.values():
+        states |= {first + number: state for number, state in part["state"].items()}
+        groups += [group | {"params": [first + number for number in group["params"]]} for group in part["param_groups"]]
+        first += sum(len(group["params"]) for group in part["param_groups"])
+    return {"state": states, "param_groups": groups}
 
 
 def muon_parameter_names(model: torch.nn.Module) -> set[str]:
@@ -157,14 +172,15 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     """Muon over the hidden matrices, AdamW over the rest (weight decay on the names in `decay_names` only)."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     matrices = muon_parameter_names(model) & trainable.keys()
-    rest = trainable.keys() - matrices
-    groups = [
-        {"params": [trainable[n] for n in trainable if n in rest & decay_names], "weight_decay": weight_decay},
-        {"params": [trainable[n] for n in trainable if n in rest - decay_names], "weight_decay": 0.0},
-    ]
+    others = []
+    for names, decay in ((decay_names, weight_decay), (trainable.keys() - decay_names, 0.0)):
+        of_mesh = defaultdict(list)  # a fused kernel takes parameters of one mesh at a time
+        for name, parameter in trainable.items():
+            if name in names - matrices:
+                of_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
+        others += [{"params": parameters, "weight_decay": decay} for parameters in of_mesh.values()]
     dtype = torch.bfloat16 if prefers_bf16(next(model.parameters()).device.type) else torch.float32
     hidden = [trainable[n] for n in trainable if n in matrices]
-    others = [group for group in groups if group["params"]]
     return MuonWithAdamW(
         BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay) if hidden else None,
         torch.optim.AdamW(others, lr=adamw_lr, betas=betas, eps=eps, fused=True) if others else None,
@@ -182,14 +198,22 @@ def decay_by_depth(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dec
         raise UserError(f"training.layer_decay={decay}: {type(model).__name__} has no list of layers; set it to null")
     depths = {id(p): places.depths[name] for name, p in model.named_parameters() if p.requires_grad}
     top = max(depths.values())
+    split_groups(optimizer, lambda p, group: {"lr": group["lr"] * decay ** (top - depths.get(id(p), top))})
+
+
+def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.Tensor, dict], dict]) -> None:
+    """Split the optimizer's groups by the settings that each parameter is to have; the highest rate comes first.
+
+    settings_of: a parameter and its group -> settings that replace the group's.
+    """
     several = isinstance(optimizer, MuonWithAdamW)
     for part in optimizer.parts.values() if several else [optimizer]:
         split = []
         for group in part.param_groups:
-            by_depth = defaultdict(list)
+            alike = defaultdict(list)
             for parameter in group["params"]:
-                by_depth[depths.get(id(parameter), top)].append(parameter)
-            split += [{**group, "params": by_depth[d], "lr": group["lr"] * decay ** (top - d)} for d in by_depth]
+                alike[tuple(settings_of(parameter, group).items())].append(parameter)
+            split += [{**group, **dict(settings), "params": parameters} for settings, parameters in alike.items()]
         part.param_groups = sorted(split, key=lambda group: -group["lr"])
     if several:
         optimizer._share_groups()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -43,6 +44,7 @@ from .guards.stall_watchdog import StallWatchdog
 from .guards.stop_signal import StopSignal
 from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
+from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
@@ -50,6 +52,7 @@ from .losses.evaluation_sums import EvaluationSums, sums_of_parts
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
 from .optimizers import decay_by_depth, matrices_only, remember_absent
+from .transfer import Scale, scale_rates
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -74,6 +77,7 @@ class AnyformerTrainer(Trainer):
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         layer_decay: rate of a layer beside that of the one above it (optimizers.py); None: all have the same.
+        scales: of training.transfer (transfer.py): what AdamW's settings are multiplied by; None: by nothing.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -99,6 +103,7 @@ class AnyformerTrainer(Trainer):
         run_identity: str = "{}",
         own_optimizer: OwnOptimizer | None = None,
         layer_decay: float | None = None,
+        scales: dict[str, Scale] | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -114,14 +119,14 @@ class AnyformerTrainer(Trainer):
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, self.layer_decay, watch = shares, layer_decay, watch or Watch()
+        self.shares, self.layer_decay, self.scales, watch = shares, layer_decay, scales, watch or Watch()
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
-        self.logits_of, self.parts_of = logits_of, parts_of
+        self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
         self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.bare_rows = kwargs.get("train_dataset")
-        parts = parts_of_rows(parts_of, self.bare_rows)
+        parts = parts_of_rows(self.parts_of, self.bare_rows)
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
         kwargs["train_dataset"] = with_sample_ids(self.bare_rows)
         self.position = StreamPosition(kwargs["train_dataset"])
@@ -203,6 +208,8 @@ class AnyformerTrainer(Trainer):
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
+        if getattr(self.bare_rows, "is_ordered", False):
+            return SequentialSampler(self.train_dataset)
         lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
         if lengths is None:
             return super()._get_train_sampler(train_dataset)
@@ -333,6 +340,8 @@ class AnyformerTrainer(Trainer):
             optimizer = super().create_optimizer(model)
         if fresh and self.layer_decay is not None:
             decay_by_depth(optimizer, built, self.layer_decay)
+        if fresh and self.scales is not None:
+            scale_rates(optimizer, built, self.scales)
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
@@ -358,6 +367,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
+            logs.update(source_tokens(self.bare_rows, rows_of(self.args), self.state.global_step))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:

@@ -11,8 +11,6 @@ from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 
-lm_eval = pytest.importorskip("lm_eval")
-
 TOLERANCE = 1e-4  # log-probabilities of a sentence are sums near -200, in fp32
 
 QUESTIONS = [
@@ -71,6 +69,12 @@ report({name: [sample["resps"] for sample in results["samples"][name]] for name 
 """
 
 
+@pytest.fixture(autouse=True)
+def needs_lm_eval():
+    """Imported by what uses it: it takes seconds, which a process that only collects the tests need not spend."""
+    pytest.importorskip("lm_eval")
+
+
 @pytest.fixture
 def tasks(tmp_path):
     """A folder with the tasks and their data."""
@@ -84,6 +88,7 @@ def tasks(tmp_path):
 
 
 def evaluate_in_memory(model, tokenizer, tasks):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     return lm_eval.simple_evaluate(
@@ -125,6 +130,7 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
 
 def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
     """A task as lm-eval's blimp, pair by pair."""
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     file, rows = tmp_path / "pairs.jsonl", [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he.")]
@@ -149,6 +155,7 @@ def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
 
 
 def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     words = ["bad", "very good"]

@@ -47,7 +47,7 @@ def tiny_recipe(tmp_path, text_file):
             "evaluation": {"metrics": ["perplexity", "unigram_perplexity"], "max_rows": 8},
         }
         for section, values in sections.items():
-            recipe[section] = recipe.get(section, {}) | values
+            recipe[section] = recipe.get(section, {}) | values if values is not None else None
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
         return path

@@ -130,6 +130,22 @@ def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_che
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "pp", "tp", "fsdp2", "ep-tp", "fsdp2-tp", "hsdp"])
+def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(name, tiny_recipe, ranks, alone):
+    count, shares, model, batches, _ = MESHES.get(name, (2, "null", DECODER, 2, ""))
+    training = {"optim": "muon", "max_steps": 12, "learning_rate": 1e-3, "save_steps": 6}
+    recipe, shared = tiny_recipe(model=model, training=training), f"training.parallelism={shares}"
+    rows = f"training.per_device_train_batch_size={8 if batches == 1 else 4}"
+    expected = alone(recipe, rows, f"training.gradient_accumulation_steps={batches}")
+    got = ranks(count, recipe, rows, shared)
+    assert_same_run(got, expected)
+    again = ranks(count, recipe, rows, shared, start=got[2] / "checkpoint-6")
+    assert again[1] == got[1][6:]
+    weights, others = load_file(got[2] / "model.safetensors"), load_file(again[2] / "model.safetensors")
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.slow
 def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recipe, ranks, alone):
     """From weights on disk, over accumulated batches, with validations in between."""
     first = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
@@ -284,7 +300,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{sp: 2, tp: 2}", [], "sp is not wired beside tp"),
         ("{sp: 2}", ["model.position_encoding=alibi"], "position_encoding='alibi' adds to scores of whole rows"),
         ("{cp: 2}", ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"], "cp needs attention"),
-        ("{tp: 2}", ["training.optim=muon"], "training.optim=muon looks at whole matrices"),
+        ("{tp: 2}", ["training.optim=lion_32bit"], "training.optim=lion_32bit looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
         ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
         ("{tp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),

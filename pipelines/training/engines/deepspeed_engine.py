@@ -76,9 +76,13 @@ class DeepSpeed(Engine):
 
 def check_whole_matrices(section: TrainingSection) -> None:
     """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
-    if optimizer_of(section.optim).whole_matrices:
+    row = optimizer_of(section.optim)
+    if row.whole_matrices:  # DeepSpeed 0.19 clips Muon's orthogonal updates to max_grad_norm: its issue 8439
+        muon = " (its own Muon clips updates in place of gradients: its open pull request 7776)" if row.gathers else ""
+        other = ", or train under DDP, FSDP2 or a mesh" if row.gathers else ""
         raise UserError(
-            f"training.optim={section.optim} needs whole matrices, but DeepSpeed flattens them; set it to adamw"
+            f"training.optim={section.optim} needs whole matrices, but DeepSpeed flattens them{muon}; set it to adamw"
+            f"{other}"
         )
     DeepSpeed(section).check_average()
 

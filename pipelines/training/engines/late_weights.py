@@ -62,6 +62,8 @@ class Draw:
                 self.model._init_weights(self.module)
         finally:
             self.module._parameters.update(held)
+        for name, parameter in made.items():
+            parameter.data *= getattr(self.placeholders[name], "drawn_times", 1.0)  # training.transfer
         return {self.placeholders[name]: parameter for name, parameter in made.items()}
 
     def again(self) -> dict[nn.Parameter, nn.Parameter]:

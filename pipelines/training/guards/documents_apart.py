@@ -15,13 +15,15 @@ PROBED_TOKENS = 8  # of each of two documents
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # of the largest logit, in fp32 and in half: rounding, not another document
 
 
-def check_documents_apart(model, name: str, objective: Objective, splits: Iterable[Rows]) -> None:
+def check_documents_apart(
+    model, name: str, objective: Objective, splits: Iterable[Rows], section: str = "model"
+) -> None:
     """Raise UserError where a document of a packed row sees the one before it in a native model.
 
-    Packed rows tell documents apart by positions that begin anew, without a mask. Native encoders, and decoders that
-    make their mask without positions, ignore them; with a mask of ones all native models do. So a model is asked with
-    what the objective's collator sends. splits: rows, some of them packed. The weights have to be whole: ZeRO-3's empty
-    tensors are not probed.
+    Packed rows tell documents apart by positions that begin anew, without a mask. Native encoders, and decoders
+    that make their mask without positions, ignore them; with a mask of ones all native models do. So a model is
+    asked with what the objective's collator sends. splits: rows, some of them packed. section: that names the
+    model. The weights have to be whole: ZeRO-3's empty tensors are not probed.
     """
     config = model.config
     in_parts = any(hasattr(p, "ds_shape") for p in model.parameters())
@@ -30,7 +32,7 @@ def check_documents_apart(model, name: str, objective: Objective, splits: Iterab
     if keeps_documents_apart(model, names_sent(objective, splits)):
         return
     raise UserError(
-        f"model.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "
+        f"{section}.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "
         f"other; convert it (anyformer convert {name} FOLDER), or set task.packing=false where the task has that"
     )
 

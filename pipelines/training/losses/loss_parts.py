@@ -26,7 +26,7 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
     if found is None:
         return None
     names, part_of = found
-    if getattr(rows, "is_stream", False):
+    if getattr(rows, "is_stream", False) or getattr(rows, "is_ordered", False):
         return list(names), part_of
     chosen = range(len(rows)) if chosen is None else chosen
     return list(names), lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
@@ -90,7 +90,9 @@ class LossParts:
     def add(self, outputs, batch: dict, num_items_in_batch) -> None:
         """Add a batch; num_items_in_batch: by which the model has divided its loss, None for the batch's labels."""
         found = {} if self.told_apart_by is None else self.told_apart_by.sums(outputs, batch, num_items_in_batch)
-        ahead = outputs.get("mtp_loss") if hasattr(outputs, "get") else None
+        outputs = outputs if hasattr(outputs, "get") else {}
+        found = found | (outputs.get("loss_parts") or {})  # of a loss of the objective (objectives/losses.py)
+        ahead = outputs.get("mtp_loss")
         if ahead is not None:  # of modules that predict tokens further ahead
             count = batch["shift_labels" if "shift_labels" in batch else "labels"].ne(IGNORE_INDEX).sum()
             found["mtp_loss"] = (ahead.detach() * (count if num_items_in_batch is None else num_items_in_batch), count)

@@ -2,13 +2,19 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
+from processes import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from anyformer import (
@@ -129,9 +135,9 @@ def test_states_of_a_time_when_routers_were_muons_are_refused():
     model = mixture()
     optimizer = build(model)
     two_axes = [p for g in optimizer.param_groups for p in g["params"] if p.ndim == 2]
-    old = optimizer.state_dict() | {"muon": BatchedMuon(two_axes, torch.float32).state_dict()}
+    old = {"muon": BatchedMuon(two_axes, torch.float32), "adamw": optimizer.parts["adamw"]}
     with pytest.raises(UserError, match="begin from its weights, by model"):
-        optimizer.load_state_dict(old)
+        optimizer.load_state_dict({name: part.state_dict() for name, part in old.items()})
 
 
 @pytest.mark.parametrize("part", ["muon", "adamw"])
@@ -176,3 +182,41 @@ def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_whe
         assert "training.optim=toy needs whole matrices, but DeepSpeed" in capsys.readouterr().err
     assert command("train", *recipe, "training.parallelism={dp_shard: 2}") == 2
     assert "training.optim=toy looks at whole matrices" in capsys.readouterr().err
+
+
+def steps_on_shares(placements, sizes) -> float:
+    """On each rank: the largest difference of shared matrices and experts from whole ones, after three steps."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", sizes)
+    generator, settings = torch.Generator().manual_seed(0), {"lr": 0.1, "weight_decay": 0.1}
+    whole = [torch.randn(s, generator=generator).double() for s in ((8, 5), (4, 8), (8, 5), (3, 4, 6))]
+
+    def shared(tensor):
+        return distribute_tensor(tensor, mesh, placements[tensor.ndim])
+
+    parameters, parts = ([torch.nn.Parameter(made(p)) for p in whole] for made in (torch.clone, shared))
+    optimizers = [BatchedMuon(each, torch.float64, **settings) for each in (parameters, parts)]
+    for _ in range(3):
+        for one, part in zip(parameters, parts):
+            one.grad = torch.randn(one.shape, generator=generator).double()
+            part.grad = shared(one.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    differences = [(part.full_tensor() - one).abs().max().item() for one, part in zip(parameters, parts)]
+    dist.destroy_process_group()
+    return max(differences)
+
+
+ROWS_COLUMNS = {
+    "rows": ((2,), (Shard(0),), (Shard(1),)),
+    "columns": ((2,), (Shard(1),), (Shard(2),)),
+    "copies of rows": ((2, 2), (Replicate(), Shard(0)), (Replicate(), Shard(1))),
+    "rows and columns": ((2, 2), (Shard(0), Shard(1)), (Shard(0), Shard(2))),
+    "rows of rows": ((2, 2), (_StridedShard(0, split_factor=2), Shard(0)), (Shard(0), Shard(0))),
+}
+
+
+@pytest.mark.parametrize("sizes, of_matrices, of_experts", ROWS_COLUMNS.values(), ids=ROWS_COLUMNS)
+def test_muon_of_matrices_that_processes_share_is_that_of_whole_ones(sizes, of_matrices, of_experts, tmp_path):
+    found = run_ranks(math.prod(sizes), steps_on_shares, {2: of_matrices, 3: of_experts}, sizes, folder=tmp_path)
+    assert max(found) < 1e-12

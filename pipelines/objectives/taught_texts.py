@@ -1,0 +1,220 @@
+"""Examples whose texts a teacher has answered: classes by its logits, vectors by its own (teachers.py has the tokens).
+
+The teacher reads each text by its own tokenizer, before the training, and what it says is kept in the cache. Texts of
+teacher.files have no labels: the model learns of them from the teacher alone.
+"""
+
+import os
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from ..adapters import load_config
+from ..data.batch_keys import UNLABELLED
+from ..data.documents import Limits, in_batches
+from ..errors import UserError
+from ..lazy import np
+from ..plugins import TEACHERS
+from ..recipes.checks import config_namespace
+from ..recipes.schema import TeacherSection
+from ..storage.cache import sha
+from ..words import counted, watched
+from .finished_model import FinishedModel
+from .teachers import Taught
+
+NO_LABEL = object()  # what stands for the label of a text of teacher.files
+TEXTS_AT_ONCE = 4096
+
+
+class TaughtTexts(Taught):
+    """A subclass says what the teacher answers to some texts."""
+
+    without_labels = False  # whether the rows that are made are of teacher.files
+    files_setting = "teacher.files"
+
+    @abstractmethod
+    def answers(self, asked: list) -> "np.ndarray":
+        """(N, K) float32: what the teacher says of what `asked` gives of N examples."""
+
+    @abstractmethod
+    def made_lesson(self) -> Any:
+        """The loss."""
+
+    def answer_identity(self) -> list:
+        """JSON that `answers` depend on beside the teacher and the texts."""
+        return []
+
+    def label_in(self, row: dict) -> Any:
+        return NO_LABEL if self.without_labels else super().label_in(row)
+
+    def label_of(self, value: Any, place: str):
+        return UNLABELLED if value is NO_LABEL else super().label_of(value, place)
+
+    def label_identity(self) -> Any:
+        return "no labels" if self.without_labels else super().label_identity()
+
+    def label_facts(self, labels: list) -> dict[str, Any]:
+        return super().label_facts([label for label in labels if label != UNLABELLED])
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        if row["labels"] == UNLABELLED:
+            self.show_label(console, number, row, "no label")
+        else:
+            super().show(console, rows, number, row)
+
+    def further_texts(self):
+        """The examples of teacher.files; None: there are none."""
+        from ..data.examples import ExampleFiles, Examples
+        from ..data.remote_files import with_local_copies
+
+        files, data, field = self.recipe.teacher.files, self.recipe.data, self.files_setting
+        if not files:
+            return None
+        limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding, None)
+        patterns = with_local_copies(files, field, data.cache_dir)
+        return Examples("further", ExampleFiles(patterns, self.text_columns(), limits, field))
+
+    def before_training(self) -> None:
+        super().before_training()
+        self.further_texts()  # a file that is not there is said now
+
+    def for_training(self, rows, sources, cache: Path):
+        from ..data.reference import Joined, WithReference
+
+        rows, further = super().for_training(rows, sources, cache), self.further_texts()
+        joined, asked = rows["train"], [sources["train"]]
+        if further is not None:
+            self.without_labels = True
+            more = self.rows(further, further.split, cache)
+            self.without_labels = False
+            joined, asked = Joined([joined, more]), [*asked, further]
+            joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
+        key = sha(["answers", joined.fingerprint, self.teacher.identity, *self.answer_identity()])
+
+        def compute() -> "np.ndarray":
+            if os.environ.get("RANK", "0") == "0":
+                print(
+                    f"teacher {self.teacher.name}: its answers to {counted(len(joined), 'example')} go into the cache"
+                )
+            texts = (self.asked(row, place) for source in asked for place, row in source)
+            chunks = watched(list(in_batches(texts, TEXTS_AT_ONCE)), "teacher, texts")
+            return self.completed_answers(np.concatenate([self.answers(chunk) for chunk in chunks]))
+
+        self.lesson = self.made_lesson()
+        return rows | {"train": WithReference.cached(joined, cache, key, compute)}
+
+    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
+        """What is learned of the answers to all examples."""
+        return found
+
+    @property
+    def asked_model(self) -> FinishedModel:
+        """The teacher as what answers rows takes it."""
+        return FinishedModel(self.teacher.path, lambda: self.teacher.model, self.batch_size)
+
+    def further_costs(self) -> list[str]:
+        return [f"teacher={self.recipe.teacher.name_or_path}: its answers to all training texts are stored once"]
+
+
+class TaughtClasses(TaughtTexts):
+    """The classes of a text, by a teacher's logits."""
+
+    def check(self) -> None:
+        super().check()
+        if self.settings.class_weights is not None:
+            raise UserError("task.class_weights does not go with a teacher, whose answers have no weights; remove it")
+
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
+        super().prepare(splits, cache, progress)
+        if "teacher" in self.__dict__:  # looked at: this is for a training
+            self.order_of_classes()
+
+    def order_of_classes(self) -> list[int]:
+        """The teacher's number of each class. Raises UserError where it has others."""
+        from .class_task import are_unnamed
+
+        config = self.teacher.config
+        names, own = [config.id2label[number] for number in range(config.num_labels)], self.label_names
+        if are_unnamed(names) and len(names) == len(own):
+            return list(range(len(own)))
+        if sorted(names) != sorted(own):
+            raise UserError(
+                f"{self.teacher.words} tells {', '.join(names[:8])} apart, but the classes are {', '.join(own[:8])}; a "
+                f"teacher needs the same ones"
+            )
+        return [names.index(name) for name in own]
+
+    def answers(self, asked: list) -> "np.ndarray":
+        from .answering import piped
+
+        how = {"top_k": None, "truncation": True, "function_to_apply": "none"}
+        found = piped(self.teacher, self.asked_model, "TextClassification", asked, **how)
+        names = [self.teacher.config.id2label[number] for number in self.order_of_classes()]
+        scores = ({each["label"]: each["score"] for each in row} for row in found)
+        return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
+
+    def made_lesson(self):
+        from .teacher_losses import ClassLesson
+
+        return ClassLesson(self.recipe.teacher.weight, self.recipe.teacher.temperature)
+
+
+class TaughtVectors(TaughtTexts):
+    """The vectors of texts, as sentence-transformers' model_distillation.py teaches them.
+
+    Where the teacher's are longer, they are turned onto their first principal components.
+    """
+
+    def check(self) -> None:
+        super().check()
+        if self.ranks:
+            raise UserError("task.loss=in_batch_negatives does not go with a teacher of vectors; set task.loss=cosine")
+        if self.recipe.teacher.temperature != TeacherSection.temperature:
+            raise UserError("teacher.temperature has no effect on vectors; leave it out")
+
+    def before_training(self) -> None:
+        super().before_training()
+        self.teacher.check_vectors()
+        most = self.teacher.config.hidden_size
+        if self.width > most:
+            raise UserError(
+                f"model.hidden_size={self.width} is more than the {most} numbers of a vector of {self.teacher.words}; "
+                f"at most as many can be taught"
+            )
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector of the model."""
+        name = self.recipe.model.name_or_path
+        return (config_namespace(self.recipe) if name is None else load_config(name)).hidden_size
+
+    def answer_identity(self) -> list:
+        return [self.width]
+
+    def answers(self, asked: list) -> "np.ndarray":
+        from .answering import vectors_of_texts
+
+        texts, teacher = [text for each in asked for text in each], self.teacher
+        vectors = np.array(vectors_of_texts(teacher, self.asked_model, texts, teacher.pooling), dtype=np.float32)
+        return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).reshape(len(asked), -1)
+
+    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
+        vectors = found.reshape(2 * len(found), -1)
+        return principal(vectors, self.width).reshape(len(found), -1).astype(np.float32)
+
+    def made_lesson(self):
+        from .teacher_losses import VectorLesson
+
+        return VectorLesson(self.recipe.teacher.weight, self.settings.pooling)
+
+
+def principal(vectors: "np.ndarray", size: int) -> "np.ndarray":
+    """(N, D) -> (N, size): turned onto the directions in which they vary most; themselves where D = size."""
+    if vectors.shape[1] == size:
+        return vectors
+    covariance = np.cov(vectors.T.astype(np.float64))
+    return vectors @ np.linalg.eigh(covariance)[1][:, ::-1][:, :size]
+
+
+TEACHERS.add("classes", TaughtClasses)
+TEACHERS.add("vectors", TaughtVectors)

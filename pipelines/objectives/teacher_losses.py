@@ -1,0 +1,163 @@
+"""What a model learns of its teacher: losses beside those of the labels, and the batches they are computed from."""
+
+from collections.abc import Callable
+
+from ..data.batch_keys import IGNORE_INDEX
+from ..data.reference import REFERENCE
+from ..data.teacher_store import LOG_PROBS, TOP_IDS
+from ..lazy import torch
+from .losses import Cosine, OwnLoss
+
+OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE)  # keys of rows and batches that no model takes
+
+
+class BesideCollator:
+    """A collator's batches with what the rows hold of the teacher beside them. collate: of the objective."""
+
+    def __init__(self, collate: Callable[[list[dict]], dict]):
+        self.collate = collate
+
+    def __call__(self, rows: list[dict]) -> dict:
+        own = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
+        beside = {name: torch.stack([row[name] for row in rows]) for name in OF_TEACHER if name in rows[0]}
+        return self.collate(own) | beside
+
+
+class Lesson(OwnLoss):
+    """(1 - weight) x the loss of the labels + weight x that of the teacher. Without gradients the former alone.
+
+    Both stand in the outputs under "loss_parts", for the log.
+    """
+
+    beside = ("labels", *OF_TEACHER)
+
+    def __init__(self, weight: float):
+        self.weight_of_teacher = weight
+
+    def joined(self, outputs, of_labels, of_teacher, count, labels=None) -> "torch.Tensor":
+        """The loss of a batch. of_labels, of_teacher: sums; count: of how many; labels: those that have one."""
+        labels = count if labels is None else labels
+        parts = {"labels_loss": (of_labels.detach(), labels), "teacher_loss": (of_teacher.detach(), count)}
+        if isinstance(outputs, dict):
+            outputs["loss_parts"] = parts
+        return (1 - self.weight_of_teacher) * of_labels + self.weight_of_teacher * of_teacher
+
+
+class TokenLesson(Lesson):
+    """Of each predicted token: cross-entropy of the label, and T^2 KL(teacher || model) at the temperature T.
+
+    Hinton et al. 2015, section 2: the square keeps the gradient's size. Stored, the teacher's distribution q is known
+    as K probabilities and the sum of all others, and the model's p is taken so, too: KL over these K + 1 events. It is
+    at most the whole KL: what is left out is how the others share their sum (the chain rule of relative entropy), of
+    which the model learns from the labels alone. It does not draw p towards the K tokens, as a q would that is scaled
+    up to sum to 1 over them (Anshumann et al. 2025).
+
+    shifts: whether labels stand beside their own token, predicted one place before. size: of the tokenizer, whose ids
+    count. ask: batch without labels -> the teacher's logits (B, T, V); None: they are stored, and in the batch.
+    """
+
+    def __init__(self, weight: float, temperature: float, shifts: bool, size: int, ask: Callable | None = None):
+        super().__init__(weight)
+        self.temperature, self.shifts, self.size, self.ask = temperature, shifts, size, ask
+
+    def _counted(self, batch: dict):
+        labels = batch["labels"]
+        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX) if self.shifts else labels
+        return labels.ne(IGNORE_INDEX), labels
+
+    def weights(self, batch):
+        return self._counted(batch)[0].sum(dim=-1)
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        counted, labels = self._counted(batch)
+        logits = self.logits(outputs, batch)[counted].float()  # (N, V)
+        how = {"reduction": "sum", "label_smoothing": label_smoothing}
+        of_labels = torch.nn.functional.cross_entropy(logits, labels[counted], **how)
+        if not torch.is_grad_enabled():
+            return of_labels
+        divergence = self._stored if self.ask is None else self._asked
+        of_teacher = divergence(logits[:, : self.size] / self.temperature, batch, counted) * self.temperature**2
+        return self.joined(outputs, of_labels, of_teacher, counted.sum())
+
+    def _asked(self, logits, batch: dict, counted) -> "torch.Tensor":
+        inputs = {name: x for name, x in batch.items() if name not in self.beside}
+        teacher = self.ask(inputs)[counted][:, : self.size].float() / self.temperature
+        p, q = logits.log_softmax(-1), teacher.log_softmax(-1)
+        return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)
+
+    def _stored(self, logits, batch: dict, counted) -> "torch.Tensor":
+        ids, q = batch[TOP_IDS][counted], batch[LOG_PROBS][counted].log_softmax(-1)  # stored in half precision
+        others = logits.scatter(-1, ids, float("-inf")).logsumexp(-1, keepdim=True)
+        p = torch.cat([logits.gather(-1, ids), others], dim=-1) - logits.logsumexp(-1, keepdim=True)
+        return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)
+
+
+class AnswerLesson(Lesson):
+    """Of examples, some of which have no label (UNLABELLED): what they count in the loss is the teacher's part, whole.
+
+    A batch holds the teacher's answers (B, K) under REFERENCE. A subclass says both losses of each row.
+    """
+
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX)
+
+    def of_labels(self, outputs, batch: dict, has_label, label_smoothing: float) -> "torch.Tensor":
+        """(): the summed loss of the rows with a label; has_label: (B,)."""
+        raise NotImplementedError
+
+    def of_teacher(self, outputs, batch: dict) -> "torch.Tensor":
+        """(B,): the loss of each row beside its answer."""
+        raise NotImplementedError
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        labels = batch["labels"]
+        has_label = labels > IGNORE_INDEX
+        of_labels = self.of_labels(outputs, batch, has_label, label_smoothing)
+        if not torch.is_grad_enabled():
+            return of_labels
+        each = self.of_teacher(outputs, batch).masked_fill(labels.eq(IGNORE_INDEX), 0.0)
+        joined = self.joined(outputs, of_labels, each.sum(), self.weights(batch).sum(), has_label.sum())
+        return joined + (1 - self.weight_of_teacher) * each[~has_label].sum()
+
+
+class ClassLesson(AnswerLesson):
+    """Cross-entropy of the class, and T^2 KL(teacher || model) of all classes (Hinton et al. 2015, section 2)."""
+
+    def __init__(self, weight: float, temperature: float):
+        super().__init__(weight)
+        self.temperature = temperature
+
+    def of_labels(self, outputs, batch, has_label, label_smoothing):
+        labels = batch["labels"].masked_fill(~has_label, IGNORE_INDEX)
+        how = {"reduction": "sum", "label_smoothing": label_smoothing}
+        return torch.nn.functional.cross_entropy(self.logits(outputs, batch).float(), labels, **how)
+
+    def of_teacher(self, outputs, batch):
+        p, q = (
+            (logits.float() / self.temperature).log_softmax(-1)
+            for logits in (self.logits(outputs, batch), batch[REFERENCE])
+        )
+        return torch.nn.functional.kl_div(p, q, reduction="none", log_target=True).sum(-1) * self.temperature**2
+
+
+class VectorLesson(AnswerLesson):
+    """Cosine's loss of the pair, and 1 - the cosine of a text's vector and the teacher's, the mean of both texts.
+
+    Reimers and Gurevych 2020, eq. 1, take squared distances; as sentence_similarity compares by cosines alone, so does
+    this. pooling: as Cosine's.
+    """
+
+    def __init__(self, weight: float, pooling: str):
+        super().__init__(weight)
+        self.pairs = Cosine(pooling)
+
+    def logits(self, outputs, batch):
+        return self.pairs.logits(outputs, batch)
+
+    def of_labels(self, outputs, batch, has_label, label_smoothing):
+        labels = batch["labels"].masked_fill(~has_label, IGNORE_INDEX)
+        return self.pairs.total(outputs, batch | {"labels": labels})
+
+    def of_teacher(self, outputs, batch):
+        own = torch.stack(self.pairs.vectors(outputs, batch), dim=1)  # (B, 2, D)
+        return 1 - torch.nn.functional.cosine_similarity(own, batch[REFERENCE].view_as(own), dim=-1).mean(-1)

@@ -1,0 +1,138 @@
+"""The teacher: a saved model that is asked and never trained. Loaded when it is first asked."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import anyformer
+
+from ..adapters import is_adapter, load_config, load_model
+from ..data.reference import weights_identity
+from ..errors import UserError, loading
+from ..generation import locate_model
+from ..storage.model_folder import open_model_folder
+from ..transformers_logging import errors_only
+
+SETTING = "teacher.name_or_path"
+
+
+class Teacher:
+    """A model of a folder or of the Hub, with the head of an Auto class.
+
+    Raises UserError where there is no model, or a folder without weights.
+
+    name: as the recipe names it. cut: texts that its tokenizer has cut.
+    """
+
+    cut = 0
+
+    def __init__(self, name: str, auto_class: str, trust_remote_code: bool = False):
+        self.name, self.path, self.trust = name, locate_model(name, SETTING), trust_remote_code
+        self.auto_class = getattr(transformers, auto_class)
+        self.is_folder = Path(self.path).is_dir()
+        if self.is_folder:
+            open_model_folder(self.path).weight_files()
+        anyformer.register()
+        with loading(self.words):
+            self.config = load_config(self.path, trust_remote_code=trust_remote_code)
+
+    @property
+    def words(self) -> str:
+        return f"{SETTING}={self.name!r}"
+
+    @cached_property
+    def identity(self) -> list:
+        """JSON that changes whenever its weights do."""
+        return weights_identity(self.path)
+
+    @property
+    def parameters(self) -> int:
+        """How many it has, without loading it where it is a folder."""
+        if self.is_folder and not is_adapter(self.path):
+            return open_model_folder(self.path).parameter_count()
+        return self.model.num_parameters()
+
+    def check_kind(self) -> None:
+        """Raise UserError for a model that was trained with another head."""
+        of_head = self.auto_class._model_mapping.get(type(self.config), None)
+        trained = self.config.architectures or []
+        has_own_code = of_head is None and getattr(self.config, "auto_map", None)
+        if self.auto_class is transformers.AutoModel or is_adapter(self.path) or has_own_code:
+            return
+        if of_head is None or (trained and of_head.__name__ not in trained):
+            raise UserError(
+                f"{self.words} is a {' or '.join(trained) or type(self.config).__name__}; this objective takes a "
+                f"teacher with the head of {self.auto_class.__name__}, trained for the same"
+            )
+
+    def check_vectors(self) -> None:
+        """Raise UserError for a model that gives no vectors of a text alone."""
+        if self.config.is_encoder_decoder or not hasattr(self.config, "hidden_size"):
+            raise UserError(f"{self.words} is no encoder or decoder of texts, and gives no vector of one")
+
+    @property
+    def pooling(self) -> str:
+        """How its tokens' vectors become the text's, as a folder of sentence-transformers says: "mean" or "first"."""
+        file = Path(self.path) / "1_Pooling" / "config.json"
+        says = json.loads(file.read_text()) if file.is_file() else {}
+        return "first" if says.get("pooling_mode_cls_token") else "mean"
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        with loading(self.words):
+            return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+
+    @property
+    def processor(self) -> Any:
+        return self.tokenizer
+
+    def check_tokenizer(self, tokenizer) -> int:
+        """The number of token ids that it shares with the model; raises UserError where any means another token."""
+        own, there = self.tokenizer.get_vocab(), tokenizer.get_vocab()
+        if own != there:
+            same = len(own.items() & there.items())
+            raise UserError(
+                f"{self.words} has another tokenizer: {len(own):,} entries, of which {same:,} are among the "
+                f"{len(there):,} here; set tokenizer.name_or_path={self.name}, or train on texts that it writes "
+                f"(docs/learning/teachers.md)"
+            )
+        return max(own.values()) + 1
+
+    @cached_property
+    def model(self):
+        """The model, in evaluation mode, on an accelerator where there is one. Raises UserError."""
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        with loading(self.words), errors_only():
+            dtype = torch.float32 if device.type == "cpu" else "auto"
+            how = {"dtype": dtype, "trust_remote_code": self.trust, "output_loading_info": True}
+            model, found = load_model(self.auto_class, self.path, **how)
+        if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
+            raise UserError(
+                f"{self.words} lacks the weights {', '.join(missing[:3])}; it cannot answer, train it first"
+            )
+        return model.to(device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def logits(self, inputs: dict) -> torch.Tensor:
+        """(B, T, V) of a batch without labels, wherever its tensors are."""
+        if self.model.device != inputs["input_ids"].device:
+            self.model.to(inputs["input_ids"].device)
+        # Native decoders tell packed rows by their positions only where no cache is made.
+        cache = {"use_cache": False} if self.auto_class is transformers.AutoModelForCausalLM else {}
+        return self.model(**inputs, **cache).logits
+
+    def top_tokens(self, batch: dict, size: int, top_k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, T, K) ids, and (B, T, K + 1) log-probabilities of them and of all other tokens together.
+
+        batch: a collator's. size: ids that count, others have no probability.
+        """
+        inputs = {name: x.to(self.model.device) for name, x in batch.items() if name != "labels"}
+        logits = self.logits(inputs)[..., :size].float() / temperature
+        found = logits.topk(top_k)
+        norm = logits.logsumexp(-1, keepdim=True)
+        rest = logits.scatter(-1, found.indices, float("-inf")).logsumexp(-1, keepdim=True)
+        return found.indices.cpu(), (torch.cat([found.values, rest], dim=-1) - norm).cpu()
