@@ -48,7 +48,7 @@ def branch_names(folder: Path, steps: list[int], by: str) -> list[str]:
         return [f"step-{step}" for step in steps]
     run = RunFacts.read(folder).run
     train = (run.get("data") or {}).get("train") or {}
-    if not train.get("words") or not train.get("rows") or not run.get("rows_per_step"):
+    if not train.get("words") or not train.get("rows") or not run.get("rows_per_step") or run.get("stages"):
         raise UserError(f"--trajectory words: {folder} does not say how many words its training text has; take steps")
     seen = [step * run["rows_per_step"] * train["words"] / train["rows"] for step in steps]
     for digits in range(3, 12):
