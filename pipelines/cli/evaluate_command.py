@@ -66,13 +66,15 @@ def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
-        help="a language model answers a task of classes after so many solved examples, such as 0,1,4,8",
+        help="a language model answers a task of classes, numbers or texts after so many solved examples: 0,1,4,8",
     )
     parser.add_argument(
         "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
     )
     parser.add_argument(
-        "--label-words", metavar="WORD,WORD,...", help="--shots: a word for each class (default: the classes' names)"
+        "--label-words",
+        metavar="WORD,WORD,...",
+        help="--shots: a word for each class (default: the classes' names), or the numbers that are asked for",
     )
     parser.add_argument(
         "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
@@ -86,7 +88,7 @@ BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 def run(args) -> int:
     from ..evaluation.request import check_one_process, is_pairs
-    from ..evaluation.suite_file import is_suite
+    from ..recipes.suite_file import is_suite
 
     check_one_process()
     for option, owner in BELONGS_TO.items():
@@ -188,6 +190,12 @@ def _few_shot(args) -> None:
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
     print_few_shot(result)
     _write(args, result, output)
+    if output is not None and len(numbers) > 1:
+        from ..reporting.plots import can_plot, plot_shots
+
+        if can_plot():
+            plot_shots(result.shots, output.with_suffix(".png"))
+            print(f"the curve is in {output.with_suffix('.png')}")
     _write_predictions(result.answers, args.predictions, recipe, split)
 
 
@@ -228,7 +236,7 @@ def _compare(args) -> None:
 
 
 def _suite(args) -> None:
-    from ..evaluation.suite_file import read_suite
+    from ..recipes.suite_file import read_suite
 
     suite, model = read_suite(args.recipe), args.models[0]
     recipes = _recipes_of_suite(args, suite, model)
@@ -246,8 +254,11 @@ def _suite(args) -> None:
 
 
 def _recipes_of_suite(args, suite, model: str) -> dict:
+    from ..evaluation.request import recipes_of_suite
+
     notes: list[str] = []
-    recipes = suite.recipes(
+    recipes = recipes_of_suite(
+        suite,
         model,
         args.overrides,
         split=args.split,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..plugins import SOURCES
 from ..recipes.checks import check_data
 from ..recipes.schema import DataSection, SourceSection
+from ..storage.cache import cache_folder
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
@@ -31,9 +32,10 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     """The corpora of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Validation comes from validation_files or validation_split, else from validation_fraction of the training documents
-    (of a single document the end of its text; of a stream, from its first 20,000 documents); the fraction 0 means no
-    validation. `seed` chooses which. Globs for training leave out files of the other splits. max_documents bounds the
-    training source alone, before it is split; validation and test files are read whole.
+    (of a single document the end of its text; of a stream, from its first 20,000 documents, of a shuffled one from its
+    first file, too); the fraction 0 means no validation. `seed` chooses which. Globs for training leave out files of
+    the other splits. max_documents bounds the training source alone, and data.clean leaves out documents of it, before
+    it is split; validation and test files are read whole.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
@@ -97,17 +99,31 @@ def _split_source(
         source = _files(section.files, section, limits, where, "files", data.cache_dir, without)
     else:
         source = _hub(section, limits, where, "split", data.streaming)
-    if not held:
-        return {"train": _checked(SourceCorpus("train", source, max_documents=section.max_documents))}
-    window = STREAM_WINDOW if data.streaming else None
-    rule = ValidationSplit(held, seed, source.splits_by_name, window)
-    rule = plan_validation_split(source, rule, section.max_documents)
-    return {
-        "train": SourceCorpus("train", source, rule=rule, max_documents=section.max_documents),
-        "validation": SourceCorpus(
-            "validation", source, rule=rule, validation=True, max_documents=section.max_documents
-        ),
-    }
+    first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
+    rule = None
+    if held:
+        window = STREAM_WINDOW if data.streaming else None
+        rule = ValidationSplit(held, seed, source.splits_by_name, window)
+        rule = plan_validation_split(first, rule, section.max_documents)
+    else:
+        _checked(SourceCorpus("train", source, max_documents=section.max_documents))
+    if data.clean is not None:
+        source = _cleaned(source, section, data, limits)
+        first = source.shard(0) if data.shuffle_buffer else source
+    most = section.max_documents
+    train = SourceCorpus("train", source, rule=rule, max_documents=most)
+    validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
+    return {"train": train, "validation": validation} if held else {"train": train}
+
+
+def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: Limits) -> Source:
+    """The source without what data.clean leaves out."""
+    from .cleaning import CleanSource
+    from .contamination import open_test_sets
+
+    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir) if data.clean.decontaminate else None
+    cache, most = cache_folder(data.cache_dir), section.max_documents
+    return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming)
 
 
 def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:

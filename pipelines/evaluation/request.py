@@ -12,6 +12,7 @@ from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
+from ..recipes.suite_file import Suite
 from ..recipes.types import as_mapping, build
 
 SPLITS = ("test", "validation")
@@ -43,6 +44,30 @@ def evaluation_recipe(
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
     return recipe
+
+
+def recipes_of_suite(
+    suite: Suite,
+    model: str,
+    overrides: list[str] = (),
+    *,
+    split: str | None = None,
+    max_examples: int | None = None,
+    notes: list[str] | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, tuple[Recipe, str, int | None]]:
+    """task -> (recipe with the model in it, split, most examples), all checked.
+
+    model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win over
+    what the suite says. Raises UserError.
+    """
+    found = {}
+    for task in suite.tasks:
+        place = model.replace("{task}", task.title)
+        recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
+        recipe.trust_remote_code = trust_remote_code
+        found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
+    return found
 
 
 def is_pairs(task: str | None) -> bool:
@@ -171,9 +196,9 @@ def numbers_of_shots(text: str) -> list[int]:
 
 
 def check_shots(recipe: Recipe) -> None:
-    """Raise UserError where the task has no classes that a language model can be asked for."""
-    if not objective_of(recipe).asks_for_classes:
-        raise UserError(f"--shots asks a language model for the classes of texts; TASK={recipe.name} has none")
+    """Raise UserError where the task has no answers that a language model can be asked for."""
+    if not objective_of(recipe).asks_for:
+        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
 
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:

@@ -269,6 +269,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         section = self.settings
         if self.is_streamed(split):
             options = {"tail": section.tail, "shifts_labels": self.shifts_labels} | self.marks_around()
+            options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
         store = self.tokenization(source, cache).store(progress)
         # Every token of a validation text counts, so its last row is padded, never dropped.

@@ -186,6 +186,10 @@ def _check_derived(objective) -> None:
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
             )
         _check_parts(objective, data)
+        if data.clean is not None:
+            from .cleaning import check_clean
+
+            check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
                 f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "
@@ -399,6 +403,12 @@ def check_data(data: DataSection) -> None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
     if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
+    if data.shuffle_buffer is not None:
+        of = f"data.shuffle_buffer={data.shuffle_buffer}"
+        if not data.streaming:
+            raise UserError(f"{of} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
+        if any(source.max_documents for source in (data, *data.mixture)):
+            raise UserError(f"{of} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
 def _check_positions(recipe: Recipe, objective) -> None:

@@ -128,6 +128,30 @@ class MixtureSource(SourceSection):
     )
 
 
+@dataclass
+class CleanSettings:
+    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths in characters."""
+
+    exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
+    near_duplicates: float | None = doc(
+        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
+        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
+        at_least=0.1,
+        at_most=0.99,
+    )
+    min_length: int | None = doc("leave out shorter documents", at_least=1)
+    max_length: int | None = doc("leave out longer documents", at_least=1)
+    filter: str | None = doc(
+        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
+    )
+    decontaminate: list[str] = doc(
+        "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
+        "recipes (their test split, else validation), suites",
+        [],
+    )
+    decontaminate_words: int = doc("words in a row, without case and punctuation", 13, at_least=4, at_most=100)
+
+
 # Those of data.derive that read any source of plain text.
 DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
 
@@ -136,6 +160,10 @@ DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions",
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
+    clean: CleanSettings | None = doc(
+        "what is left out of plain text for training and of validation documents held back from it, such as "
+        "{exact_duplicates: true, decontaminate: [imdb_classify]}; null: nothing"
+    )
     weights_by: float | Literal["tokens", "documents"] = doc(
         "what the weights of a mixture are shares of: tokens or documents; a temperature T, a number such as 3: a "
         "source of N tokens counts as N ** (1 / T), times its weight",
@@ -159,6 +187,12 @@ class DataSection(SourceSection):
         "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
+    shuffle_buffer: int | None = doc(
+        "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
+        "pass say; then the next; null: all as they are stored",
+        at_least=2,
+        at_most=10_000_000,
+    )
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
     validation_fraction: float | None = doc(

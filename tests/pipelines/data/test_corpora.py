@@ -336,7 +336,7 @@ def test_each_source_of_a_mixture_has_its_own_validation_where_it_has_one(tmp_pa
     sections[3].validation_files = str(tmp_path / "held.txt")
     corpora = open_corpora(DataSection(mixture=sections, validation_fraction=0.1))
     held = {name: texts(part) for name, part in corpora["validation"].sources.items()}
-    assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back"] * 3
+    assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back\n"] * 3
     for name, lines, share in (("part0_txt", 300, 0.1), ("part1_txt", 2000, 0.3)):
         train = texts(corpora["train"].sources[name])
         assert len(train) + len(held[name]) == lines and not set(train) & set(held[name])
@@ -357,7 +357,7 @@ def test_unreadable_documents_are_skipped_and_counted(tmp_path):
     corpus = open_corpora(data)["train"]
     for _ in range(2):  # the counts start again with each pass
         assert texts(corpus) == ["good\n"]
-        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
+        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1, "cleaned": 0}
     assert corpus.notes() == [
         "4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty",
         "not UTF-8: 1.txt; data.encoding=latin-1, or what it is, reads another encoding",
@@ -391,7 +391,7 @@ def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
     path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n')
     corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
     assert texts(corpus) == ["good"]
-    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2}
+    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2, "cleaned": 0}
 
 
 @pytest.mark.parametrize("document", ["file", "line", "paragraph"])
