@@ -82,11 +82,6 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     stages, objective = stages_of(recipe), objective_of(recipe)
     for stage in stages:
         where, section = f"stages.{stage.number}", stage.section
-        if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
-            raise UserError(
-                f"{where}.sequence_length={section.sequence_length}: {objective.setting} has no sequence_length; leave "
-                f"it out"
-            )
         if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
             raise UserError(
                 f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
@@ -126,8 +121,14 @@ def _check_borders(recipe: Recipe) -> None:
 
 def _check_around(recipe: Recipe) -> None:
     """Raise UserError for settings beside the stages with which they do not go."""
-    training = recipe.training
-    if any(data.streaming for data in objective_of(recipe).data_sections()):
+    training, objective = recipe.training, objective_of(recipe)
+    for number, section in enumerate(recipe.stages):
+        if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
+            raise UserError(
+                f"stages.{number}.sequence_length={section.sequence_length}: {objective.setting} has no "
+                f"sequence_length; leave it out"
+            )
+    if any(data.streaming for data in objective.data_sections()):
         raise UserError(
             "stages do not go with data.streaming=true, whose rows come in one order and length; store the data"
         )

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
-from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from golden_runs import losses_of, recipe_of
@@ -105,13 +105,13 @@ def test_what_is_no_continuation_is_one_sentence(words, sentence, recipe, capsys
     assert sentence in capsys.readouterr().err
 
 
-def section(name: str, **fields) -> TrainingSection:
-    return TrainingSection(lr_scheduler_type=name, **fields)
+def recipe_with(name: str, **fields) -> Recipe:
+    return Recipe(training=TrainingSection(lr_scheduler_type=name, **fields))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["cosine", "linear", "wsd", "inverse_sqrt", "constant"]))
 def test_an_extended_schedule_is_the_finished_one_and_then_a_new_one(first, second, name):
-    plain, both = section(name), section(name, restarts=[first])
+    plain, both = recipe_with(name), recipe_with(name, restarts=[first])
     one, other = share_of_steps(plain, first), share_of_steps(plain, second)
     share = share_of_steps(both, first + second)
     assert [share(step) for step in range(first + second)] == [*map(one, range(first)), *map(other, range(second))]
@@ -120,9 +120,9 @@ def test_an_extended_schedule_is_the_finished_one_and_then_a_new_one(first, seco
 
 def test_schedules_agree_until_one_of_them_decays():
     for name, expected in {"cosine": 10, "linear": 10, "wsd": 80, "inverse_sqrt": 100, "constant": 100}.items():
-        old = new = section(name, warmup_steps=10)
+        old = new = recipe_with(name, warmup_steps=10)
         assert shared_steps(old, 100, new, 200) in (expected, expected + 1), name
-    shares = section("constant_with_warmup", warmup_steps=0.1)  # whose warm-up is longer in a longer run
+    shares = recipe_with("constant_with_warmup", warmup_steps=0.1)  # whose warm-up is longer in a longer run
     assert shared_steps(shares, 100, shares, 200) == 0
 
 
