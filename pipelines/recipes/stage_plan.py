@@ -93,8 +93,6 @@ def check_stages(recipe: Recipe) -> None:
             raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
         _check_mixture(recipe.data, section, where)
         _check_batch(recipe.training, section, where)
-        with of_stage(stage.number):
-            _check_as_recipe(stage.recipe)
 
 
 def _check_borders(recipe: Recipe) -> None:
@@ -224,19 +222,6 @@ def _check_batch(training: TrainingSection, section: StageSection, where: str) -
             f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0; set that above 0, "
             f"and 0 in the stages without"
         )
-
-
-def _check_as_recipe(recipe: Recipe) -> None:
-    """Raise UserError for what a recipe with a stage's settings could not run."""
-    from .checks import check_positions, config_namespace
-
-    objective = objective_of(recipe)
-    check_positions(recipe, objective)
-    objective.check()
-    if recipe.training.parallelism is not None:
-        from .parallelism import check_parallelism
-
-        check_parallelism(recipe, config_namespace(recipe))
 
 
 @contextmanager

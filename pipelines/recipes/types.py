@@ -4,7 +4,7 @@ import math
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import UserError, did_you_mean
@@ -13,6 +13,26 @@ from .secrets import without_signatures
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 WORDS[Epochs] = "passes over the data such as '0.5 epochs'"
+
+
+def bounds_of(**limits: float) -> dict[str, float]:
+    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
+    return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
+
+
+LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
+
+
+def doc(help: str, default: Any = None, **kwargs) -> Any:
+    """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
+
+    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
+    """
+    limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
+    metadata = {"help": help, "bounds": bounds_of(**limits)}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
+    return field(default=default, metadata=metadata, **kwargs)
 
 
 def show(value: Any) -> str:
@@ -177,7 +197,7 @@ OUTSIDE = {
 
 
 def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
-    """Return `value`; raise UserError where it is outside its bounds, as `schema.bounds_of` gives them."""
+    """Return `value`; raise UserError where it is outside its bounds, as `bounds_of` gives them."""
     for words, limit in bounds.items():
         if isinstance(value, int | float) and OUTSIDE[words](value, limit):
             raise UserError(f"{path}={show(value)} must be {words} {limit}")

@@ -49,8 +49,8 @@ class StageRun:
 
     def facts(self) -> dict:
         """What run.json says of it."""
-        length = getattr(self.objective.settings, LENGTH, None)
-        return {"steps": [self.stage.begin, self.stage.end], "rows_per_step": self.per_step, LENGTH: length}
+        steps, length = [self.stage.begin, self.stage.end], self.objective.row_lengths()[0]
+        return {"steps": steps, "rows_per_step": self.per_step, LENGTH: length}
 
 
 def stage_runs(found: list[tuple[Stage, Objective, Rows]], ranks: int, per_step: int) -> list[StageRun]:
