@@ -15,6 +15,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("optim",): ("optimizer", "optimiser", "opt"),
         ("weight_decay",): ("wd",),
         ("layer_decay",): ("llrd", "layerwise_lr_decay", "layer_wise_lr_decay", "layer_wise_learning_rate_decay"),
+        ("transfer",): ("mup", "completep", "base_width", "width_mult"),
         ("freeze",): ("freeze_layers", "frozen_layers", "freeze_parameters"),
         ("adam_beta2",): ("beta2",),
         ("max_grad_norm",): ("grad_clip", "clip", "clip_grad", "gradient_clip_val", "grad_norm"),

@@ -1,6 +1,8 @@
 """What a recipe's run would take, before there are data or weights: parameters, bytes on each device, FLOPs, days."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
-from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.schema import DataSection, Recipe, TrainingSection
+from ..recipes.stage_plan import Stage, stages_of
+from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
 from .devices import Devices
@@ -48,7 +52,9 @@ class Plan:
     """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
 
     host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
-    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make.
+    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make. by_stage:
+    of a recipe with stages (recipes/stage_plan.py) the plan of each; the rest is then of the stage that takes most
+    memory, and steps and seconds of all.
     """
 
     name: str
@@ -85,6 +91,11 @@ class Plan:
     steps_source: str
     seconds: float
     notes: list[str] = field(default_factory=list)
+    by_stage: "list[Plan]" = field(default_factory=list)
+
+    @property
+    def tokens_of_run(self) -> int:
+        return sum(each.tokens_per_step * each.steps for each in self.by_stage or [self])
 
     @property
     def chosen(self) -> StagePlan:
@@ -95,6 +106,7 @@ class Plan:
         found = asdict(self)
         for row, stage in zip(found["stages"], self.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        found["by_stage"] = [each.to_dict() for each in self.by_stage]
         return found
 
 
@@ -120,6 +132,9 @@ def plan_run(
     Raises:
         UserError: a checkpoint that cannot be read, or settings that do not go together.
     """
+    if recipe.stages:
+        how = {"context": context, "mfu": mfu, "per_node": per_node, "until_trained": until_trained}
+        return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
     check_devices(recipe.training.parallelism, devices)
@@ -134,6 +149,8 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
+    time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
+    notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
         model=type(model).__name__,
@@ -156,8 +173,33 @@ def plan_run(
         cache=cache,
         notes=notes,
         **planned_logits(model, memory.batch, rows * memory.sequences),
-        **planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained),
+        **time,
     )
+
+
+def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
+    """The plan of a recipe with stages, by that of each; stage: as of plan_run. The states are shared alike in all."""
+    plans = [plan(planned_stage(each), stage=stage) for each in stages_of(recipe)]
+    largest = max(plans, key=lambda one: one.chosen.total)
+    if any(one.stage != largest.stage for one in plans):
+        return plan_stages(recipe, plan, largest.stage)
+    notes = [
+        note if all(note in other.notes for other in plans) else f"stage {number}: {note}"
+        for number, one in enumerate(plans, 1)
+        for note in one.notes
+    ]
+    of_run = {"steps": recipe.training.max_steps, "seconds": sum(one.seconds for one in plans)}
+    return replace(largest, by_stage=plans, notes=list(dict.fromkeys(notes)), **of_run)
+
+
+def planned_stage(stage: Stage) -> Recipe:
+    """The recipe of a run that would be a stage alone."""
+    recipe, weights = stage.recipe, stage.section.mixture
+    data = recipe.data
+    if weights is not None:
+        named = [replace(source, weight=weights.get(source.name, 0.0)) for source in data.mixture]
+        data = replace(data, mixture=[source for source in named if source.weight])
+    return replace(recipe, data=data, training=replace(recipe.training, max_steps=stage.steps))
 
 
 def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
@@ -234,6 +276,16 @@ def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
     if model.config.model_type in FAMILIES:
         chunk = min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
     return {"logits": logits, "logits_at_a_time": chunk}
+
+
+def planned_sources(data: DataSection, tokens: int) -> list[str]:
+    """How many of the tokens that a run trains are of which source; how often each is read takes the data."""
+    if not data.mixture or data.weights_by != "tokens":
+        return []
+    whole = sum(source.weight for source in data.mixture)
+    named = ((one.name or one.source or one.dataset or one.files, one.weight / whole) for one in data.mixture)
+    words = ", ".join(f"{name} {share:.1%} ({short_number(round(tokens * share))} tokens)" for name, share in named)
+    return [f"sources: {words}; anyformer prepare says how often each comes again"]
 
 
 def planned_time(

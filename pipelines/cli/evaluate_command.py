@@ -12,7 +12,8 @@ def add_arguments(add_parser) -> None:
         description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
         "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text,\n"
         "with 95 % intervals. Three names, A B TASK, compare two models on the same examples. Where TASK is a suite\n"
-        "(a YAML file with a list of tasks) all of its tasks are measured.\n"
+        "(a YAML file with a list of tasks) all of its tasks are measured; where it is blimp, or a file of good and\n"
+        "bad texts, the share of pairs whose good text is likelier.\n"
         "The numbers are printed, and kept as JSON in the model's folder.",
         epilog="examples:\n"
         "  anyformer evaluate runs/quickstart\n"
@@ -21,6 +22,8 @@ def add_arguments(add_parser) -> None:
         "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
         "  anyformer evaluate runs/imdb_classify sentiment\n"
         "  anyformer evaluate 'runs/{task}' sentences\n"
+        "  anyformer evaluate gpt2 blimp --max-examples 6700\n"
+        "  anyformer evaluate runs/quickstart pairs.jsonl minimal_pairs.good_field=right\n"
         "  anyformer evaluate gpt2 sst2_classify --shots 0,1,4,8\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
         "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
@@ -63,13 +66,15 @@ def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
-        help="a language model answers a task of classes after so many solved examples, such as 0,1,4,8",
+        help="a language model answers a task of classes, numbers or texts after so many solved examples: 0,1,4,8",
     )
     parser.add_argument(
         "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
     )
     parser.add_argument(
-        "--label-words", metavar="WORD,WORD,...", help="--shots: a word for each class (default: the classes' names)"
+        "--label-words",
+        metavar="WORD,WORD,...",
+        help="--shots: a word for each class (default: the classes' names), or the numbers that are asked for",
     )
     parser.add_argument(
         "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
@@ -82,15 +87,18 @@ BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 
 def run(args) -> int:
-    from ..evaluation.request import check_one_process
-    from ..evaluation.suite_file import is_suite
+    from ..evaluation.request import check_one_process, is_pairs
+    from ..recipes.suite_file import is_suite
 
     check_one_process()
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
-    of_suite = is_suite(args.recipe)
-    of_one = len(args.models) == 1 and not of_suite
+    of_pairs = is_pairs(args.recipe)
+    of_suite = is_suite(args.recipe) and not of_pairs
+    of_one = len(args.models) == 1 and not of_suite and not of_pairs
+    if of_pairs and (len(args.models) > 1 or args.split is not None):
+        raise UserError("minimal pairs are of one model, and have no splits; name one MODEL, and leave --split out")
     if of_suite and len(args.models) > 1:
         raise UserError("a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK")
     if args.by_position and not of_one:
@@ -101,7 +109,17 @@ def run(args) -> int:
         raise UserError("--predictions are of one task; remove it, or name a single task")
     if args.by_position:
         refuse_json(args, "--by-position")
-    measure = _suite if of_suite else _compare if not of_one else _one_model if args.shots is None else _few_shot
+    measure = (
+        _pairs
+        if of_pairs
+        else _suite
+        if of_suite
+        else _compare
+        if not of_one
+        else _one_model
+        if args.shots is None
+        else _few_shot
+    )
     with json_alone(args.json) as args.answer:
         measure(args)
     if of_one:
@@ -172,7 +190,34 @@ def _few_shot(args) -> None:
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
     print_few_shot(result)
     _write(args, result, output)
+    if output is not None and len(numbers) > 1:
+        from ..reporting.plots import can_plot, plot_shots
+
+        if can_plot():
+            plot_shots(result.shots, output.with_suffix(".png"))
+            print(f"the curve is in {output.with_suffix('.png')}")
     _write_predictions(result.answers, args.predictions, recipe, split)
+
+
+def _pairs(args) -> None:
+    from ..evaluation.request import check_writable, pairs_request
+
+    recipe, name, settings = pairs_request(args.models[0], args.recipe, args.overrides, args.max_examples)
+    recipe.trust_remote_code = args.trust_remote_code
+    kind = None if settings.score == "auto" else settings.score
+    output = _output(args, name, kind)
+    if args.predictions is not None:
+        check_writable(Path(args.predictions), "--predictions")
+    say_loading()
+    from ..evaluation.evaluate import write_lines
+    from ..evaluation.pair_evaluation import evaluate_pairs, print_pairs
+
+    result = evaluate_pairs(recipe, name, settings)
+    print_pairs(result)
+    _write(args, result, output)
+    if args.predictions is not None:
+        write_lines(result.answers, Path(args.predictions))
+        print(f"predictions are in {args.predictions}")
 
 
 def _compare(args) -> None:
@@ -191,7 +236,7 @@ def _compare(args) -> None:
 
 
 def _suite(args) -> None:
-    from ..evaluation.suite_file import read_suite
+    from ..recipes.suite_file import read_suite
 
     suite, model = read_suite(args.recipe), args.models[0]
     recipes = _recipes_of_suite(args, suite, model)
@@ -209,8 +254,11 @@ def _suite(args) -> None:
 
 
 def _recipes_of_suite(args, suite, model: str) -> dict:
+    from ..evaluation.request import recipes_of_suite
+
     notes: list[str] = []
-    recipes = suite.recipes(
+    recipes = recipes_of_suite(
+        suite,
         model,
         args.overrides,
         split=args.split,

@@ -117,17 +117,22 @@ def print_story(plans: "dict[str, Plan]") -> None:
     """A line for each step of a story, and their sum."""
     console, (first, *_) = wide_console(), plans.values()
     print_facts(console, facts(first)[:2])
-    names = ("step", "tokens a step", "steps", "tokens", "on each device", "", "a step", "time")
-    table, total, seconds = plain_table(names, ("step", "")), 0, 0.0
+    console.print(table_of("step", plans))
+    notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes)
+    print_facts(console, [("rate", rate_of(first)), *(("note", note) for note in notes)])
+
+
+def table_of(noun: str, plans: "dict[str, Plan]"):
+    """A table with a line for each of several plans, and their sum."""
+    names = (noun, "tokens a step", "steps", "tokens", "on each device", "", "a step", "time")
+    table, total, seconds = plain_table(names, (noun, "")), 0, 0.0
     for name, plan in plans.items():
-        tokens, fits = plan.tokens_per_step * plan.steps, "fits" if plan.chosen.fits else "too much"
+        tokens, fits = plan.tokens_of_run, "fits" if plan.chosen.fits else "too much"
         sizes = (f"{plan.tokens_per_step:,}", f"{plan.steps:,}", short_number(tokens), size_words(plan.chosen.total))
         table.add_row(name, *sizes, fits, time_words(plan.step_seconds), time_words(plan.seconds))
         total, seconds = total + tokens, seconds + plan.seconds
     table.add_row("all", "", "", short_number(total), "", "", "", time_words(seconds))
-    console.print(table)
-    notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes)
-    print_facts(console, [("rate", rate_of(first)), *(("note", note) for note in notes)])
+    return table
 
 
 def size_words(count: float) -> str:
@@ -173,6 +178,9 @@ def print_plan(plan: "Plan") -> None:
     for line in lines:
         table.add_row(*line)
     console.print(table)
+    if plan.by_stage:
+        each = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
+        console.print(table_of("stage", each))
     console.print(
         aligned([("launch", plan.advice), *(("note", text) for text in plan.notes)]), markup=False, soft_wrap=True
     )
@@ -202,7 +210,7 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
         *host_facts(plan),
-        ("step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
+        ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
         ("activations", held),
     ]
     if plan.logits:

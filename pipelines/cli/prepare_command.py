@@ -5,6 +5,7 @@ import sys
 import time
 
 from ..errors import UserError
+from ..recipes.global_batch import rows_per_step
 from .output import quoted, say_loading, say_next
 from .parser import add_recipe, add_trust, recipe_of
 
@@ -29,10 +30,13 @@ def run(args) -> int:
     recipe = recipe_of(args)
     say_loading()
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
+    from ..training.log.source_tokens import sources_of_run
 
     begun, shown = time.monotonic(), sys.stdout.isatty()
     if share is None:
-        for split, text in describe_data(prepare_data(recipe, progress=shown, for_training=True)):
+        data = prepare_data(recipe, progress=shown, for_training=True)
+        train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
+        for split, text in [*describe_data(data), *sources_of_run(train, per_step, recipe)]:
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)

@@ -1,11 +1,13 @@
 """From the recipe's data section to one corpus of documents per split."""
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 
 from ..plugins import SOURCES
 from ..recipes.checks import check_data
 from ..recipes.schema import DataSection, SourceSection
+from ..storage.cache import cache_folder
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
@@ -23,39 +25,62 @@ from .validation_split import (
 
 __all__ = ["Corpus", "Document", "SkipCounts", "open_corpora"]
 
+SPLITS = ("train", "validation", "test")
+
 
 def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     """The corpora of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Validation comes from validation_files or validation_split, else from validation_fraction of the training documents
-    (of a single document the end of its text; of a stream, from its first 20,000 documents); the fraction 0 means no
-    validation. `seed` chooses which. Globs for training leave out files of the other splits. max_documents bounds the
-    training source alone, before it is split; validation and test files are read whole.
+    (of a single document the end of its text; of a stream, from its first 20,000 documents, of a shuffled one from its
+    first file, too); the fraction 0 means no validation. `seed` chooses which. Globs for training leave out files of
+    the other splits. max_documents bounds the training source alone, and data.clean leaves out documents of it, before
+    it is split; validation and test files are read whole.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
     """
     check_data(data)
     limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
-    own = {split: _own_source(data, limits, split) for split in ("validation", "test")}
+    own = {split: _own_source(data, limits, "data", data, split) for split in ("validation", "test")}
     without = real_paths(*own.values())
-    splits = data.share_held_back > 0 and not (data.validation_files or data.validation_split)
+    held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
     if data.mixture:
-        parts = []
-        for number, section in enumerate(data.mixture):
-            where = f"data.mixture.{number}"
-            parts.append(_split_source(section, limits, where, data, seed, splits, without))
-        weights, names = zip(*((section.weight, section.name) for section in data.mixture))
-        corpora: dict[str, Corpus] = {}
-        for split in parts[0]:
-            members = [(part[split], weight) for part, weight in zip(parts, weights)]
-            corpora[split] = MixtureCorpus(split, members, keep_shares=split == "train", names=names)
+        corpora = _of_sources(limits, data, seed, held, without)
     else:
-        corpora = _split_source(data, limits, "data", data, seed, splits, without)
+        corpora = _split_source(data, limits, "data", data, seed, held, without)
     for split, source in own.items():
         if source is not None:
             corpora[split] = _checked(SourceCorpus(split, source))
     return corpora
+
+
+def _of_sources(
+    limits: Limits, data: DataSection, seed: int, held: float, without: Collection[str]
+) -> dict[str, Corpus]:
+    """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
+    opened = []
+    for number, section in enumerate(data.mixture):
+        where = f"data.mixture.{number}"
+        validation = _own_source(section, limits, where, data, "validation")
+        share = held if section.validation_fraction is None else section.validation_fraction
+        share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
+        corpora = _split_source(section, limits, where, data, seed, share, apart)
+        if validation is not None:
+            corpora["validation"] = _checked(SourceCorpus("validation", validation))
+        opened.append(corpora)
+    names = source_names([section.name or one["train"].name for section, one in zip(data.mixture, opened)])
+    splits = {split: {name: one[split] for name, one in zip(names, opened) if split in one} for split in SPLITS}
+    return {split: MixtureCorpus(split, sources) for split, sources in splits.items() if sources}
+
+
+def source_names(names: list[str]) -> list[str]:
+    """What the sources of a mixture are called in the log, where numbers have names of letters, digits and _.
+
+    Files of different folders may have one name; the number is that of `data.mixture.3.weight`.
+    """
+    words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+    return [word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)]
 
 
 def _split_source(
@@ -64,7 +89,7 @@ def _split_source(
     where: str,
     data: DataSection,
     seed: int,
-    splits: bool,
+    held: float,
     without: Collection[str],
 ) -> dict[str, Corpus]:
     if section.source:
@@ -74,26 +99,41 @@ def _split_source(
         source = _files(section.files, section, limits, where, "files", data.cache_dir, without)
     else:
         source = _hub(section, limits, where, "split", data.streaming)
-    if not splits:
-        return {"train": _checked(SourceCorpus("train", source, max_documents=section.max_documents))}
-    window = STREAM_WINDOW if data.streaming else None
-    rule = ValidationSplit(data.share_held_back, seed, source.splits_by_name, window)
-    rule = plan_validation_split(source, rule, section.max_documents)
-    return {
-        "train": SourceCorpus("train", source, rule=rule, max_documents=section.max_documents),
-        "validation": SourceCorpus(
-            "validation", source, rule=rule, validation=True, max_documents=section.max_documents
-        ),
-    }
+    first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
+    rule = None
+    if held:
+        window = STREAM_WINDOW if data.streaming else None
+        rule = ValidationSplit(held, seed, source.splits_by_name, window)
+        rule = plan_validation_split(first, rule, section.max_documents)
+    else:
+        _checked(SourceCorpus("train", source, max_documents=section.max_documents))
+    if data.clean is not None:
+        source = _cleaned(source, section, data, limits)
+        first = source.shard(0) if data.shuffle_buffer else source
+    most = section.max_documents
+    train = SourceCorpus("train", source, rule=rule, max_documents=most)
+    validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
+    return {"train": train, "validation": validation} if held else {"train": train}
 
 
-def _own_source(data: DataSection, limits: Limits, split: str) -> Source | None:
+def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: Limits) -> Source:
+    """The source without what data.clean leaves out."""
+    from .cleaning import CleanSource
+    from .contamination import open_test_sets
+
+    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir) if data.clean.decontaminate else None
+    cache, most = cache_folder(data.cache_dir), section.max_documents
+    return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming)
+
+
+def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:
     """The source of a split that has one of its own, or None."""
-    files = getattr(data, f"{split}_files")
+    files = getattr(section, f"{split}_files")
     if files:
-        return _files(files, data, limits, "data", f"{split}_files", data.cache_dir)
-    if getattr(data, f"{split}_split"):
-        return _hub(data, limits, "data", f"{split}_split", data.streaming)
+        limits = replace(limits, encoding=section.encoding)
+        return _files(files, section, limits, where, f"{split}_files", data.cache_dir)
+    if getattr(section, f"{split}_split"):
+        return _hub(section, limits, where, f"{split}_split", data.streaming)
     return None
 
 

@@ -1,9 +1,10 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import UserError
@@ -32,6 +33,7 @@ SKIPPED = {
     "too_long": "too long",
     "gigantic_line": "with a gigantic line",
     "empty": "empty",
+    "cleaned": "by data.clean",
 }
 
 
@@ -43,6 +45,7 @@ class SkipCounts:
     too_long: int = 0
     gigantic_line: int = 0
     empty: int = 0
+    cleaned: int = 0
 
     def count(self, reason: str) -> None:
         setattr(self, reason, getattr(self, reason) + 1)
@@ -165,17 +168,29 @@ class Source(ABC):
         """Bytes of text, roughly, where that is known without reading it."""
         return None
 
+    def notes(self) -> list[str]:
+        """Sentences a user should read about what the source leaves out of its own."""
+        return []
+
+    num_shards = 1  # of a stream: its files, which can be read beside each other
+
+    def shard(self, number: int) -> "Source":
+        """One of them; the documents of all, one after the other, are those of the source."""
+        return self
+
 
 class Corpus(ABC):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
 
-    files: those that the latest fingerprint() has hashed, as they were before.
+    files: those that the latest fingerprint() has hashed, as they were before. sources: name -> the corpora that it is
+    made of, whose rows have names and weights of their own (data.mixture); {}: it is one text.
     """
 
     split: str
     name: str
     skipped: SkipCounts
     files: States = {}
+    sources: Mapping[str, "Corpus"] = MappingProxyType({})
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
@@ -200,7 +215,7 @@ class Corpus(ABC):
 
     def together(self, first: Any, second: Any) -> Any:
         """The tally of a pass of which these are the tallies of two parts, in order."""
-        return {reason: first[reason] + second[reason] for reason in first}
+        return {reason: first[reason] + second.get(reason, 0) for reason in first}  # older shards know fewer reasons
 
     def restore(self, tally: Any) -> None:
         """Make `skipped` and `notes` those of a pass that has counted this."""
@@ -217,13 +232,18 @@ class Corpus(ABC):
         """
         return [self]
 
+    num_shards = 1  # as of a Source
+
+    def shard(self, number: int) -> "Corpus":
+        return self
+
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""
         return []
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
-        return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []
+        return [*([str(self.skipped)] if self.skipped.total else []), *self.skipped_by_name()]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Documents of a Hugging Face data set: from the Hub or a local folder, loaded or streamed."""
 
+import copy
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,6 +21,8 @@ class HubSource(Source):
     text_field: the column items() reads; None where only `rows`, the datasets' own object, is read.
     Raises UserError where data set, configuration, split or column do not exist.
     """
+
+    _shard = ""  # number of the file, where it is one of several
 
     def __init__(
         self,
@@ -55,14 +58,23 @@ class HubSource(Source):
         texts = self._streamed_texts(place) if self.streaming else counted_from(place, self._texts())
         for text, place in texts:
             row = (place[0] if self.streaming else place) - 1
-            yield text_document(text, f"{self.dataset}/{self.split}:{row}", self.limits, field), place
+            yield text_document(text, f"{self.dataset}/{self.split}{self._shard}:{row}", self.limits, field), place
+
+    @property
+    def num_shards(self) -> int:
+        return self.rows.num_shards if self.streaming else 1
+
+    def shard(self, number: int) -> "HubSource":
+        part = copy.copy(self)
+        part.rows, part._shard = self.rows.shard(self.num_shards, number), f".{number}"
+        return part
 
     def identity(self) -> Any:
         # The builder's hash stands for the revision on the Hub, or for a local folder's files and their times.
         builder = self._builder
         return {
             "dataset": [builder.dataset_name, builder.config_id, builder.hash, self.revision],
-            "split": self.split,
+            "split": f"{self.split}{self._shard}",
             "text_field": self.text_field,
             "limits": self.limits.identity(),
         }

@@ -21,6 +21,7 @@ from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
 from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
+from .shuffled_corpus import FILES_AT_ONCE, ShuffledCorpus
 from .token_store import TokenStore, framed, framing_tokens
 from .tokenization import tokenize_corpus
 
@@ -173,6 +174,10 @@ class PackedDataset(Rows, Dataset):
         return self.segments(number)
 
     @property
+    def stores(self) -> list[TokenStore]:
+        return [self.store]
+
+    @property
     def facts(self) -> dict:
         """Sizes of the split, as plain numbers."""
         store = self.store
@@ -180,6 +185,7 @@ class PackedDataset(Rows, Dataset):
             "documents": len(store.offsets) - 1,
             "tokens": int(store.offsets[-1]),
             "bytes": int(store.num_bytes),
+            "words": int(store.num_words),
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
             **({"control_tokens": store.control_tokens} if store.control_tokens else {}),
@@ -238,7 +244,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     An iteration is one pass, from the first document on or from where load_state_dict says; training makes it endless
     (data/endless.py). With several workers only the first one yields, so that the order is the same for any number of
-    them; it still tokenises in parallel to training. A row also carries its sample id (`row_ids`, its number in the
+    them; it still tokenises in parallel to training. shuffle_buffer: documents are read in an order that `seed` and the
+    pass give (shuffled_corpus.py); None: in theirs. A row also carries its sample id (`row_ids`, its number in the
     pass) and the `epoch`, which set_epoch sets; both have shape (), and a collator's randomness depends on them. Raises
     UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
     """
@@ -256,6 +263,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
         add_bos: bool,
         add_eos: bool,
         shifts_labels: bool = True,
+        shuffle_buffer: int | None = None,
+        seed: int = 0,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
         check_length(sequence_length)
@@ -269,7 +278,13 @@ class StreamingPackedDataset(Rows, IterableDataset):
         self._encoder = Encoder(tokenizer)
         self._start: dict = {}  # where the next iteration begins
         self._place: dict = {}  # where the row after the latest one begins
+        self._buffer, self._seed = shuffle_buffer, seed
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
+
+    @property
+    def sources(self) -> int:
+        """How many places of files its position consists of."""
+        return min(FILES_AT_ONCE, self.corpus.num_shards) if self._buffer else 1
 
     def report(self) -> dict:
         return {"stream": self.identity}
@@ -341,10 +356,13 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def _documents(self, place):
         """(the corpus's place before it, the one after it, its tokens int64) of each document from a place on."""
+        corpus = self.corpus
+        if self._buffer:
+            corpus = ShuffledCorpus(corpus, self._buffer, [self._seed, int(self._epoch)])
         places = deque([place])  # documents are read ahead of those that are encoded
 
         def read():
-            for document, after in self.corpus.documents_from(place):
+            for document, after in corpus.documents_from(place):
                 places.append(after)
                 yield document
 

@@ -19,7 +19,8 @@ NO_ROW = None  # index of a row that only gives a process something to do
 class DatasetWithSampleIds(Dataset):
     """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
 
-    At the index NO_ROW it has a copy of its first row without labels, numbered as if it came after the last one.
+    Rows whose order is made already (Rows.is_ordered) go on in the next epoch: they are numbered through all of them.
+    At the index NO_ROW it has a copy of its first row without labels, with a number that no row has.
     """
 
     def __init__(self, rows: Dataset):
@@ -31,9 +32,11 @@ class DatasetWithSampleIds(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
+        epoch = int(self._epoch)
         if index is NO_ROW:
-            return without_labels(self.rows[0]) | {ROW_IDS: len(self), EPOCH: int(self._epoch)}
-        return self.rows[index] | {ROW_IDS: int(index), EPOCH: int(self._epoch)}
+            return without_labels(self.rows[0]) | {ROW_IDS: getattr(self.rows, "beyond", len(self)), EPOCH: epoch}
+        number = int(index) + epoch * len(self) * getattr(self.rows, "is_ordered", False)
+        return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
     def __getitems__(self, indices: list) -> list[dict]:
         """The rows of a batch, for which torch's loaders ask at once; read together where the rows can be."""

@@ -93,6 +93,10 @@ class SentencePairRows(Rows, Dataset):
         return np.array(self.store.tokens[place[0] : place[1]], dtype=np.int64)
 
     @property
+    def stores(self) -> list[TokenStore]:
+        return [self.store]
+
+    @property
     def facts(self) -> dict:
         """Sizes of the split, as plain numbers; an example is a pair."""
         store = self.store

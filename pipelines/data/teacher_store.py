@@ -55,7 +55,8 @@ class WithTopTokens(Rows, Dataset):
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
         self.rows, self.shards, self.each = rows, shards, each
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.is_packed, self.notes = rows.is_packed, rows.notes
+        self.is_packed, self.notes, self.stores = rows.is_packed, rows.notes, rows.stores
+        self.sequence_length = rows.sequence_length
 
     @classmethod
     def cached(

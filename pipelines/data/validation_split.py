@@ -138,6 +138,15 @@ class SourceCorpus(Corpus):
         if len(names) < NAMED:
             names.append(item.source)
 
+    @property
+    def num_shards(self) -> int:
+        return self.source.num_shards
+
+    def shard(self, number: int) -> Corpus:
+        """Documents are held back from the first shard alone (corpora.py)."""
+        rule = self.rule if number == 0 else None
+        return SourceCorpus(self.split, self.source.shard(number), rule=rule)
+
     def parts(self, size: int) -> list[Corpus]:
         if self.rule is not None or self.max_documents is not None:
             return [self]  # these count documents from the first one
@@ -165,7 +174,7 @@ class SourceCorpus(Corpus):
             more = getattr(self.skipped, reason) - len(names)
             listed = ", ".join(names) + (f" and {more:,} more" if more else "")
             sentences.append(f"{SKIPPED[reason]}: {listed}; {ways[reason]}")
-        return sorted(sentences)
+        return [*sorted(sentences), *([] if self.validation else self.source.notes())]
 
     def identity(self) -> Any:
         rule = asdict(self.rule) | {"held": self.validation} if self.rule else None

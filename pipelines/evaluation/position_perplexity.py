@@ -54,7 +54,7 @@ def evaluate_by_position(
     whole = [i for i in range(len(rows)) if rows.documents(i)[0][2] == rows.sequence_length]
     if not whole:
         raise UserError(
-            f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.store.name}; "
+            f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.name}; "
             f"choose shorter rows"
         )
     if max_examples is not None and max_examples < len(whole):
@@ -68,7 +68,7 @@ def evaluate_by_position(
         "model": recipe.model.name_or_path,
         "task": recipe.name,
         "split": split,
-        "data": rows.store.name,
+        "data": rows.name,
         "rows": len(whole),
         "trained_length": trained_length(recipe.model.name_or_path, config),
         **in_buckets(sums / len(whole)),

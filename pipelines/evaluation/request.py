@@ -6,11 +6,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
-from ..recipes.compose import load_recipe
-from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.compose import load_recipe, parse_override
+from ..recipes.recipe_files import is_file_of, read_yaml_file
+from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
+from ..recipes.suite_file import Suite
+from ..recipes.types import as_mapping, build
 
 SPLITS = ("test", "validation")
 # Of the settings of a training only these say how a model is run.
@@ -41,6 +44,68 @@ def evaluation_recipe(
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
     return recipe
+
+
+def recipes_of_suite(
+    suite: Suite,
+    model: str,
+    overrides: list[str] = (),
+    *,
+    split: str | None = None,
+    max_examples: int | None = None,
+    notes: list[str] | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, tuple[Recipe, str, int | None]]:
+    """task -> (recipe with the model in it, split, most examples), all checked.
+
+    model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win over
+    what the suite says. Raises UserError.
+    """
+    found = {}
+    for task in suite.tasks:
+        place = model.replace("{task}", task.title)
+        recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
+        recipe.trust_remote_code = trust_remote_code
+        found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
+    return found
+
+
+def is_pairs(task: str | None) -> bool:
+    """Whether TASK names minimal pairs: a YAML with a section minimal_pairs, shipped or not, or a file of rows."""
+    if task is None:
+        return False
+    if Path(task).is_file() and Path(task).suffix not in (".yaml", ".yml"):
+        from ..data.file_formats import format_of
+
+        return format_of(Path(task)) is not None
+    return is_file_of(task, "suites", MINIMAL_PAIRS) and MINIMAL_PAIRS in read_yaml_file(task, "suites", "suite")[0]
+
+
+def pairs_request(
+    model: str, task: str, overrides: list[str], max_pairs: int | None
+) -> tuple[Recipe, str, MinimalPairsSettings]:
+    """(recipe with the model alone in it, what the pairs are called, their settings). task: as is_pairs takes it.
+
+    overrides: `minimal_pairs.KEY=VALUE`, which win. Raises UserError.
+    """
+    path = Path(task)
+    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+        given, name = {"files": task}, path.name.partition(".")[0]
+    else:
+        data, name = read_yaml_file(task, "suites", "suite")
+        refuse_unknown(data, ("description", MINIMAL_PAIRS), f"suite {name}")
+        given = as_mapping(data[MINIMAL_PAIRS], f"suite {name}: {MINIMAL_PAIRS}")
+    for (section, *key), value in map(parse_override, overrides):
+        if section != MINIMAL_PAIRS or len(key) != 1:
+            raise UserError(
+                f"{'.'.join([section, *key])} says nothing of {task}; its settings are {MINIMAL_PAIRS}.KEY=VALUE"
+            )
+        given = given | {key[0]: value}
+        given |= {"dataset": None} if key[0] == "files" else {"files": None} if key[0] == "dataset" else {}
+    settings = build(MinimalPairsSettings, given, MINIMAL_PAIRS)
+    settings.max_pairs = max_pairs or settings.max_pairs
+    settings.check(MINIMAL_PAIRS)
+    return Recipe(name=name, model=ModelSection(name_or_path=locate_model(model))), name, settings
 
 
 def own_recipe(model: str, overrides: list[str] = ()) -> str:
@@ -131,9 +196,9 @@ def numbers_of_shots(text: str) -> list[int]:
 
 
 def check_shots(recipe: Recipe) -> None:
-    """Raise UserError where the task has no classes that a language model can be asked for."""
-    if not objective_of(recipe).asks_for_classes:
-        raise UserError(f"--shots asks a language model for the classes of texts; TASK={recipe.name} has none")
+    """Raise UserError where the task has no answers that a language model can be asked for."""
+    if not objective_of(recipe).asks_for:
+        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
 
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:

@@ -11,13 +11,14 @@ from rich.table import Table
 
 from ..errors import UserError
 from ..recipes.schema import Recipe
+from ..recipes.suite_file import Suite, read_suite
 from ..reporting.console import wide_console
 from ..words import human_time
 from .compare import check_loads
 from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
-from .suite_file import Suite, read_suite
+from .request import recipes_of_suite
 
-Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
+Asked = dict[str, tuple[Recipe, str, int | None]]  # as recipes_of_suite gives them
 
 
 @dataclass
@@ -39,7 +40,7 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
     """Measure a model on the tasks of a suite, after all of them have been checked.
 
     Args:
-        recipes: task -> (recipe with the model in it, split, most examples), as Suite.recipes gives them.
+        recipes: task -> (recipe with the model in it, split, most examples), as recipes_of_suite gives them.
 
     Raises:
         UserError: as evaluate_model, for any of the tasks, before anything is measured.
@@ -108,7 +109,7 @@ class EvaluationSuite(evaluate.EvaluationSuite):
                 f"pipeline(..., model=model, tokenizer=tokenizer)"
             )
         model = str(model_or_pipeline)
-        recipes = self._suite.recipes(model, trust_remote_code=trust_remote_code)
+        recipes = recipes_of_suite(self._suite, model, trust_remote_code=trust_remote_code)
         result = evaluate_suite(self._suite, model, recipes)
         return [
             {"task_name": name, **of_task.metrics}

@@ -1,17 +1,22 @@
 """Instructions and their answers, or whole conversations: the answers alone are learned."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
-from ..plugins import register_objective
+from ..metrics import check_metrics
+from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
+from .answering import continuations
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .finished_model import FinishedModel
 from .showing import is_label, row_text
 from .text import TokenPredictions
 
@@ -24,6 +29,7 @@ class InstructionTuningSettings(ChatSettings):
         "columns"
     )
     packing: bool = doc("several whole conversations share a row, none sees another; false: one to a row", True)
+    max_new_tokens: int = doc("tokens of an answer that is written to be measured, such as by bleu", 128, at_least=1)
 
 
 @register_objective
@@ -32,6 +38,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     Next-token prediction on the tokens of the answers (Ouyang et al. 2022, section 3.4), as TRL's SFTTrainer with
     assistant_only_loss computes it. The template is the tokenizer's own, else a plain one that is saved with it.
+    Metrics of texts, such as bleu, compare the last answer of each conversation with what the model writes there.
     """
 
     name = "instruction_tuning"
@@ -42,6 +49,18 @@ class InstructionTuning(TokenPredictions, ChatTask):
         "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
         "answers and what ends them; [padding]struck through[/]: padding"
     )
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        return super().takes_metric(row) or row.fits("texts")
+
+    @property
+    def finishes_on(self) -> str:
+        return "all" if self.metrics_of_answers() else "one"
+
+    def check_metrics(self) -> None:
+        super().check_metrics()
+        check_metrics(self.metrics_of_answers(), "texts")
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -106,6 +125,51 @@ class InstructionTuning(TokenPredictions, ChatTask):
         if "fill_rate" in facts:
             text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
         return text
+
+    # ---- measuring
+
+    @property
+    def asks_for(self) -> str:
+        return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
+
+    @property
+    def answer_column(self) -> str:
+        return self.settings.answer_field
+
+    def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
+        asked = self.asked_columns(self.columns().values())
+        for place, row in source:
+            texts = {column: row.get(column) or "" for column in asked.values()}
+            texts[self.settings.prompt_field] = text_of(row, self.settings.prompt_field, "prompt_field", place)
+            yield texts, text_of(row, self.settings.answer_field, "answer_field", place)
+
+    def metrics_of_answers(self) -> list[str]:
+        return [name for name in self.metrics if METRICS[name].fits("texts")]
+
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        return super().metrics_of_pass([name for name in metrics if METRICS[name].fits("tokens")], result, rows, train)
+
+    def measure(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train) -> dict[str, float]:
+        """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
+        if not self.metrics_of_answers():
+            return {}
+        from ..metrics.significance import keep, kept_comparisons
+
+        in_rows = ([each[0] for each in rows.documents(number)] or [number] for number in numbers)
+        asked = sorted(number for members in in_rows for number in members)
+        prompts, references = map(rows.texts, ("prompt", "answer"))
+
+        def write(mine: list[int]) -> list[str]:
+            ids = [self.prompt_ids(json.loads(prompts[number])) for number in mine]
+            return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
+
+        written = [text.strip() for text in finished.shared(asked, write)]
+        with kept_comparisons() as compared:
+            true = [references[number].strip() for number in asked]
+            found = self.compare(written, true, names=self.metrics_of_answers())
+        for comparison in compared:
+            keep(comparison.of_rows(asked))
+        return found
 
     # ---- words
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..plugins import METRICS
 
+OF_PART = "loss_"  # how the names of the losses of parts begin, and no other number's
+
 if TYPE_CHECKING:
     from ..data.rows import Rows
     from .finished_model import FinishedModel
@@ -45,9 +47,9 @@ class Measuring:
         """What each of `count` probabilities of an example is of."""
         return [self.named(number) for number in range(count)]
 
-    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
-        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;
-        none without `asks_for_classes`.
+    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
+        """The examples of a split as ({column: text}, answer), which any language model can be asked for; none without
+        `asks_for`. An answer is the number of a class, a number or a text.
 
         source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
         """
@@ -78,7 +80,8 @@ class Measuring:
 
         rows: of any split. None: there is one part.
         """
-        return None
+        named = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
+        return (list(named), lambda number: rows.place(number)[0]) if named else None
 
     def metrics_of_validations(self) -> list[str]:
         """Those of the recipe's metrics that validations during training measure; others need the finished model."""
@@ -104,12 +107,13 @@ class Measuring:
     def metrics_of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
-        """Those of `metrics` that follow from one pass over the rows.
+        """Those of `metrics` that follow from one pass over the rows, and the losses of their parts.
 
         result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and what the scorer measured.
         train: rows of the training text, where they are at hand.
         """
-        return {name: result[name] for name in metrics if name in result}
+        of_parts = [name for name in result if name.startswith(OF_PART)]
+        return {name: result[name] for name in (*of_parts, *metrics) if name in result}
 
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
         """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none.

@@ -25,7 +25,7 @@ from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
-from .text import TextObjective, TokenPredictions
+from .text import TextObjective
 
 KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
 KEYS |= {PREFIX_MASK}
@@ -272,15 +272,9 @@ class Mixture(SeveralParts, TextObjective):
         return self.first.logits_of()
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        """The metrics of all tokens, and of those of each part: {"perplexity": ..., "perplexity_causal": ...}."""
         found = super().metrics_of_pass(metrics, result, rows, train)
         if self.has_pairs:
             found |= {name: result[name] for name in (*self.loss_parts().losses, "pair_accuracy") if name in result}
-        for label in self.parts:
-            if f"loss_{label}" in result:
-                own = {"nll": result[f"loss_{label}"], "predictions": 1.0}
-                of_part = TokenPredictions.metrics_of_pass(self, metrics, own, rows, None)
-                found |= {f"{name}_{label}": value for name, value in of_part.items()}
         return found
 
     def samples(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> list[dict]:

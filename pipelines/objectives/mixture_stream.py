@@ -42,7 +42,7 @@ class PlacedStream(Rows):
     @property
     def sources(self) -> int:
         """Of how many parts a position consists."""
-        return len(self.labels)
+        return sum(getattr(rows, "sources", 1) for rows in self.parts.values())
 
     def __init__(self, parts: dict[str, Rows], weights: dict[str, float], seed: int):
         self.parts, self.weights, self.seed = parts, weights, seed

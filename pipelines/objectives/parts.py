@@ -1,11 +1,8 @@
 """What objectives and tasks share that learn several others in one run: their parts, and the rows of all of them."""
 
-import hashlib
-import json
-import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
@@ -13,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.documents import Corpus, Share
+from ..data.mixed_rows import MixedRows
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import np
 from ..recipes.schema import DataSection
 from ..recipes.types import show
 from .base import Objective
@@ -120,9 +117,7 @@ class SeveralParts:
         for label, own in source.items():
             corpus = self.parts[label].corpus(own)
             corpora.setdefault(corpus.fingerprint(), corpus)
-        if len(corpora) == 1:
-            return next(iter(corpora.values()))
-        return MixtureCorpus("train", [(corpus, 1.0) for corpus in corpora.values()], keep_shares=False)
+        return next(iter(corpora.values())) if len(corpora) == 1 else MixtureCorpus("train", corpora)
 
     def share_tokenizer(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
         """Prepare each part with the tokenizer, `processor`, of all of them. splits: as `open` gives them."""
@@ -153,23 +148,7 @@ class SeveralParts:
         """The rows of all parts as those of one split; weights as MixedRows takes them."""
         return MixedRows(rows, weights)
 
-    def describe(self, rows: "MixedRows") -> str:
-        shares = rows.shares()
-        return "\n".join(
-            f"{label} ({shares[label]:.1%} of the rows): {self.parts[label].describe(part)}"
-            for label, part in rows.parts.items()
-        )
-
     # ---- measuring
-
-    def parts_of(self, rows: "MixedRows") -> tuple[Sequence[str], Callable[[int], str]]:
-        return list(rows.parts), lambda number: rows.place(number)[0]
-
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        """With the loss of each part that the pass had rows of: {"loss_trec": ...}."""
-        names = [f"loss_{label}" for label in self.parts]
-        losses = {name: result[name] for name in names if name in result}
-        return losses | super().metrics_of_pass(metrics, result, rows, train)
 
     def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
         label, inside = rows.place(number)
@@ -180,62 +159,3 @@ class SeveralParts:
 def of_label(splits: dict[str, dict], label: str) -> dict:
     """The sources of one part: {split: source}."""
     return {split: sources[label] for split, sources in splits.items() if label in sources}
-
-
-class MixedRows(Rows):
-    """Rows of several parts, one part after the other; the training shuffles them.
-
-    weights: part -> share of the rows; a part's rows come again in their order until it has its share, and each comes
-    at least once. None: each row once. counts: part -> how many rows of it there are then.
-    """
-
-    def __init__(self, parts: dict[str, Rows], weights: dict[str, float] | None):
-        self.parts = parts
-        self.counts = {name: len(rows) for name, rows in parts.items()}
-        if weights is not None:
-            longest = max(len(rows) / weights[name] for name, rows in parts.items())
-            # Of several equal parts none is one row longer because of rounding.
-            self.counts = {name: math.ceil(weights[name] * longest - 1e-6) for name in parts}
-        self.name = " + ".join(dict.fromkeys(rows.name for rows in parts.values()))
-        identity = [[name, rows.fingerprint, self.counts[name]] for name, rows in parts.items()]
-        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        tokens = sum(rows.facts["tokens"] * self.counts[name] // len(rows) for name, rows in parts.items())
-        self.facts = {"examples": len(self), "tokens": tokens, "parts": dict(self.counts)}
-        self.is_packed = any(rows.is_packed for rows in parts.values())
-        self.notes = [f"{name}: {note}" for name, rows in parts.items() for note in rows.notes]
-
-    def __len__(self) -> int:
-        return sum(self.counts.values())
-
-    def shares(self) -> dict[str, float]:
-        """The share of the rows that is of each part."""
-        return {name: count / len(self) for name, count in self.counts.items()}
-
-    @cached_property
-    def row_lengths(self):
-        lengths = {name: rows.row_lengths for name, rows in self.parts.items()}
-        if any(own is None for own in lengths.values()):
-            return None
-        return np.concatenate([np.resize(np.asarray(own), self.counts[name]) for name, own in lengths.items()])
-
-    def place(self, number: int) -> tuple[str, int]:
-        """(part, number in it) of a row."""
-        name, inside, _ = self.turn(number)
-        return name, inside
-
-    def turn(self, number: int) -> tuple[str, int, int]:
-        """(part, number in it, how often that row came before in the epoch) of a row."""
-        number = self.inside(number)
-        for name, count in self.counts.items():
-            if number < count:
-                return name, number % len(self.parts[name]), number // len(self.parts[name])
-            number -= count
-        raise AssertionError("unreachable: the number is below the sum of the counts")
-
-    def __getitem__(self, number: int) -> dict:
-        name, inside = self.place(number)
-        return self.parts[name][inside]
-
-    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        name, inside = self.place(number)
-        return self.parts[name].documents(inside, row)

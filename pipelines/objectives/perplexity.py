@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.packing import PackedDataset, TokenStore
+from ..data.rows import Rows
 
 
 def perplexity(nll_per_token: float) -> float:
@@ -17,24 +17,28 @@ def perplexity(nll_per_token: float) -> float:
 class TokenLosses:
     """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows.
 
-    train: tokens of the training text, where they are stored.
+    train: of the training text, where its tokens are stored.
     """
 
     nll: float
     predictions: float
-    rows: PackedDataset
-    train: TokenStore | None
+    rows: Rows
+    train: Rows | None
     vocab_size: int
 
     def perplexity(self) -> float:
         return perplexity(self.nll / self.predictions)
 
     def unigram_perplexity(self) -> float:
-        """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows."""
+        """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows.
+
+        The text of each source counts once, whatever its share.
+        """
         frequency, size = np.ones(self.vocab_size, dtype=np.int64), 1 << 24  # in pieces: a large store stays on disk
-        for start in range(0, len(self.train.tokens), size):
-            piece = np.asarray(self.train.tokens[start : start + size])
-            frequency += np.bincount(piece, minlength=self.vocab_size)
+        for store in self.train.stores:
+            for start in range(0, len(store.tokens), size):
+                piece = np.asarray(store.tokens[start : start + size])
+                frequency += np.bincount(piece, minlength=self.vocab_size)
         log_probability = np.log(frequency / frequency.sum())
         total = count = 0
         for i in range(len(self.rows)):
@@ -47,7 +51,7 @@ class TokenLosses:
     def word_perplexity(self) -> float:
         """Divided by words, not tokens: whitespace-separated words and one end per line (WikiText-2's convention), so
         that models with different tokenizers can be compared."""
-        return perplexity(self.nll / self.rows.store.num_words)
+        return perplexity(self.nll / sum(store.num_words for store in self.rows.stores))
 
 
 @dataclass

@@ -4,12 +4,18 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
+from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from .base import Objective
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
 
 
 @dataclass
@@ -17,13 +23,15 @@ class PreparedData:
     """Rows of each split, with what is worth reporting about them.
 
     objective: bound to the recipe, with its tokenizer or image processor. rows: split -> Rows. facts: for run.json and
-    the model card. sources: split -> what its rows were made of, as Objective.open gives it.
+    the model card. sources: split -> what its rows were made of, as Objective.open gives it. stages: of a recipe with
+    stages, each with its objective, bound to the recipe as it is there, and its training rows.
     """
 
     objective: Objective
     rows: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
     sources: dict = field(default_factory=dict)
+    stages: "list[tuple[Stage, Objective, Rows]]" = field(default_factory=list)
 
     @property
     def processor(self):
@@ -43,7 +51,7 @@ class PreparedData:
     @property
     def packed(self) -> bool:
         """Whether any row may hold more than one document."""
-        return any(rows.is_packed for rows in self.rows.values())
+        return any(rows.is_packed for rows in (*self.rows.values(), *(rows for *_, rows in self.stages)))
 
 
 def prepare_data(
@@ -90,10 +98,27 @@ def prepare_data(
     if for_training:
         data.rows = objective.for_training(data.rows, sources, cache)
     data.facts = {split: rows.report() for split, rows in data.rows.items()}
+    if for_training and recipe.stages:
+        data.stages = prepare_stages(data, cache, progress)
     if "train" in data.rows:
         identity = [data.rows["train"].identity, objective.processor_fingerprint()]
         data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
     return data
+
+
+def prepare_stages(data: PreparedData, cache: Path, progress: bool) -> "list[tuple[Stage, Objective, Rows]]":
+    """Each stage of the recipe with its objective and its training rows; stages of one length share theirs."""
+    made, found = {repr(data.objective.settings): (data.objective, data.rows["train"])}, []
+    for stage in stages_of(data.objective.recipe):
+        key = repr(stage.recipe.learned)
+        if key not in made:
+            objective = objective_of(stage.recipe)
+            objective.given_tokenizer = data.tokenizer
+            with of_stage(stage.number):
+                objective.prepare(data.sources, cache, progress)
+                made[key] = objective, objective.rows(data.sources["train"], "train", cache, progress)
+        found.append((stage, *made[key]))
+    return found
 
 
 def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: bool) -> bool:
@@ -145,4 +170,13 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
 
 def describe_data(data: PreparedData) -> list[tuple[str, str]]:
     """What each split holds, for people: (split, one or several lines)."""
-    return [(split, "\n".join([data.objective.describe(rows), *rows.notes])) for split, rows in data.rows.items()]
+    return [(split, "\n".join([described(data.objective, rows), *rows.notes])) for split, rows in data.rows.items()]
+
+
+def described(objective: Objective, rows: Rows) -> str:
+    """The rows of a split, or of each of their parts, in lines."""
+    if not rows.parts:
+        return objective.describe(rows)
+    own = ((name, described(objective.parts.get(name, objective), part)) for name, part in rows.parts.items())
+    shares = rows.shares()
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {objective.row_noun}s): {lines}" for name, lines in own)

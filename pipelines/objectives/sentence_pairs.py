@@ -93,7 +93,7 @@ class SentencePairs(MaskingObjective):
         self.need_tokens(cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
         self.marks = WordMarks(tokenizer)
 
-    def rows(self, source: Corpus, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows_of(self, source: Corpus, split: str, cache: Path, progress: bool) -> Rows:
         from ..data.sentence_pair_rows import SentencePairRows
 
         store = self.tokenization(source, cache).store(progress)
@@ -145,7 +145,7 @@ class SentencePairs(MaskingObjective):
         return parts | super().metrics_of_pass(of_tokens, result, rows, train)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        batch = self.collated(rows, number, row)
+        rows, batch = row["rows"], self.collated(rows, number, row)
         pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
         true = torch.where(labels < 0, batch["input_ids"][0], labels)

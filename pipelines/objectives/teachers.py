@@ -121,6 +121,8 @@ class TaughtTokens(Taught):
         """The rows with the teacher's likeliest tokens of each place; it is asked for those that the cache lacks."""
         from ..data.teacher_store import WithTopTokens
 
+        if rows.parts:  # sources of a mixture: in other shares they are the same rows
+            return rows.of({name: self.stored(own, size, cache) for name, own in rows.parts.items()})
         section, collate = self.recipe.teacher, super().collator(rows.is_packed)
         key = sha(["top tokens", rows.fingerprint, self.teacher.identity, section.top_k, section.temperature, size])
 

@@ -13,6 +13,7 @@ from ..recipes.types import show
 from ..tokenizers.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..words import working
 from .base import Objective
+from .measuring import OF_PART
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
@@ -175,12 +176,19 @@ class TokenPredictions:
         super().check_metrics()
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        """With those of each part of the rows: {"perplexity": ..., "perplexity_causal": ...}."""
         from .perplexity import TokenLosses
 
-        store = getattr(train, "store", None)  # tokens of a text; None of a stream, and of examples
-        losses = TokenLosses(result["nll"], result["predictions"], rows, store, len(self.tokenizer))
-        chosen = {name: METRICS[name] for name in metrics}
-        return {name: row.of_losses(losses) for name, row in chosen.items() if store is not None or not row.needs_train}
+        train = train if getattr(train, "stores", ()) else None  # a stream has none, nor have examples
+        losses = TokenLosses(result["nll"], result["predictions"], rows, train, len(self.tokenizer))
+        chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
+        found = {name: row.of_losses(losses) for name, row in chosen.items()}
+        for part in [name for name in result if name.startswith(OF_PART)]:
+            of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
+            of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
+            found |= {part: result[part]}
+            found |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+        return found
 
 
 class TextObjective(TokenPredictions, Tokenized, Objective):
@@ -231,11 +239,37 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         self.processor = tokenizer
 
     def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
+        """The rows of the text, or of each source of data.mixture, which has a store of its own."""
+        if not source.sources:
+            return self.rows_of(source, split, cache, progress)
+        found = {name: self.rows_of(own, split, cache, progress) for name, own in source.sources.items()}
+        return self.mixed_sources(found, split)
+
+    def mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
+        """The rows of several sources as those of one split: of training by their weights, else each once."""
+        from ..data.mixed_rows import SourceRows
+        from ..data.mixture_order import MixtureOrder, shares_of
+
+        if split != "train":
+            return SourceRows(found)
+        data = self.recipe.data
+        weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
+        if self.is_streamed(split):
+            from .mixture_stream import PlacedStream
+
+            return PlacedStream(found, weights, self.seed)
+        tokens, documents = ({name: rows.facts[of] for name, rows in found.items()} for of in ("tokens", "documents"))
+        shares = shares_of(weights, data.weights_by, tokens, documents)
+        return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
+
+    def rows_of(self, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
+        """The rows of one text."""
         from ..data.packing import StreamingPackedDataset
 
         section = self.settings
         if self.is_streamed(split):
             options = {"tail": section.tail, "shifts_labels": self.shifts_labels} | self.marks_around()
+            options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
         store = self.tokenization(source, cache).store(progress)
         # Every token of a validation text counts, so its last row is padded, never dropped.
@@ -243,7 +277,10 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             return self.pack(store, section.tail if split == "train" else "pad")
 
     def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)
+        if self.is_streamed(split):
+            return 0
+        sources = source.sources.values() or [source]
+        return sum(self.tokenization(own, cache).make_share(share, progress) for own in sources)
 
     def check_shares(self) -> None:
         """Every text has shards."""

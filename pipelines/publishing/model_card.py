@@ -26,7 +26,7 @@ from .run_facts import SIZES, RunFacts, validated_on
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
-OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at")  # what the card tells of run.json's facts
+OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at", "stages")  # what the card tells of run.json's facts
 # Files of modeling/ in the order in which to read them; the family's models stand before, its config after.
 SHARED_FILES = ("decoder", "patch_embeddings", "stack", "block", "experts", "attention", "attention_masks", "positions")
 SHARED_FILES += ("positions_2d", "lm_head", "task_heads", "task_heads_encoder", "configuration")

@@ -15,6 +15,7 @@ from . import introspection
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import (
     DERIVED_FROM_TEXT,
+    MINIMAL_PAIRS,
     DataSection,
     MixtureSource,
     Recipe,
@@ -154,11 +155,15 @@ def check_recipe(recipe: Recipe) -> None:
         in_steps(recipe, None)
     objective.check_family()
     objective.check_tokenizer()
-    _check_positions(recipe, objective)
+    check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
+    if recipe.stages:
+        from .stage_plan import check_stages
+
+        check_stages(recipe)
 
 
 def _check_derived(objective) -> None:
@@ -170,6 +175,10 @@ def _check_derived(objective) -> None:
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
             )
         _check_parts(objective, data)
+        if data.clean is not None:
+            from .cleaning import check_clean
+
+            check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
                 f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "
@@ -331,6 +340,17 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
             raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
 
 
+def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
+    """Raise UserError for validation data of one source of a mixture that exclude other settings."""
+    names = ("validation_files", "validation_split", "validation_fraction")
+    given = [f"{path}.{name}" for name in names if getattr(source, name) is not None]
+    given += [f"data.{name}" for name in names[:2] if given and getattr(data, name) is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are both set; keep one and set the other to null")
+    if source.validation_split is not None and source.dataset is None:
+        raise UserError(f"{path}.validation_split={show(source.validation_split)} has no effect without {path}.dataset")
+
+
 def _check_encoding(source: SourceSection, path: str) -> None:
     field = f"{path}.encoding={show(source.encoding)}"
     try:
@@ -347,8 +367,19 @@ def check_data(data: DataSection) -> None:
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
-        if source.name is not None and source.name in ("", *(other.name for other in data.mixture[:i])):
+        others = [re.sub(r"\W+", "_", other.name) for other in data.mixture[:i] if other.name is not None]
+        if source.name is not None and re.sub(r"\W+", "_", source.name) in ("", "_", *others):
             raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
+        _check_validation(source, f"data.mixture.{i}", data)
+    weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
+    if data.derive is not None and weighted is not None:
+        raise UserError(
+            f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)} has no effect with "
+            f"data.derive={data.derive}, which reads all of each source; leave it out"
+        )
+    if data.weights_by != "tokens" and (data.streaming or not data.mixture):
+        why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
+        raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
     if data.mixture and data.max_documents is not None:
         raise UserError(
             "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
@@ -361,9 +392,15 @@ def check_data(data: DataSection) -> None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
     if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
+    if data.shuffle_buffer is not None:
+        of = f"data.shuffle_buffer={data.shuffle_buffer}"
+        if not data.streaming:
+            raise UserError(f"{of} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
+        if any(source.max_documents for source in (data, *data.mixture)):
+            raise UserError(f"{of} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
-def _check_positions(recipe: Recipe, objective) -> None:
+def check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
@@ -376,8 +413,16 @@ def _check_positions(recipe: Recipe, objective) -> None:
 
 def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
+    if section.minimal_pairs is not None:
+        section.minimal_pairs.check("evaluation.minimal_pairs")
+        if objective.special_tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
+            raise UserError(
+                f"evaluation.minimal_pairs asks a model how likely texts are, and {objective.setting} trains none that "
+                f"predicts their tokens; leave it out"
+            )
     if section.best_metric is not None:
         known = ["loss", *objective.metrics_of_validations(), *objective.metrics_of_answers()]
+        known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
         if section.best_metric in section.metrics and section.best_metric not in known:
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "

@@ -60,7 +60,7 @@ def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ overrides
 
 
-def _parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[list[str], Any]:
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not part for part in path.split(".")):
@@ -122,7 +122,7 @@ def load_recipe(
             f"such as the recipe.yaml in the folder of one of its steps"
         )
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
-    given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    given = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
     return _compose(data, given)
 
@@ -152,7 +152,7 @@ def _without_replaced_data(data: dict, overrides: list, notes: list[str] | None)
 
 
 def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Settings given as mappings -> (path, value), as `_parse_override` gives them."""
+    """Settings given as mappings -> (path, value), as `parse_override` gives them."""
     for section, settings in sections.items():
         if isinstance(settings, dict):
             yield from (([section, name], value) for name, value in settings.items())
@@ -165,7 +165,7 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
     overrides, sections: as load_recipe's; they win over the mapping's.
     """
-    return _compose(data, [_parse_override(text) for text in overrides] + list(_overrides_of(sections)))
+    return _compose(data, [parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:

@@ -8,6 +8,7 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from ..errors import UserError
 from ..words import Epochs
 from .introspection import family_names
 from .optimizer_rows import ROWS
@@ -111,13 +112,44 @@ class SourceSection:
 
 @dataclass
 class MixtureSource(SourceSection):
-    name: str | None = doc("what the log and the report call it; null: the names of its files or of its data set")
+    name: str | None = doc(
+        "what its numbers are called: news makes validation_loss_news; null: the names of its files or of its data set"
+    )
     weight: float = doc(
-        "share of the training tokens that comes from this source, relative to the other weights",
+        "share of the training data that comes from this source, relative to the other weights (data.weights_by)",
         1.0,
         at_least=1e-6,
         at_most=1e6,
     )
+    validation_files: str | list[str] | None = doc("its own local files for validation")
+    validation_split: str | None = doc("its own split of the Hub data set for validation")
+    validation_fraction: float | None = doc(
+        "share of its own documents held back for validation; null: data.validation_fraction", at_least=0, below=1
+    )
+
+
+@dataclass
+class CleanSettings:
+    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths in characters."""
+
+    exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
+    near_duplicates: float | None = doc(
+        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
+        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
+        at_least=0.1,
+        at_most=0.99,
+    )
+    min_length: int | None = doc("leave out shorter documents", at_least=1)
+    max_length: int | None = doc("leave out longer documents", at_least=1)
+    filter: str | None = doc(
+        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
+    )
+    decontaminate: list[str] = doc(
+        "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
+        "recipes (their test split, else validation), suites",
+        [],
+    )
+    decontaminate_words: int = doc("words in a row, without case and punctuation", 13, at_least=4, at_most=100)
 
 
 # Those of data.derive that read any source of plain text.
@@ -128,6 +160,17 @@ DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions",
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
+    clean: CleanSettings | None = doc(
+        "what is left out of plain text for training and of validation documents held back from it, such as "
+        "{exact_duplicates: true, decontaminate: [imdb_classify]}; null: nothing"
+    )
+    weights_by: float | Literal["tokens", "documents"] = doc(
+        "what the weights of a mixture are shares of: tokens or documents; a temperature T, a number such as 3: a "
+        "source of N tokens counts as N ** (1 / T), times its weight",
+        "tokens",
+        at_least=1,
+        at_most=1000,
+    )
     derive: (
         Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
         | None
@@ -144,6 +187,12 @@ class DataSection(SourceSection):
         "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
     )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
+    shuffle_buffer: int | None = doc(
+        "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
+        "pass say; then the next; null: all as they are stored",
+        at_least=2,
+        at_most=10_000_000,
+    )
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
     validation_fraction: float | None = doc(
@@ -400,6 +449,43 @@ class TrainingSection:
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})
 
 
+MINIMAL_PAIRS = "minimal_pairs"  # the setting, the section of a suite, and the metric
+
+
+@dataclass
+class MinimalPairsSettings:
+    """Pairs of texts, a good one and a bad one, of which a model should find the good one likelier."""
+
+    files: str | list[str] | None = doc("files with a pair in each row, as data.files takes them")
+    dataset: str | None = doc("a data set on the Hub in their place, such as nyu-mll/blimp, or a folder")
+    config_names: list[str] | None = doc("configurations of the data set; null: all that it has")
+    split: str = doc("split of the data set", "train")
+    good_field: str | None = doc("column of the good text; null: sentence_good or good")
+    bad_field: str | None = doc("column of the bad text; null: sentence_bad or bad")
+    group_fields: list[str] | None = doc(
+        "columns by whose values shares are told apart, the first in the table; null: those of phenomenon, "
+        "linguistics_term, paradigm and UID that there are"
+    )
+    before: str = doc("written before each text; a space, as lm-eval has it", " ")
+    add_bos: bool = doc(
+        "a decoder reads its beginning-of-text token (else its end-of-text token) before a text, as in lm-eval; false: "
+        "the first token is not counted, as in documents that were trained without one",
+        True,
+    )
+    score: Literal["auto", "log_probability", "pseudo_log_likelihood", "pseudo_log_likelihood_l2r"] = doc(
+        "what is compared: the log-probability of the text, or the sum of those of each token where it alone is hidden "
+        "(Salazar et al. 2020; l2r: with the later tokens of its word, Kauf and Ivanova 2023); auto: the first of "
+        "models that write, the second of encoders",
+        "auto",
+    )
+    max_pairs: int | None = doc("at most so many pairs, spread over all", at_least=1)
+
+    def check(self, where: str) -> None:
+        """Raise UserError where they name no pairs, or both files and a data set. where: how the error names them."""
+        if (self.files is None) == (self.dataset is None):
+            raise UserError(f"{where} needs files or dataset, one of the two; such as {where}.files=pairs.jsonl")
+
+
 @dataclass
 class EvaluationSection:
     every_steps: int | Epochs | None = doc(
@@ -422,6 +508,10 @@ class EvaluationSection:
         "the final model is the mean of the newest so many checkpoints; null: the last",
         at_least=2,
     )
+    minimal_pairs: MinimalPairsSettings | None = doc(
+        "pairs of a good and a bad text, such as {files: pairs.jsonl, max_pairs: 2000}: each validation measures the "
+        "share whose good text is likelier, which best_metric may name as minimal_pairs; null: none"
+    )
     bootstrap: int = doc(
         "resamples of the examples for the 95 % intervals of `anyformer evaluate`; 0: only intervals with a formula",
         1000,
@@ -440,6 +530,36 @@ class EvaluationSection:
     )
     sample_images: int = doc(
         "pixels: so many images are completed from their upper halves at the end, as a PNG", 8, at_least=0, at_most=1000
+    )
+
+
+@dataclass
+class StageSection:
+    """A stretch of the training's steps with settings of its own; null: as the recipe says (stage_plan.py)."""
+
+    until: float | None = doc("the step after which the stage ends; at most 1: a share of training.max_steps", above=0)
+    sequence_length: int | None = doc("tokens per row", at_least=2, at_most=2**24)
+    global_batch_size: int | None = doc("rows per optimizer step over all processes", at_least=1, at_most=2**30)
+    per_device_train_batch_size: int | None = doc("rows per device and forward pass", at_least=1, at_most=2**20)
+    learning_rate: Literal["constant", "decay", "cosine"] | None = doc(
+        "constant, decay (linear) or cosine, from where the stage before ended; null in all stages: "
+        "training.lr_scheduler_type over the whole run"
+    )
+    min_lr_rate: float = doc("share of the peak at which decay and cosine end", 0.0, at_least=0, at_most=1)
+    warmup_steps: float | None = doc(
+        "steps of linear warm-up to the peak; below 1: share of the stage's; null: in the first stage as "
+        "training.warmup_steps, in others none",
+        at_least=0,
+    )
+    peak: float | None = doc(
+        "share of the peak learning rate at which the stage begins, after its warm-up; null: where the one before "
+        "ended, after a warm-up 1",
+        above=0,
+        at_most=100,
+    )
+    weight_decay: float | None = doc("decoupled weight decay on matrices", at_least=0, at_most=100)
+    mixture: dict[str, float] | None = doc(
+        "weights of the sources of data.mixture by their names, such as {web: 0.7, code: 0.3}; others are not read"
     )
 
 
@@ -464,6 +584,11 @@ class Recipe:
     task: ObjectiveSettings | None = None
     teacher: TeacherSection | None = None
     training: TrainingSection = field(default_factory=TrainingSection)
+    stages: list[StageSection] = doc(
+        "stretches of the training's steps with settings of their own, such as [{until: 0.8, sequence_length: 512}, "
+        "{until: 1.0, sequence_length: 2048}]",
+        [],
+    )
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 

@@ -44,7 +44,7 @@ OF_TRAINING = (
     Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
-KNOWN = {"step", "time", "epoch", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
+KNOWN = {"step", "time", "epoch", "stage", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
 KNOWN |= {quantity.key for quantity in OF_TRAINING}
 OF_ROUTERS = (
     Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),
@@ -119,11 +119,13 @@ def axes_of(log: RunLog) -> dict[str, list[float]]:
 
 
 def marks_of(log: RunLog) -> list[dict]:
-    """Steps worth a line across a chart: the best one, and those at which warm-up and decay began anew."""
+    """Steps worth a line across a chart: the best one, those at which warm-up and decay began anew, stages' borders."""
     best, found = log.run.get("best_step"), []
     if best and best != log.steps:
         found.append({"x": best, "label": "best"})
-    return found + [{"x": step, "label": "restart"} for step in log.section("training").get("restarts") or []]
+    found += [{"x": step, "label": "restart"} for step in log.section("training").get("restarts") or []]
+    stages = log.run.get("stages") or []
+    return found + [{"x": each["steps"][0], "label": f"stage {n}"} for n, each in enumerate(stages, 1) if n > 1]
 
 
 # ---------------------------------------------------------------------------------------------------- one run

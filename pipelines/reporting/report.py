@@ -221,6 +221,7 @@ def recipe_text(log: RunLog) -> str:
 def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str, Any]:
     """Sizes of the splits, and rows of the training data."""
     known = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
+    known |= {f"{split}, {name}": own for split, of in known.items() for name, own in of.get("sources", {}).items()}
     names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
     columns = sorted(names, key=lambda name: FIRST_COLUMNS.index(name) if name in FIRST_COLUMNS else len(FIRST_COLUMNS))
     splits = {

@@ -13,7 +13,9 @@ from ..backends import backends_of
 from ..errors import UserError
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
+from ..recipes.schema import MINIMAL_PAIRS
 from ..reporting.interpret import validations_of
+from ..reporting.report import REPORT
 from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
@@ -55,6 +57,9 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         if classes:
             write_atomically(session.folder.path / CLASSES_FILE, json_text(classes))
         write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
+        for tracker in trainer.trackers:
+            with spoken("samples and report of the tracker", session.folder.path):
+                tracker.show(samples, session.folder.path / REPORT)
 
 
 def write_finished(session: Session, finished: FinishedModel, facts: dict) -> None:
@@ -81,6 +86,7 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "best_step": trainer.state.best_global_step,
         "world_size": session.arguments.world_size,
         "rows_per_step": rows_of(session.arguments),
+        **session.facts_of_stages(),
         "hardware": hardware_words(session.arguments.device),
         "engine": session.engine.running(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
         "backends": backends_of(plain(trainer.model)),
@@ -119,6 +125,7 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
         measured = trainer.evaluate(rows, metric_key_prefix=split)
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
         own = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
+        own |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
         metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | own).items()}
         if session.is_main:
             with spoken(CLASSES_FILE, session.folder.path):

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -10,7 +11,8 @@ from transformers import TrainerCallback, get_scheduler
 
 from ..errors import UserError
 from ..plugins import SCHEDULES
-from ..recipes.schema import TrainingSection
+from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.stage_plan import Stage, peak_of, stages_of
 
 # min_lr_rate turns plain cosine into transformers' cosine with a floor.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
@@ -75,12 +77,15 @@ def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[i
     return lambda step: factor((step + 1) * stretch if step < warmup_steps else step)
 
 
-def share_of_steps(section: TrainingSection, total: int) -> Callable[[int], float]:
+def share_of_steps(recipe: Recipe, total: int) -> Callable[[int], float]:
     """The function from a step, counted from 0, to its share of the peak learning rate in a run of `total` steps.
 
     It begins anew at each of `training.restarts`: every stretch between two of them has the shares of a run of its
-    own length. Raises UserError for schedules that follow the losses: no formula gives them.
+    own length. Stages may say their own. Raises UserError for schedules that follow the losses: no formula gives them.
     """
+    if any(stage.learning_rate is not None for stage in recipe.stages):
+        return _share_of_stages(recipe)
+    section = recipe.training
     starts = [0, *section.restarts]
     parts = [_shares(section, end - start) for start, end in zip(starts, [*section.restarts, total])]
 
@@ -106,3 +111,35 @@ def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
         )
     begin_above_zero(scheduler, warmup)
     return scheduler.lr_lambdas[0]
+
+
+def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
+    """The same for stages that say their learning rates: each goes on from the share at which the last ended.
+
+    Step s of n, of which w warm up, has the share of transformers' schedule of n steps, w of them warm-up, stretched
+    between the stage's two ends (`begin_above_zero` counts alike).
+    """
+    starts, parts, level = [], [], 0.0
+    for stage in stages_of(recipe):
+        peak, low = peak_of(stage, level), stage.section.min_lr_rate
+        starts.append(stage.begin)
+        parts.append(partial(_share_in_stage, stage, level, peak, low))
+        level = peak if stage.section.learning_rate == "constant" else low
+
+    def share(step: int) -> float:
+        number = max(0, bisect_right(starts, step) - 1)
+        return parts[number](step - starts[number])
+
+    return share
+
+
+def _share_in_stage(stage: Stage, begin: float, peak: float, low: float, step: int) -> float:
+    warmup = stage.warmup
+    if step < warmup:
+        return begin + (peak - begin) * (step + 1) / (warmup + 1)
+    done = min(1.0, (step - warmup) / max(1, stage.steps - warmup))
+    if stage.section.learning_rate == "decay":
+        return peak + (low - peak) * done
+    if stage.section.learning_rate == "cosine":
+        return low + (peak - low) * (1 + math.cos(math.pi * done)) / 2
+    return peak

@@ -172,14 +172,15 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     """Muon over the hidden matrices, AdamW over the rest (weight decay on the names in `decay_names` only)."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     matrices = muon_parameter_names(model) & trainable.keys()
-    rest = trainable.keys() - matrices
-    groups = [
-        {"params": [trainable[n] for n in trainable if n in rest & decay_names], "weight_decay": weight_decay},
-        {"params": [trainable[n] for n in trainable if n in rest - decay_names], "weight_decay": 0.0},
-    ]
+    others = []
+    for names, decay in ((decay_names, weight_decay), (trainable.keys() - decay_names, 0.0)):
+        of_mesh = defaultdict(list)  # a fused kernel takes parameters of one mesh at a time
+        for name, parameter in trainable.items():
+            if name in names - matrices:
+                of_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
+        others += [{"params": parameters, "weight_decay": decay} for parameters in of_mesh.values()]
     dtype = torch.bfloat16 if prefers_bf16(next(model.parameters()).device.type) else torch.float32
     hidden = [trainable[n] for n in trainable if n in matrices]
-    others = [group for group in groups if group["params"]]
     return MuonWithAdamW(
         BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay) if hidden else None,
         torch.optim.AdamW(others, lr=adamw_lr, betas=betas, eps=eps, fused=True) if others else None,

@@ -13,6 +13,7 @@ import anyformer
 from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
+from ..recipes.stage_plan import of_stage
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
@@ -97,6 +98,9 @@ def fresh_model(session: Session):
     set_seed(session.arguments.seed)
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     check_length(session.data.objective, model.config, trains=True)
+    for run in session.stages:
+        with of_stage(run.stage.number):
+            check_length(run.objective, model.config, trains=True)
     return model
 
 
@@ -132,7 +136,7 @@ def start(session: Session) -> int:
     if session.is_main:
         write_beginning(session, trainer, checkpoint)
         if not session.quiet:
-            print_start(session.recipe, session.data, trainer, checkpoint)
+            print_start(session.recipe, session.data, trainer, checkpoint, session.stages)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:
@@ -155,6 +159,7 @@ def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
         rows_per_step=rows_of(arguments),
         total_steps=folder.total_steps(session.recipe.training),
         hardware=hardware_words(arguments.device),
+        **session.facts_of_stages(),
     )
     with spoken("rows.json", folder.path):
         record_rows(folder, session.data)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from transformers import TrainingArguments
@@ -10,16 +10,20 @@ from transformers import TrainingArguments
 from ..accounting.layers import freeze
 from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
+from ..data.rows import Rows
 from ..generation import locate_model
+from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
+from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..recipes.checks import check_schedule
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
 from ..storage.cache import sha
-from .arguments import rows_of, steps_of_epoch, total_steps, training_arguments
+from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
 from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
@@ -31,13 +35,15 @@ from .guards.documents_apart import check_documents_apart
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
+from .stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 
 @dataclass
 class Session:
     """One run of this process. `data` are there after `prepare`.
 
-    began: when the command did, by time.monotonic(), which no change of the clock turns back.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back. stages: of a recipe with
+    stages, as they are trained here. pairs: those of evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -47,6 +53,8 @@ class Session:
     began: float
     quiet: bool = False
     data: PreparedData | None = None
+    stages: list[StageRun] = field(default_factory=list)
+    pairs: MinimalPairs | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
@@ -83,6 +91,8 @@ class Session:
                 built_without_weights(recipe, objective_of(recipe), checkpoint_config(recipe)), recipe.training.freeze
             )
         with self.arguments.main_process_first(local=False, desc="preparing data"):
+            if recipe.evaluation.minimal_pairs is not None:
+                self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
@@ -103,6 +113,10 @@ class Session:
         if total is not None:
             check_schedule(recipe.training, total)
         check_rows_can_be_shared(recipe, rows)
+        ranks = data_ranks(recipe.training, self.arguments.world_size)
+        self.stages = stage_runs(self.data.stages, ranks, rows_of(self.arguments))
+        for run in self.stages:
+            check_rows_can_be_shared(run.stage.recipe, run.rows)
         start_deepspeed(self.arguments)
 
     def settle(self, per_epoch: int | None) -> Recipe:
@@ -118,28 +132,53 @@ class Session:
         sizes = {"world_size": self.arguments.world_size, "rows_per_step": rows_of(self.arguments)}
         return json.dumps(self.folder.identity() | sizes)
 
-    def trainer(self, model, recipe: Recipe | None = None, arguments: TrainingArguments | None = None):
-        """The trainer of a model. recipe, arguments: of a trial; None: of the run."""
+    def facts_of_stages(self) -> dict:
+        """What run.json says of the stages; {} where there are none."""
+        return {"stages": [run.facts() for run in self.stages]} if self.stages else {}
+
+    def collator(self, objective):
+        """What makes batches of an objective's rows."""
+        return self.engine.collator(objective.collator(self.data.packed))
+
+    def trainer(
+        self,
+        model,
+        recipe: Recipe | None = None,
+        arguments: TrainingArguments | None = None,
+        trained: Rows | None = None,
+        objective: Objective | None = None,
+    ):
+        """The trainer of a model. recipe, arguments, trained rows and objective: of a trial; None: of the run."""
         from .checkpoints.weight_average import WeightAverage
         from .compiled_layers import CompiledLayers, compile_arguments
+        from .log.trackers import keep_in_run
         from .losses.validation_metrics import ValidationMetrics
         from .models import transferred
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
-        section, objective, rows = recipe.training, self.data.objective, self.data.rows
-        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation)
+        section, objective, rows = recipe.training, objective or self.data.objective, self.data.rows
+        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation, self.pairs)
         gather_experts_whole(model)
-        own_schedule = section.restarts or section.lr_scheduler_type in SCHEDULES
+        of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
+        own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES
         of_plugin = None
         if section.optim in OPTIMIZERS:
             of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
-        trainer = AnyformerTrainer(
+        if "trackio" in arguments.report_to:
+            keep_in_run(arguments.output_dir)
+        trained, made = trained or rows["train"], AnyformerTrainer
+        if recipe.stages:
+            from .staged_trainer import StagedTrainer
+
+            trained = rows_of_run(self.stages, section.seed)
+            made = partial(StagedTrainer, stages=StagedTraining(self.stages, trained, self.collator))
+        trainer = made(
             model=model,
             args=arguments,
-            train_dataset=rows["train"],
+            train_dataset=trained,
             eval_dataset=measures.validated(),
-            data_collator=self.engine.collator(objective.collator(self.data.packed)),
+            data_collator=self.collator(objective),
             processing_class=self.data.processor,
             engine=self.engine,
             run_identity=self.identity_text(),
@@ -147,7 +186,7 @@ class Session:
             layer_decay=section.layer_decay,
             scales=None if section.transfer is None else transferred(recipe, self.data, model),
             optimizer_cls_and_kwargs=of_plugin,
-            shares=partial(share_of_steps, section) if own_schedule else None,
+            shares=partial(share_of_steps, recipe) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
             patience=recipe.evaluation.patience,
             audits_samples=section.audit_samples,
@@ -155,6 +194,8 @@ class Session:
             validation_metrics=measures,
             **objective.of_trainer(),
         )
+        for tracker in trainer.trackers:
+            tracker.recipe = without_signatures(recipe.to_dict())
         if section.torch_compile:
             trainer.add_callback(CompiledLayers(compile_arguments(section)))
         return trainer

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -43,6 +44,7 @@ from .guards.stall_watchdog import StallWatchdog
 from .guards.stop_signal import StopSignal
 from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
+from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
@@ -120,11 +122,11 @@ class AnyformerTrainer(Trainer):
         self.shares, self.layer_decay, self.scales, watch = shares, layer_decay, scales, watch or Watch()
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
-        self.logits_of, self.parts_of = logits_of, parts_of
+        self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
         self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.bare_rows = kwargs.get("train_dataset")
-        parts = parts_of_rows(parts_of, self.bare_rows)
+        parts = parts_of_rows(self.parts_of, self.bare_rows)
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
         kwargs["train_dataset"] = with_sample_ids(self.bare_rows)
         self.position = StreamPosition(kwargs["train_dataset"])
@@ -206,6 +208,8 @@ class AnyformerTrainer(Trainer):
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
+        if getattr(self.bare_rows, "is_ordered", False):
+            return SequentialSampler(self.train_dataset)
         lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
         if lengths is None:
             return super()._get_train_sampler(train_dataset)
@@ -363,6 +367,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
+            logs.update(source_tokens(self.bare_rows, rows_of(self.args), self.state.global_step))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
@@ -400,7 +405,7 @@ class AnyformerTrainer(Trainer):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
-                found |= self.validation_metrics.measure(found, self, in_training=metric_key_prefix == "eval")
+                found |= self.validation_metrics.measure(found, self, metric_key_prefix)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 

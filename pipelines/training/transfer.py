@@ -45,12 +45,12 @@ def scales_of(model: nn.Module, base: nn.Module, depth: float) -> dict[str, Scal
     found, smaller = {}, dict(base.named_parameters())
     for name, parameter in model.named_parameters():
         owner = base.get_submodule(name.rpartition(".")[0])
-        shape = getattr(parameter, "ds_shape", parameter.shape)
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO-3 the shape is that of nothing
         growth = [own / other for own, other in zip(shape, smaller[name].shape)]
         in_layer = depth if OUTERMOST.match(name) else 1.0
         epsilon = 1 / (max(growth) * in_layer)
-        is_matrix = parameter.ndim == 2 and not isinstance(owner, nn.Embedding)
-        if not is_matrix and not (parameter.ndim == 3 and ".experts." in name):
+        is_matrix = len(shape) == 2 and not isinstance(owner, nn.Embedding)
+        if not is_matrix and not (len(shape) == 3 and ".experts." in name):
             found[name] = Scale(epsilon=epsilon)
             continue
         outputs, inputs = growth[-2:]

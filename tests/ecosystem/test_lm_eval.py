@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, class_scores, prompt_of
+from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, prompt_of
+from anyformer.pipelines.evaluation.shot_answers import class_scores
+from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
+from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
-
-lm_eval = pytest.importorskip("lm_eval")
 
 TOLERANCE = 1e-4  # log-probabilities of a sentence are sums near -200, in fp32
 
@@ -68,6 +69,12 @@ report({name: [sample["resps"] for sample in results["samples"][name]] for name 
 """
 
 
+@pytest.fixture(autouse=True)
+def needs_lm_eval():
+    """Imported by what uses it: it takes seconds, which a process that only collects the tests need not spend."""
+    pytest.importorskip("lm_eval")
+
+
 @pytest.fixture
 def tasks(tmp_path):
     """A folder with the tasks and their data."""
@@ -81,6 +88,7 @@ def tasks(tmp_path):
 
 
 def evaluate_in_memory(model, tokenizer, tasks):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     return lm_eval.simple_evaluate(
@@ -120,7 +128,34 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
         assert sample["filtered_resps"][0] == text
 
 
+def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
+    """A task as lm-eval's blimp, pair by pair."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    file, rows = tmp_path / "pairs.jsonl", [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he.")]
+    lines = [{"sentence_good": good, "sentence_bad": bad} for good, bad in [*rows, ("Same.", "Same.")]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {"task": "local_blimp", "dataset_path": "json", "dataset_kwargs": {"data_files": {"train": str(file)}}}
+    task |= {"output_type": "multiple_choice", "validation_split": "train", "doc_to_text": "", "doc_to_target": 0}
+    task |= {"doc_to_choice": "{{[sentence_good, sentence_bad]}}", "metric_list": [{"metric": "acc"}]}
+    (tmp_path / "blimp.yaml").write_text(yaml.safe_dump(task))
+    results = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
+        tasks=["local_blimp"],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    pairs = open_pairs(MinimalPairsSettings(files=str(file)))
+    ours, theirs = pairs.scores(model, tokenizer, [0, 1, 2]), results["samples"]["local_blimp"]
+    for scores, sample in zip(ours, theirs, strict=True):
+        assert [float(each[0]) for each in sample["filtered_resps"]] == pytest.approx(list(scores), abs=TOLERANCE)
+    right = [is_right(scores) for scores in ours]
+    assert right[2] is False and right[:2] == [bool(sample["acc"]) for sample in theirs[:2]]
+
+
 def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     words = ["bad", "very good"]
@@ -144,7 +179,7 @@ def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp
             task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
             bootstrap_iters=0,
         )
-        prompts = [prompt_of(solved[:shots], question, words) for question in asked]
+        prompts = [prompt_of(solved[:shots], question, words.__getitem__) for question in asked]
         scores, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=False)
         theirs = results["samples"]["asked_few_shot"]
         for ours, sample in zip(scores, theirs):

@@ -12,7 +12,7 @@ import yaml
 from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.prepare import described, prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.training.models import model_config
@@ -169,7 +169,9 @@ def test_an_epoch_holds_every_row_the_parts_by_weight_and_other_changes_each_tim
     assert len(again) > 2 and len(seen) == 2 * len(again)
     # Every special token, in one tokenizer; the text of both parts.
     assert {"<|fim_prefix|>", "<|fim_middle|>"} <= data.tokenizer.get_vocab().keys()
-    assert train.facts["rows"] == len(train) and "rows" in data.objective.describe(train)
+    assert train.facts["rows"] == len(train) and "rows" in described(data.objective, train)
+    words = {name: rows.facts["words"] * train.counts[name] // len(rows) for name, rows in train.parts.items()}
+    assert min(words.values()) > 100 and train.facts["words"] == sum(words.values())
 
 
 def test_parts_without_padding_to_hide_have_no_mask(mixture):

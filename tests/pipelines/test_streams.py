@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from itertools import islice
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from anyformer.pipelines.data import hub_datasets
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.endless import EndlessStream, decoded, encoded
 from anyformer.pipelines.data.packing import StreamingPackedDataset
+from anyformer.pipelines.data.shuffled_corpus import ShuffledCorpus
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipes.schema import DataSection, MixtureSource, TokenizerSection
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
@@ -46,16 +49,14 @@ def stream_folder(tmp_path, monkeypatch):
 
 
 def corpus_of(folder, kind):
-    """A corpus of the folder: its data set streamed, twice as a mixture, or a list of documents without places."""
+    """A corpus of the folder: its data set streamed, or a list of documents without places."""
     if kind == "list":
         return open_corpora(DataSection(files=str(folder / "train-*.jsonl"), validation_fraction=0.0))["train"]
-    common = {"dataset": str(folder), "text_field": "text"}
-    if kind == "stream":
-        section = DataSection(**common, streaming=True, validation_fraction=0.1, max_documents=38)
+    if kind == "shuffled":
+        streamed = {"streaming": True, "validation_fraction": 0.3, "shuffle_buffer": 7}
     else:
-        parts = [MixtureSource(**common, weight=weight) for weight in (2.0, 1.0)]
-        section = DataSection(mixture=parts, streaming=True, validation_fraction=0.0)
-    return open_corpora(section)["train"]
+        streamed = {"streaming": True, "validation_fraction": 0.1, "max_documents": 38}
+    return open_corpora(DataSection(dataset=str(folder), text_field="text", **streamed))["train"]
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def rows_from(stream, number, position=None):
     return found
 
 
-@pytest.mark.parametrize("kind", ["stream", "mixture", "list"])
+@pytest.mark.parametrize("kind", ["stream", "list"])
 @pytest.mark.parametrize("tail, shifts_labels", [("drop", True), ("pad", False)])
 def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind, tail, shifts_labels):
     def stream():
@@ -92,6 +93,35 @@ def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind
     for place in {0, 1, 7, one_pass - 2, one_pass - 1, one_pass, one_pass + 3, 2 * one_pass - 1}:
         assert rows_from(again, 5, rows[place][1]) == rows[place + 1 : place + 6], place
     assert [row for row, _ in rows_from(again, 2, {"pass": 0})] == [row for row, _ in rows[:2]]
+
+
+def test_shuffled_documents_come_in_another_order_in_each_pass_and_go_on_from_every_place(stream_folder):
+    def of_pass(number, place=None):
+        corpus = ShuffledCorpus(corpus_of(stream_folder, "shuffled"), 7, [1, number])
+        return [(document.text, json.loads(json.dumps(after))) for document, after in corpus.documents_from(place)]
+
+    stored = [document.text for document in corpus_of(stream_folder, "shuffled").documents()]
+    first = of_pass(0)
+    texts = [text for text, _ in first]
+    assert sorted(texts) == sorted(stored) and len(set(texts)) == len(texts) < len(LINES)
+    blocks = [[LINES.index(text) % 3 for text in texts[at : at + 7]] for at in range(0, 21, 7)]
+    assert all(Counter(block)[file] >= 2 for block in blocks for file in range(3))  # of all files in turn
+    assert texts != stored and texts != [text for text, _ in of_pass(1)]
+    for number, (_, place) in enumerate(first):
+        assert of_pass(0, place) == first[number + 1 :], number
+
+
+def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(stream_folder, tokenizer, monkeypatch):
+    settings = {"add_bos": False, "add_eos": True, "shuffle_buffer": 7, "seed": 3}
+    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "shuffled"), tokenizer, 48, **settings))
+    rows = rows_from(stream, 100)  # two passes
+    assert {row["epoch"] for row, _ in rows} >= {0, 1} and all("state" in position for _, position in rows)
+    read, original = [], hub_datasets.text_document
+    monkeypatch.setattr(hub_datasets, "text_document", lambda text, *rest: read.append(text) or original(text, *rest))
+    for place in (3, 30, len(rows) - 9):
+        read.clear()
+        assert rows_from(stream, 2, rows[place][1]) == rows[place + 1 : place + 3]
+        assert 0 < len(read) <= 21  # its block, one that is read ahead, and what was held back of the first file
 
 
 def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monkeypatch):
@@ -133,16 +163,36 @@ def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
     write(folder, "train-1.jsonl", texts[4:])
     write(folder, "test.jsonl", texts[:1])
 
-    def make(training=(), **model):
+    def make(training=(), shuffle_buffer=None, **model):
         data = {"dataset": str(folder), "files": None, "streaming": True, "validation_split": "test"}
+        data["shuffle_buffer"] = shuffle_buffer
         training = {"max_steps": 7, "gradient_accumulation_steps": 2, "save_steps": 1} | dict(training)
         return tiny_recipe(data=data, tokenizer={"type": "char", "vocab_size": None}, training=training, model=model)
 
     return make
 
 
-def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(stream_recipe, command, tmp_path):
-    whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", stream_recipe()
+def test_sources_that_are_streamed_are_mixed_by_weight_and_have_a_loss_each(stream_recipe, command, tmp_path):
+    path = stream_recipe({"max_steps": 3})
+    recipe = parse_yaml(path.read_text())
+    dataset = recipe["data"]["dataset"]
+    mixture = [{"name": "a", "dataset": dataset, "weight": 3.0}, {"name": "b", "dataset": dataset}]
+    recipe |= {
+        "data": {"mixture": mixture, "streaming": True, "validation_fraction": 0.0},
+        "evaluation": {"metrics": []},
+    }
+    path.write_text(format_yaml(recipe))
+    rows = anyformer.prepare_data(anyformer.load_recipe(str(path))).rows["train"]
+    assert Counter(rows.place(int(row["row_ids"]))[0] for row in islice(rows, 40)) == {"a": 30, "b": 10}
+    assert command("train", path) == 0
+    assert all({"loss_a", "loss_b"} <= line.keys() for line in lines_of(tmp_path / "run") if "loss" in line)
+
+
+@pytest.mark.parametrize("shuffle_buffer", [None, 4])
+def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(
+    shuffle_buffer, stream_recipe, command, tmp_path
+):
+    whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", stream_recipe(shuffle_buffer=shuffle_buffer)
     assert len(list(anyformer.prepare_data(anyformer.load_recipe(str(recipe))).rows["train"])) == 20
     assert command("train", recipe, f"training.output_dir={whole}") == 0
     broken_run = (command, "train", recipe, f"training.output_dir={broken}")
@@ -186,10 +236,11 @@ def test_passes_that_end_within_a_step_train_as_one_big_batch_and_as_two_process
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_goes_on_with_other_numbers_of_processes(workers, stream_recipe, command, tmp_path):
+@pytest.mark.parametrize("workers, shuffle_buffer", [(0, None), (2, 4)])
+def test_a_stream_goes_on_with_other_numbers_of_processes(workers, shuffle_buffer, stream_recipe, command, tmp_path):
     """One process, two and four, each from where the one before was killed; every row comes once in a pass."""
-    recipe = stream_recipe({"max_steps": 12, "audit_samples": True}, hidden_dropout=0.0)
+    training = {"max_steps": 12, "audit_samples": True}
+    recipe = stream_recipe(training, shuffle_buffer=shuffle_buffer, hidden_dropout=0.0)
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert command("train", recipe, f"training.output_dir={whole}") == 0
     option = f"training.dataloader_num_workers={workers}"

@@ -6,13 +6,15 @@ an extended run begins a new stretch of the schedule where the old one ended (`t
 """
 
 import json
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from ...recipes.differences import LENGTH, resume_differences
-from ...recipes.schema import Recipe, TrainingSection
+from ...recipes.schema import Recipe, StageSection, TrainingSection
+from ...recipes.stage_plan import OF_RATE, stages_of
 
 ROUNDING = 1e-12  # of shares of the peak learning rate, from 0 to 1
 
@@ -20,7 +22,7 @@ ROUNDING = 1e-12  # of shares of the peak learning rate, from 0 to 1
 def differs_in_length_alone(stored: dict[str, Any], recipe: Recipe) -> bool:
     """Whether a stored recipe and this one train alike but for the number of steps."""
     found = {path for path, _, _ in resume_differences(stored, recipe.to_dict())}
-    return bool(found) and found <= set(LENGTH)
+    return bool(found) and all(path in LENGTH or path.startswith("stages.") for path in found)
 
 
 def section_of(stored: dict[str, Any]) -> TrainingSection:
@@ -29,13 +31,36 @@ def section_of(stored: dict[str, Any]) -> TrainingSection:
     return TrainingSection(**{name: value for name, value in stored["training"].items() if name in names})
 
 
-def shared_steps(old: TrainingSection, old_total: int, new: TrainingSection, new_total: int) -> int:
-    """How many first steps two runs make with the same learning rates; the total numbers of their steps are given."""
+def schedule_of(stored: dict[str, Any]) -> Recipe:
+    """A stored recipe, as far as it says how long a run is and how its steps follow each other."""
+    names = {field.name for field in fields(StageSection)}
+    stages = [{name: value for name, value in each.items() if name in names} for each in stored.get("stages", [])]
+    return Recipe(training=section_of(stored), stages=[StageSection(**each) for each in stages])
+
+
+def shared_steps(old: Recipe, old_total: int, new: Recipe, new_total: int) -> int:
+    """How many first steps two runs make alike: with the same learning rates and in the same stages.
+
+    The runs differ in length alone; the total numbers of their steps are given.
+    """
     from ..learning_rate import share_of_steps
 
     one, other = share_of_steps(old, old_total), share_of_steps(new, new_total)
-    steps = min(old_total, new_total)
+    steps = min(old_total, new_total, same_stages(old, new))
     return next((step for step in range(steps) if abs(one(step) - other(step)) > ROUNDING), steps)
+
+
+def same_stages(old: Recipe, new: Recipe) -> float:
+    """How many first steps two recipes make in stages that have the same rows and weight decay."""
+    ends = sorted({stage.end for stage in (*stages_of(old), *stages_of(new))})
+    begins = zip([0, *ends], ends)
+    return next((begin for begin, _ in begins if stage_at(old, begin) != stage_at(new, begin)), math.inf)
+
+
+def stage_at(recipe: Recipe, step: int) -> StageSection | None:
+    """The settings of the stage after the first `step` steps, but for those of its schedule; None: there is none."""
+    found = next((stage.section for stage in stages_of(recipe) if stage.begin <= step < stage.end), None)
+    return found and replace(found, until=None, learning_rate=None, **dict.fromkeys(OF_RATE))
 
 
 def extend(recipe: Recipe) -> None:
@@ -44,6 +69,11 @@ def extend(recipe: Recipe) -> None:
     A run that has been extended to this recipe already keeps its restarts, so that the same command goes on with it.
     Raises UserError where there is no finished run, it ended early, or no more steps are asked for.
     """
+    if recipe.stages:
+        raise UserError(
+            "--extend does not go with stages: a finished run goes on by itself where the recipe has one stage more; "
+            "raise training.max_steps, write the ends of the finished stages as steps, and add a stage with until: 1.0"
+        )
     where = f"training.output_dir={recipe.training.output_dir}"
     try:
         run = json.loads((Path(recipe.training.output_dir) / "run.json").read_text(encoding="utf-8"))
@@ -67,6 +97,4 @@ def extend(recipe: Recipe) -> None:
 
 
 def _with(recipe: Recipe, restarts: list[int]) -> Recipe:
-    from dataclasses import replace
-
     return replace(recipe, training=replace(recipe.training, restarts=restarts))

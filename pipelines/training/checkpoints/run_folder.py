@@ -18,12 +18,13 @@ from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, rows_per_step, same_step
 from ...recipes.schema import Recipe, TrainingSection
+from ...recipes.stage_plan import stages_of
 from ...reporting.run_log import COMPLETING
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
 from ...storage.json_text import json_text
-from .extend_run import differs_in_length_alone, section_of, shared_steps
+from .extend_run import differs_in_length_alone, schedule_of, section_of, shared_steps
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 
@@ -159,15 +160,23 @@ class RunFolder:
         """
         if not found or not self.is_longer_than(found[0][1]):
             return
-        old, new = section_of(found[0][1]["recipe"]), self.recipe.training
-        there, here = self.total_steps(old), self.total_steps(new)
+        old, new = schedule_of(found[0][1]["recipe"]), self.recipe
+        there, here = self.total_steps(old.training), self.total_steps(new.training)
         shared = shared_steps(old, there, new, here)
         late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
+        if len(late) == len(found) and new.stages:
+            raise UserError(
+                f"training.output_dir={self.path} holds a run of {there:,} steps, whose stages are those of {here:,} "
+                f"steps up to step {shared:,} alone; write the ends of its stages as steps "
+                f"({', '.join(str(stage.end) for stage in stages_of(old))}) and add one to them, or choose another "
+                f"output_dir"
+            )
         if len(late) == len(found):
             raise UserError(
                 f"training.output_dir={self.path} holds a run of {there:,} steps, whose learning rates "
-                f"({old.lr_scheduler_type}) are not those of {here:,} steps after step {shared:,}; when it has ended, "
-                f"--extend goes on from there with a warm-up and decay of its own, or choose another output_dir"
+                f"({old.training.lr_scheduler_type}) are not those of {here:,} steps after step {shared:,}; when it "
+                f"has ended, --extend goes on from there with a warm-up and decay of its own, or choose another "
+                f"output_dir"
             )
         for checkpoint in late:
             os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match

@@ -83,6 +83,11 @@ class Engine:
                 f"training.log_gradient_norms_per_layer=true reads whole gradients, but {splitter} splits them; set it "
                 f"to false, or train by one process or by DDP"
             )
+        if splitter is not None and recipe.evaluation.minimal_pairs is not None:
+            raise UserError(
+                f"evaluation.minimal_pairs is measured on the whole model, but {splitter} splits it; leave it out, and "
+                f"measure the finished model by anyformer evaluate, or train by one process or by DDP"
+            )
         if splitter is not None and best in objective_of(recipe).metrics_of_answers():
             raise UserError(
                 f"evaluation.best_metric={best} is measured on answers of the whole model, but {splitter} splits it; "

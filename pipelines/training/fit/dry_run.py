@@ -16,6 +16,7 @@ from ...recipes.schema import Recipe
 from ..arguments import data_ranks, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
+from ..stage_run import StageRun
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
 
@@ -48,10 +49,13 @@ def one_sentence(session) -> Iterator[None]:
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
 
-def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments, folder: str) -> Recipe:
+def trial_recipe(
+    recipe: Recipe, rows: int | None, arguments: TrainingArguments, folder: str, micro_batch: int
+) -> Recipe:
     """The recipe with its own schedule and batch, but nothing saved, sent or measured on the way.
 
     One forward pass makes a step: accumulating more of them needs no other memory. arguments: of the run itself.
+    micro_batch: rows of that forward pass.
     """
     ranks = data_ranks(recipe.training, arguments.world_size)
     steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, ranks))
@@ -59,7 +63,7 @@ def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments,
         recipe.training,
         output_dir=folder,
         max_steps=steps if steps is not None else recipe.training.max_steps,
-        per_device_train_batch_size=arguments.per_device_train_batch_size,
+        per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=1,
         global_batch_size=None,
         report_to="none",
@@ -78,18 +82,21 @@ def try_step(session, model) -> tuple:
     facts: loss, finite (the gradients), rows (in the batch), and the loss of each other split.
     """
     recipe, arguments, data = session.recipe, session.arguments, session.data
-    rows = data.rows["train"]
+    rows, objective, micro_batch = data.rows["train"], data.objective, arguments.per_device_train_batch_size
+    if session.stages:  # that of the largest batch is tried
+        run = max(session.stages, key=StageRun.tokens_at_a_time)
+        recipe, rows, objective, micro_batch = run.stage.recipe, run.rows, run.objective, run.micro_batch
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
-        trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
+        trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder, micro_batch)
         step = OneStep()
         with one_sentence(session):
-            trainer = session.trainer(model, trial, training_arguments(trial, session.engine))
+            trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, objective)
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)
             trainer.train()
-        batch = arguments.per_device_train_batch_size * ranks
+        batch = micro_batch * ranks
         facts = {
             "loss": next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry),
             "finite": step.finite,

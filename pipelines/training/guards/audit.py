@@ -25,7 +25,7 @@ class SampleAudit(TrainerCallback):
     def __init__(self, output_dir: str | Path, rows, process: int):
         self.folder, self.rows = Path(output_dir) / FOLDER, rows
         self.path = self.folder / f"{process}.jsonl"
-        self._length = None if getattr(rows, "is_stream", False) else len(rows)
+        self._beyond = None if getattr(rows, "is_stream", False) else getattr(rows, "beyond", len(rows))
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Forget what came after the step from which the run goes on; the first process does so for absent ones."""
@@ -39,12 +39,12 @@ class SampleAudit(TrainerCallback):
     def trained(self, step: int, epoch: int, rows) -> None:
         """The rows of a forward pass of step `step`, as sample ids."""
         numbers = [int(row) for row in rows]
-        if self._length is not None:
-            numbers = [number for number in numbers if number < self._length]
+        if self._beyond is not None:
+            numbers = [number for number in numbers if number < self._beyond]
         if not numbers:
             return
         line = {"step": step, "epoch": epoch, "rows": numbers}
-        documents = [] if self._length is None else [self.rows.documents(number) for number in numbers]
+        documents = [] if self._beyond is None else [self.rows.documents(number) for number in numbers]
         if any(documents):
             line["documents"] = documents
         with self.path.open("a", encoding="utf-8") as file:

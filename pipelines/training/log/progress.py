@@ -140,6 +140,10 @@ class ProgressLine(TrainerCallback):
         else:
             self.console.print(f"step {state.global_step}/{state.max_steps}  {describe(logs, eta)}")
 
+    def say(self, sentence: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(sentence, markup=False)
+
     def on_train_end(self, args, state, control, **kwargs):
         self.training = False
         self.close()

@@ -20,6 +20,8 @@ from ..arguments import rows_of
 from ..engines.elastic import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
+from ..stage_run import StageRun
+from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -64,7 +66,7 @@ def backend_words(trainer) -> str:
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
 
 
-def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
     """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
     per_step = rows_of(arguments)
@@ -75,11 +77,15 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     own = trainer.own_optimizer
     optim, does = (section.optim, None) if own is None else (own.words(), own.describe(trainer.model))
     by = backend_words(trainer)
-    plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
+    batch = "by stage" if stages else f"{per_step} {data.objective.step_words()}"
+    rate = "by stage" if any(own.learning_rate for own in recipe.stages) else section.lr_scheduler_type
+    plan = ", ".join(dict.fromkeys([batch, optim, rate, precision, by]))
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
+        *sources_of_run(trainer.bare_rows, per_step, recipe),
         ("step", plan),
+        *([("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []),
         *([] if does is None else [("optimizers", does)]),
         *describe_chosen(recipe),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),

@@ -1,6 +1,7 @@
 """What validations measure beside the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -8,16 +9,18 @@ from accelerate.utils import gather_object
 from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
+from ...likelihoods.minimal_pairs import MinimalPairs, is_right
 from ...objectives.base import Objective
 from ...objectives.finished_model import FinishedModel
 from ...objectives.measuring import evenly_spread
-from ...recipes.schema import EvaluationSection
+from ...recipes.schema import MINIMAL_PAIRS, EvaluationSection
 from ..lora import plain
 
 
 class ValidationMetrics:
-    """Metrics of the validations of one training: those that a pass over the rows gives; and, where the best model is
-    chosen by a metric of answers, those of the answers that each validation generates.
+    """Metrics of the validations of one training: those that a pass over the rows gives; the share of minimal pairs
+    that are right; and, where the best model is chosen by a metric of answers, those of the answers that each
+    validation generates.
 
     names: the metrics that the log of a validation may hold.
 
@@ -25,16 +28,23 @@ class ValidationMetrics:
         objective: after `prepare`.
         rows: the validation split; None: there is none.
         section: what is measured, and of how many rows.
+        pairs: of good and bad texts; None: there are none.
 
     Raises:
         UserError: the best model is to be chosen by a metric that none of the rows is measured by.
     """
 
-    def __init__(self, objective: Objective, rows: Dataset | None, section: EvaluationSection):
-        self.objective, self.rows, self.most = objective, rows, section.max_rows
+    def __init__(
+        self,
+        objective: Objective,
+        rows: Dataset | None,
+        section: EvaluationSection,
+        pairs: MinimalPairs | None = None,
+    ):
+        self.objective, self.rows, self.most, self.pairs = objective, rows, section.max_rows, pairs
         self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
-        self.names = list(dict.fromkeys([*section.metrics, *self.of_answers]))
+        self.names = list(dict.fromkeys([*section.metrics, *self.of_answers, *([MINIMAL_PAIRS] if pairs else [])]))
         if self.of_answers and rows is not None and section.best_metric in objective.unanswered(rows, self.numbers):
             raise UserError(
                 f"evaluation.best_metric={section.best_metric} has no row to be measured on: none of the "
@@ -55,18 +65,33 @@ class ValidationMetrics:
             return self.rows
         return Subset(self.rows, self.numbers)
 
-    def measure(self, result: dict[str, float], trainer, in_training: bool) -> dict[str, float]:
+    def measure(self, result: dict[str, float], trainer, split: str) -> dict[str, float]:
         """The metrics of a validation; the model of the trainer is in evaluation mode.
 
-        result: {"loss", "nll", "predictions"} of the pass. in_training: whether steps follow; answers of the finished
-        model are measured when it has been saved.
+        result: {"loss", "nll", "predictions"} of the pass. split: "eval" where steps follow, else what was passed over;
+        answers of the finished model are measured when it has been saved, pairs beside its validation loss.
         """
-        found = self._measure_answers(trainer) if in_training and self.of_answers else {}
+        found = {}
+        if split == "eval" and self.of_answers:
+            with self._answering(trainer) as model:
+                found = self.objective.measure(model, self.rows, self.numbers, None)
+        if split in ("eval", "validation") and self.pairs is not None:
+            with self._answering(trainer) as model:
+                found[MINIMAL_PAIRS] = self._share_of_pairs(model)
         if "loss" in result:  # no row may have a label
             found |= self.objective.metrics_of_pass(self.of_pass, result, self.validated(), None)
         return found
 
-    def _measure_answers(self, trainer) -> dict[str, float]:
+    def _share_of_pairs(self, answering: FinishedModel) -> float:
+        def right(numbers: list[int]) -> list[bool]:
+            return list(map(is_right, self.pairs.scores(answering.model, self.objective.tokenizer, numbers)))
+
+        points = answering.shared(range(len(self.pairs)), right)
+        return sum(points) / len(points)
+
+    @contextmanager
+    def _answering(self, trainer) -> Iterator[FinishedModel]:
+        """The model in training, as one that answers; the processes share what it is asked."""
         model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
         share = args.process_index, args.world_size, gather_object
         answering = FinishedModel(args.output_dir, lambda: model, args.per_device_eval_batch_size, *share)
@@ -75,6 +100,6 @@ class ValidationMetrics:
         try:
             # Eager: layers that were compiled for training would be compiled again for each length of an answer.
             with torch.compiler.set_stance("force_eager"):
-                return self.objective.measure(answering, self.rows, self.numbers, None)
+                yield answering
         finally:
             beat.remove()

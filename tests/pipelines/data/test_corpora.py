@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
@@ -17,7 +17,6 @@ from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
-from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
 from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit
@@ -305,39 +304,44 @@ def mixture(tmp_path, sizes, weights):
     return sections
 
 
-def test_mixture_keeps_the_shares_at_every_point_and_ends_where_one_source_runs_out(tmp_path):
-    data = DataSection(mixture=mixture(tmp_path, [3000, 3000, 3000], [5, 3, 2]), validation_fraction=0)
-    corpus = open_corpora(data)["train"]
+def test_a_tokenizer_reads_as_much_of_each_source_and_all_of_it_whatever_the_weights_and_the_order(tmp_path):
+    sections = mixture(tmp_path, [3000, 3000, 300], [5, 3, 2])
+    corpus = open_corpora(DataSection(mixture=sections, validation_fraction=0))["train"]
     read = [0, 0, 0]
     for count, text in enumerate(texts(corpus)):
         read[int(text[0])] += len(text)
-        if count > 100:
-            for part, share in enumerate((0.5, 0.3, 0.2)):
-                assert abs(read[part] - share * sum(read)) < 100  # two documents
-    assert corpus.shares() == pytest.approx([0.5, 0.3, 0.2], abs=0.002)
-    assert corpus.ended_by == "part0.txt" and "part0.txt" in corpus.notes()[0]
+        if 100 < count < 900:
+            assert max(read) - min(read) < 60  # a document
+    assert sum(read) == sum(len(text) for part in corpus.sources.values() for text in texts(part))
+    other = [replace(section, weight=1.0) for section in reversed(sections)]
+    again = open_corpora(DataSection(mixture=other, validation_fraction=0))["train"]
+    assert texts(again) == texts(corpus) and again.fingerprint() == corpus.fingerprint()
 
 
 def test_a_source_of_a_mixture_is_called_what_the_recipe_names_it(tmp_path):
     sections = mixture(tmp_path, [300, 300], [1, 1])
-    before = open_corpora(DataSection(mixture=sections))["train"]
-    sections[0].name = "news"
+    sections[0].name = "the news"
     corpus = open_corpora(DataSection(mixture=sections))["train"]
-    assert (
-        len(texts(corpus)) and corpus.notes()[0].startswith("mixture: news 5") and ", part1.txt " in corpus.notes()[0]
-    )
-    assert corpus.fingerprint() != before.fingerprint()  # the notes are kept with the tokens
+    assert list(corpus.sources) == ["the_news", "part1_txt"] and corpus.name == "the_news + part1_txt"
+    sections[0].name = "news"
     sections[1].name = "news"
     with pytest.raises(UserError, match=r"data\.mixture\.1\.name='news' must be a name that no other source has"):
         open_corpora(DataSection(mixture=sections))
 
 
-def test_validation_of_a_mixture_reads_all_that_was_held_back(tmp_path):
-    corpora = open_corpora(DataSection(mixture=mixture(tmp_path, [300, 2000], [1, 1]), validation_fraction=0.1))
-    assert isinstance(corpora["validation"], MixtureCorpus)
-    parts = [text for part in corpora["validation"].corpora for text in texts(part)]
-    assert sorted(texts(corpora["validation"])) == sorted(parts)
-    assert not set(parts) & set(texts(corpora["train"]))
+def test_each_source_of_a_mixture_has_its_own_validation_where_it_has_one(tmp_path):
+    sections = mixture(tmp_path, [300, 2000, 100, 100], [1, 1, 1, 1])
+    (tmp_path / "held.txt").write_text("held back\n" * 3)
+    sections[1].validation_fraction, sections[2].validation_fraction = 0.3, 0.0
+    sections[3].validation_files = str(tmp_path / "held.txt")
+    corpora = open_corpora(DataSection(mixture=sections, validation_fraction=0.1))
+    held = {name: texts(part) for name, part in corpora["validation"].sources.items()}
+    assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back\n"] * 3
+    for name, lines, share in (("part0_txt", 300, 0.1), ("part1_txt", 2000, 0.3)):
+        train = texts(corpora["train"].sources[name])
+        assert len(train) + len(held[name]) == lines and not set(train) & set(held[name])
+        assert abs(len(held[name]) / lines - share) < 0.06
+    assert [len(texts(corpora["train"].sources[name])) for name in ("part2_txt", "part3_txt")] == [100, 100]
 
 
 # Bad input: skipped and counted
@@ -353,7 +357,7 @@ def test_unreadable_documents_are_skipped_and_counted(tmp_path):
     corpus = open_corpora(data)["train"]
     for _ in range(2):  # the counts start again with each pass
         assert texts(corpus) == ["good\n"]
-        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
+        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1, "cleaned": 0}
     assert corpus.notes() == [
         "4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty",
         "not UTF-8: 1.txt; data.encoding=latin-1, or what it is, reads another encoding",
@@ -387,7 +391,7 @@ def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
     path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n')
     corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
     assert texts(corpus) == ["good"]
-    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2}
+    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2, "cleaned": 0}
 
 
 @pytest.mark.parametrize("document", ["file", "line", "paragraph"])
@@ -454,6 +458,23 @@ def bad_input(tmp_path):
             DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
             ["data.mixture.0.files=", "no such file"],
         ),
+        "mixture validations": (
+            DataSection(mixture=[MixtureSource(files=good, validation_files=good, validation_fraction=0.1)]),
+            ["data.mixture.0.validation_files and data.mixture.0.validation_fraction are both set"],
+        ),
+        "mixture and all": (
+            DataSection(mixture=[MixtureSource(files=good, validation_fraction=0.1)], validation_files=good),
+            ["data.mixture.0.validation_fraction and data.validation_files are both set"],
+        ),
+        "mixture split": (
+            DataSection(mixture=[MixtureSource(files=good, validation_split="x")]),
+            ["data.mixture.0.validation_split='x' has no effect without data.mixture.0.dataset"],
+        ),
+        "derived": (
+            DataSection(mixture=[MixtureSource(files=good, weight=2.0)], derive="next_sentence"),
+            ["data.mixture.0.weight=2.0 has no effect with data.derive=next_sentence"],
+        ),
+        "weights by": (DataSection(files=good, weights_by=3.0), ["data.weights_by=3.0 has no effect, as there is no"]),
         "mixture max": (
             DataSection(mixture=[MixtureSource(files=good)], max_documents=3),
             ["data.max_documents does not go with data.mixture"],

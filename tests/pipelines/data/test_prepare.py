@@ -25,12 +25,15 @@ def shards(folder):
     return sorted(path for path in folder.glob("shards/*/*") if path.name[0] != ".")
 
 
-@pytest.mark.parametrize("objective", ["causal", "mixture"])
+@pytest.mark.parametrize("objective", ["causal", "mixture", "sources"])
 def test_training_finds_the_shares_of_all_machines(
     tiny_recipe, command, tmp_path, small_shards, monkeypatch, objective, capsys
 ):
     parts = {"name": "mixture", "parts": [{"name": "causal"}, {"name": "prefix_lm"}], "sequence_length": 32}
     sections = {"evaluation": {"metrics": ["perplexity"]}} | ({"objective": parts} if objective == "mixture" else {})
+    if objective == "sources":
+        text = {"files": str(tmp_path / "topics.jsonl")}
+        sections["data"] = {"files": None, "mixture": [text | {"max_documents": 9}, text | {"weight": 3.0}]}
     recipe = tiny_recipe(**sections)
     whole = prepare_data(load_recipe(str(recipe), [f"data.cache_dir={tmp_path / 'whole'}"]))
     cache = f"data.cache_dir={tmp_path / 'shared'}"

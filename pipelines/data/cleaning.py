@@ -1,0 +1,277 @@
+"""Documents that are left out before they are tokenised, as `data.clean` says, and what is said of them.
+
+Which ones is decided once for a source, in one pass over all of it, and kept in the cache: so shards, processes and
+runs that go on see the same, wherever they begin. A stream is judged while it is read.
+"""
+
+import copy
+import hashlib
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError, need_package
+from ..recipes.schema import CleanSettings
+from ..storage.cache import cached_folder, sha
+from ..storage.checksums import hashed_files
+from ..words import counted, working
+from .contamination import TestSets, shared_notes
+from .documents import Document, Skipped, Source
+from .word_sequences import words_of
+
+_FORMAT = 1  # raise it when other documents are left out
+PART_BYTES = 2**30  # of files: as tokenization.py divides them
+EXAMPLES = 3  # documents that are shown for each reason
+LISTED = 10  # texts in common that are shown for each test set; SHARED has them all
+FOUND, DROPPED, SHARED = "found.json", "dropped.npz", "shared.jsonl"
+EXACT, NEAR, OVERLAP = "exact duplicates", "near duplicates", "in common with test sets"
+
+
+class Judge:
+    """Says of one document after the other why it is left out; duplicates are of documents that it has let pass.
+
+    latest: what the latest document shares with test sets (TestSets.shared).
+    """
+
+    def __init__(self, clean: CleanSettings, keeps: Callable[[str], Any] | None, tests: TestSets | None):
+        self.clean, self.keeps, self.tests = clean, keeps, tests
+        self._texts: set[bytes] = set()
+        self._near = None
+        if clean.near_duplicates is not None:
+            from .near_duplicates import NearDuplicates
+
+            self._near = NearDuplicates(clean.near_duplicates)
+        self.latest: dict = {}
+
+    def reason(self, document: Document) -> str | None:
+        clean, text = self.clean, document.text
+        if clean.min_length is not None and len(text) < clean.min_length:
+            return f"shorter than {clean.min_length:,} characters"
+        if clean.max_length is not None and len(text) > clean.max_length:
+            return f"longer than {clean.max_length:,} characters"
+        if self.keeps is not None and not self._is_kept(document):
+            return f"refused by {clean.filter}"
+        words = words_of(text) if self.tests or self._near else []
+        self.latest = self.tests.shared(words) if self.tests else {}
+        if self.latest:
+            return OVERLAP
+        if clean.exact_duplicates and self._was_there(text):
+            return EXACT
+        return NEAR if self._near and self._near.was_there(words) else None
+
+    def _is_kept(self, document: Document) -> bool:
+        field = f"data.clean.filter={self.clean.filter}"
+        try:
+            answer = self.keeps(document.text)
+        except Exception as error:  # whatever a user's function raises
+            raise UserError(f"{field} failed at {document.source}: {type(error).__name__}: {error}") from error
+        if not isinstance(answer, bool | np.bool_):
+            raise UserError(f"{field} returned {answer!r} for {document.source}; it has to return true or false")
+        return bool(answer)
+
+    def _was_there(self, text: str) -> bool:
+        digest = hashlib.blake2b(text.strip().encode(), digest_size=16).digest()
+        is_there = digest in self._texts
+        self._texts.add(digest)
+        return is_there
+
+
+class CleanSource(Source):
+    """A source with Skipped in place of the documents that are left out; numbers of documents stay what they were.
+
+    tests: what no document may share words with; None: nothing. most: documents that are read of it, after those that
+    are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told.
+
+    Raises UserError for a filter that cannot be loaded, a package that is missing, and, when it is read, where the
+    filter fails or nothing is left.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        clean: CleanSettings,
+        cache: Path,
+        tests: TestSets | None,
+        most: int | None = None,
+        streamed: bool = False,
+    ):
+        if clean.near_duplicates is not None:
+            need_package("data.clean.near_duplicates", "datasketch", "near_duplicates")
+        self.source, self.clean, self.cache, self.tests, self.most = source, clean, cache, tests, most
+        self.name, self.where = source.name, source.where
+        self.splits_by_name, self.has_encoding, self.streamed = source.splits_by_name, source.has_encoding, streamed
+        self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
+        self._parts = list(enumerate(source.parts(PART_BYTES)))
+
+    def items(self) -> Iterator[Document | Skipped]:
+        return (item for item, _ in self.items_from())
+
+    def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
+        """place: [part, items of it, the part's own place]."""
+        first, done, own = place or (0, 0, None)
+        is_dropped = self._judged_at_once() if self.streamed else self._decided()
+        for at in range(first, len(self._parts)):
+            part, source = self._parts[at]
+            for number, (item, after) in enumerate(source.items_from(own), start=done):
+                left_out = is_dropped(part, number, item)
+                yield Skipped("cleaned", item.source) if left_out else item, [at, number + 1, after]
+            done, own = 0, None
+
+    def _judged_at_once(self) -> Callable:
+        judge = self._judge()
+        return lambda part, number, item: isinstance(item, Document) and judge.reason(item) is not None
+
+    def _decided(self) -> Callable:
+        dropped = self._found[1]
+        return lambda part, number, item: number in dropped.get(part, ())
+
+    def parts(self, size: int) -> list[Source]:
+        """Parts of about a gigabyte, whatever is asked for: by them it is known what is left out."""
+        parts = [copy.copy(self) for _ in self._parts]
+        for part, own in zip(parts, self._parts):
+            part._parts = [own]
+        return parts
+
+    @property
+    def num_shards(self) -> int:
+        return self.source.num_shards
+
+    def shard(self, number: int) -> Source:
+        """Of a stream, which is judged while it is read."""
+        part = copy.copy(self)
+        part.source = self.source.shard(number)
+        part._parts = [(0, part.source)]
+        return part
+
+    def size_hint(self) -> int | None:
+        return self.source.size_hint()
+
+    def identity(self) -> Any:
+        """By the content of test sets and of the filter's file, not by their paths."""
+        settings = asdict(self.clean)
+        for name in ("filter", "decontaminate", "decontaminate_words"):
+            del settings[name]
+        tests = self.tests and self.tests.identity()
+        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()}
+
+    def notes(self) -> list[str]:
+        """What was left out of the whole source, by reason; nothing of a stream."""
+        if self.streamed:
+            return []
+        found, _, folder = self._found
+        reasons = found["dropped"]
+        number = sum(count for count, _ in reasons.values())
+        lines = [f"cleaning left out {number:,} of {counted(found['documents'], 'document')} of {self.name}"]
+        for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
+            lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
+        return [
+            "\n".join(lines),
+            *shared_notes(found["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
+        ]
+
+    def _judge(self) -> Judge:
+        return Judge(self.clean, self.keeps, self.tests)
+
+    @cached_property
+    def _found(self) -> tuple[dict, dict[int, set[int]], Path]:
+        """(what was found in all of it, the numbers of the items that are left out of each part, the folder)."""
+        with hashed_files() as files:
+            key = sha([self.identity(), PART_BYTES])
+        folder = cached_folder(self.cache, "clean", key, self._find, files=files)
+        with np.load(folder / DROPPED) as arrays:
+            dropped = {int(part): set(arrays[part].tolist()) for part in arrays.files}
+        return json.loads((folder / FOUND).read_text()), dropped, folder
+
+    def _find(self, folder: Path) -> None:
+        """Judge every document of the source, and write down what is left out."""
+        with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
+            judge, result = self._judge(), _Findings(shared)
+            for part, number, item in self._all():
+                reason = judge.reason(item)
+                result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
+                if self.most is not None and result.documents - result.dropped_documents == self.most:
+                    break
+        result.write(folder, self.tests)
+        if result.documents == result.dropped_documents:
+            words = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
+            raise UserError(f"{self.where}: data.clean leaves nothing of {self.name} ({words}); ask for less")
+
+    def _all(self) -> Iterator[tuple[int, int, Document]]:
+        for part, source in enumerate(self.source.parts(PART_BYTES)):
+            for number, item in enumerate(source.items()):
+                if isinstance(item, Document):
+                    yield part, number, item
+
+
+class _Findings:
+    """What a pass over a source has found so far. shared: a file that gets every text in common with a test set."""
+
+    def __init__(self, shared):
+        self.shared, self.documents, self.reasons = shared, 0, Counter()
+        self.dropped: dict[int, list[int]] = {}
+        self.examples: dict[str, list[str]] = {}
+        self.sets: dict[str, tuple[list, list[str]]] = {}  # set -> (hashes by document, the first texts in common)
+
+    @property
+    def dropped_documents(self) -> int:
+        return sum(self.reasons.values())
+
+    def add(self, part: int, number: int, document: Document, reason: str | None, in_common: dict) -> None:
+        self.documents += 1
+        if reason is None:
+            return
+        self.reasons[reason] += 1
+        self.dropped.setdefault(part, []).append(number)
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append(f"{document.source} {_first_words(document.text)}")
+        for name, (hashes, texts) in in_common.items():
+            of_documents, listed = self.sets.setdefault(name, ([], []))
+            of_documents.append(hashes)
+            for text in texts:
+                self.shared.write(json.dumps({"test": name, "document": document.source, "words": text}) + "\n")
+            listed += [f"{document.source} {_first_words(text, 30)}" for text in texts[: LISTED - len(listed)]]
+
+    def write(self, folder: Path, tests: TestSets | None) -> None:
+        np.savez(folder / DROPPED, **{str(part): np.array(own, np.int64) for part, own in self.dropped.items()})
+        sets = {}
+        for name, texts in (tests.texts if tests else {}).items():
+            hashes, listed = self.sets.get(name, ([], []))
+            distinct = len(np.unique(np.concatenate(hashes))) if hashes else 0
+            numbers = {"texts": texts, "too_short": tests.too_short[name], "documents": len(hashes)}
+            sets[name] = numbers | {"sequences": distinct, "listed": listed}
+        dropped = {reason: [count, self.examples[reason]] for reason, count in self.reasons.items()}
+        found = {"documents": self.documents, "dropped": dropped, "sets": sets}
+        (folder / FOUND).write_text(json.dumps(found, indent=1))
+
+
+def _first_words(text: str, number: int = 8) -> str:
+    words = text.split()
+    shown = " ".join(words[:number])[:200]
+    return f"“{shown}{' …' if len(words) > number or len(shown) == 200 else ''}”"
+
+
+def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
+    """The function that data.clean.filter names, and its own name with the SHA-256 of the file that it is in."""
+    place, _, attribute = name.rpartition(":")
+    field = f"data.clean.filter={name!r}"
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(f"anyformer_filter_{Path(place).stem}", place)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except Exception as error:  # whatever a user's file raises
+        raise UserError(f"{field} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise UserError(f"{field}: {place} has no function {attribute}")
+    return found, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]

@@ -1,0 +1,72 @@
+"""Streamed documents in another order in each pass, read from several files at once.
+
+datasets' own `IterableDataset.shuffle` does not go on exactly: its state lacks the buffer, which is filled anew (5.2
+warns so). And since it keeps half of its documents when it is filled again, it may hold any earlier one: a position
+would have to name thousands of places. Here the buffer is emptied before it is filled again: a position is where its
+documents begin in each open file, and a number.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .documents import Corpus, Document, SkipCounts
+
+FILES_AT_ONCE = 8
+
+
+class ShuffledCorpus(Corpus):
+    """The documents of a corpus in blocks of `buffer`, each block in an order that is drawn by `key`.
+
+    A block is filled from FILES_AT_ONCE files in turn, a document of each; files are opened in an order that is drawn,
+    too. key: integers, such as a seed and the number of the pass.
+    """
+
+    def __init__(self, corpus: Corpus, buffer: int, key: list[int]):
+        self.corpus, self.buffer, self.key = corpus, buffer, key
+        self.split, self.name, self.skipped = corpus.split, corpus.name, SkipCounts()
+
+    def documents(self) -> Iterator[Document]:
+        return (document for document, _ in self.documents_from())
+
+    def documents_from(self, place: dict | None = None) -> Iterator[tuple[Document, dict]]:
+        """place: {"block": number, "given": documents of it so far, "opened": files, "open": [[file, its place], ...]}.
+
+        The last two are as they were where the block begins; nothing before it is read.
+        """
+        begin = place or {"block": 0, "given": 0, "opened": 0, "open": []}
+        files = np.random.default_rng(self.key).permutation(self.corpus.num_shards).tolist()
+        streams: dict[int, Iterator] = {}
+        while True:
+            block, after = self._filled(begin, files, streams)
+            order = np.random.default_rng([*self.key, begin["block"]]).permutation(len(block)).tolist()
+            for given in range(begin["given"], len(block)):
+                is_last = given + 1 == len(block)
+                yield block[order[given]], after if is_last else begin | {"given": given + 1}
+            if not block:
+                return
+            begin = after
+
+    def _filled(self, begin: dict, files: list[int], streams: dict[int, Iterator]) -> tuple[list[Document], dict]:
+        """The documents of the block that begins here, and where the next one does. streams: of the open files."""
+        block, opened, waiting = [], begin["opened"], [list(one) for one in begin["open"]]
+        while len(block) < self.buffer:
+            while len(waiting) < FILES_AT_ONCE and opened < len(files):
+                waiting.append([files[opened], None])
+                opened += 1
+            if not waiting:
+                break
+            file, place = one = waiting.pop(0)
+            if file not in streams:
+                streams[file] = self.corpus.shard(file).documents_from(place)
+            found = next(streams[file], None)
+            if found is None:
+                del streams[file]
+                continue
+            document, one[1] = found
+            block.append(document)
+            waiting.append(one)
+        return block, {"block": begin["block"] + 1, "given": 0, "opened": opened, "open": waiting}
+
+    def identity(self) -> list:
+        return [self.corpus.identity(), self.buffer, self.key]

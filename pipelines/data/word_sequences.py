@@ -1,0 +1,38 @@
+"""Sequences of words as numbers: what near duplicates, and texts that stand in a test set, are recognised by."""
+
+import hashlib
+import re
+
+import numpy as np
+
+_WORD = re.compile(r"\w+")
+_BASE = 0x9E3779B97F4A7C15  # odd, so that no word of a sequence is lost modulo 2^64
+_MOST = 2**20  # words whose hashes are kept
+
+
+class _Hashes(dict):
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _MOST:
+            self.clear()
+        self[word] = value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        return value
+
+
+_HASHES = _Hashes()
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation (as Brown et al. 2020, appendix C, compares texts)."""
+    return _WORD.findall(text.lower())
+
+
+def sequences_of(words: list[str], length: int) -> np.ndarray:
+    """A 64-bit hash of each `length` words in a row, uint64 (words - length + 1,): the same in every process."""
+    number = len(words) - length + 1
+    if number <= 0:
+        return np.empty(0, np.uint64)
+    hashes = np.fromiter(map(_HASHES.__getitem__, words), np.uint64, len(words))
+    found = np.zeros(number, np.uint64)
+    for place in range(length):
+        found = found * np.uint64(_BASE) + hashes[place : place + number]
+    return found

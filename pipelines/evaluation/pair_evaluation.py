@@ -1,0 +1,110 @@
+"""`anyformer evaluate MODEL blimp`, or any file of minimal pairs: the share of pairs whose good text is likelier."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from rich.table import Table
+
+import anyformer
+
+from ..errors import loading
+from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
+from ..likelihoods.whole_texts import check_score
+from ..recipes.schema import MinimalPairsSettings, Recipe
+from ..reporting.console import wide_console
+from ..training.checkpoints.run_folder import package_versions
+from ..words import human_time
+from .evaluate import load, with_bounds
+
+
+@dataclass
+class PairEvaluation:
+    """What was measured. share: right pairs of all, and its 95 % interval from low to high. groups: the same of each
+    value of each column. score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
+    """
+
+    model: str
+    task: str
+    data: str
+    score: str
+    share: float
+    low: float
+    high: float
+    pairs: int
+    groups: dict[str, dict[str, dict]]
+    settings: dict
+    seconds: float
+    versions: dict[str, str]
+    answers: list[dict] = field(default_factory=list, repr=False)
+
+    def facts(self) -> dict:
+        """All but the single answers, as JSON."""
+        return {name: value for name, value in vars(self).items() if name != "answers"}
+
+
+def evaluate_pairs(recipe: Recipe, task: str, settings: MinimalPairsSettings) -> PairEvaluation:
+    """Measure the recipe's checkpoint on minimal pairs. task: what they are called.
+
+    Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
+    """
+    started = time.time()
+    anyformer.register()
+    transformers.utils.logging.disable_progress_bar()
+    pairs, config, source = open_pairs(settings, "minimal_pairs"), load(transformers.AutoConfig, recipe), recipe.model
+    with loading(f"MODEL={source.name_or_path}"):
+        trust = {"trust_remote_code": recipe.trust_remote_code}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source.name_or_path, **trust)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    model = load(getattr(transformers, head_of(config)), recipe).to(device)
+    score = check_score(model, tokenizer, settings.score)
+    scores = pairs.scores(model, tokenizer, list(range(len(pairs))))
+    right = [is_right(each) for each in scores]
+    answers = [
+        {"row": row, "good": good, "bad": bad, "good_score": of_good, "bad_score": of_bad}
+        | {column: values[row] for column, values in pairs.groups.items()}
+        for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
+    ]
+    return PairEvaluation(
+        model=source.name_or_path,
+        task=task,
+        data=pairs.name,
+        score=score,
+        **share_right(right),
+        groups=shares_of_groups(pairs, right),
+        settings=vars(settings),
+        seconds=round(time.time() - started, 1),
+        versions=package_versions(),
+        answers=answers,
+    )
+
+
+def head_of(config) -> str:
+    """The Auto class of the model that scores texts: of one that was saved with masks filled in, that; else one that
+    writes, where there is one."""
+    if config.is_encoder_decoder:
+        return "AutoModelForSeq2SeqLM"
+    saved = (config.architectures or [""])[0]
+    writes = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in (
+        getattr(config, "auto_map", None) or {}
+    )
+    fills = saved.endswith(("ForMaskedLM", "ForPreTraining"))
+    return "AutoModelForCausalLM" if writes and not fills else "AutoModelForMaskedLM"
+
+
+def print_pairs(result: PairEvaluation) -> None:
+    """One table: a row for each value of the first column of groups, and one for all."""
+    console = wide_console(soft_wrap=True)
+    console.print(
+        f"{result.model} on {result.task}: {result.pairs:,} pairs of {result.data}, by "
+        f"{result.score.replace('_', ' ')}, {human_time(result.seconds)}",
+        markup=False,
+    )
+    column, rows = next(iter(result.groups.items()), ("", {}))
+    table = Table(column or "pairs", "good one likelier", "pairs", title=None, show_edge=False)
+    for each in table.columns[1:]:
+        each.justify = "right"
+    for name, row in (rows | {"all": vars(result)}).items():
+        table.add_row(name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}")
+    console.print(table)

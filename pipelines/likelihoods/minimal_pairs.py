@@ -1,0 +1,145 @@
+"""Minimal pairs: of a good text and a bad one a model should find the good one likelier (Warstadt et al. 2020)."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.cells import filled_text_of
+from ..data.documents import UTF8, Limits
+from ..data.examples import ExampleFiles
+from ..data.file_formats import format_of
+from ..data.hub_datasets import HubSource
+from ..data.patterns import find_files
+from ..data.remote_files import with_local_copies
+from ..errors import UserError, did_you_mean, loading
+from ..lazy import datasets
+from ..metrics import wilson
+from ..objectives.measuring import evenly_spread
+from ..recipes.schema import DataSection, MinimalPairsSettings
+
+USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
+Rows = Callable[[list[str]], Iterable[tuple[str, Any]]]
+GROUPS = ("phenomenon", "linguistics_term", "paradigm", "UID")
+
+
+@dataclass(frozen=True)
+class MinimalPairs:
+    """Pairs of texts as they are scored. name: of their data. groups: {column: the value of each pair}."""
+
+    name: str
+    good: list[str]
+    bad: list[str]
+    groups: dict[str, list[str]]
+    settings: MinimalPairsSettings
+
+    def __len__(self) -> int:
+        return len(self.good)
+
+    def scores(self, model, tokenizer, numbers: list[int]) -> list[tuple[float, float]]:
+        """The scores of the good and the bad text of some pairs, as text_scores gives them."""
+        from .whole_texts import text_scores
+
+        texts = [text[number] for number in numbers for text in (self.good, self.bad)]
+        texts = [self.settings.before + text for text in texts]
+        found = text_scores(model, tokenizer, texts, self.settings.score, self.settings.add_bos)
+        return list(zip(found[::2], found[1::2]))
+
+
+def is_right(scores: tuple[float, float]) -> bool:
+    """Whether the good text is likelier; a tie is no point."""
+    good, bad = scores
+    return good > bad
+
+
+def share_right(right: list[bool]) -> dict[str, Any]:
+    """{"share", "low", "high", "pairs"}: how many are right, with the 95 % interval by Wilson."""
+    share = sum(right) / len(right)
+    low, high = wilson(share, len(right))
+    return {"share": share, "low": low, "high": high, "pairs": len(right)}
+
+
+def shares_of_groups(pairs: MinimalPairs, right: list[bool]) -> dict[str, dict[str, dict[str, Any]]]:
+    """{column: {value: share_right of its pairs}}, values in the order of the data."""
+    found = {}
+    for column, values in pairs.groups.items():
+        of_value: dict[str, list[bool]] = {}
+        for value, point in zip(values, right, strict=True):
+            of_value.setdefault(value, []).append(point)
+        found[column] = {value: share_right(points) for value, points in of_value.items()}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_pairs") -> MinimalPairs:
+    """The pairs that the settings name. where: the section, for errors.
+
+    Raises UserError for files, data sets and columns that are not there, and for an empty text.
+    """
+    there, rows = _files(settings, where) if settings.files is not None else _hub(settings, where)
+    good_field, bad_field, *group_fields = columns = _columns(settings, there, where)
+    good, bad, groups = [], [], {column: [] for column in group_fields}
+    for place, row in rows(columns):
+        if isinstance(row, UserError):
+            raise row
+        good.append(filled_text_of(row, good_field, "good_field", place))
+        bad.append(filled_text_of(row, bad_field, "bad_field", place))
+        for column, values in groups.items():
+            values.append(str(row[column]))
+    if not good:
+        raise UserError(f"{where}: {settings.files or settings.dataset} holds no pair")
+    kept = evenly_spread(len(good), settings.max_pairs or len(good))
+    good, bad = ([values[number] for number in kept] for values in (good, bad))
+    groups = {column: [values[number] for number in kept] for column, values in groups.items()}
+    files = [settings.files] if isinstance(settings.files, str) else settings.files
+    return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
+
+
+def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
+    """(columns of the first file, columns -> (place, row) of each pair)."""
+    field, data = f"{where}.files", DataSection()
+    limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
+    patterns = with_local_copies(settings.files, field, None)
+    path = next(iter(find_files(field, patterns)))
+    there = None if format_of(path) is None else format_of(path).columns(field, path)
+    if there is None:
+        first = next(iter(ExampleFiles(str(path), {}, limits, field).items()), (None, {}))[1]
+        if isinstance(first, UserError):
+            raise first
+        there = list(first)
+    return there, lambda columns: ExampleFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+
+
+def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
+    """As _files, of the data set's configurations one after the other."""
+    field, limits = f"{where}.dataset", Limits(DataSection().max_document_bytes, DataSection().max_line_bytes)
+    names = settings.config_names
+    if names is None:
+        with loading(f"{field}={settings.dataset!r}"):
+            names = datasets.get_dataset_config_names(settings.dataset)
+    options = {"split": settings.split, "text_field": None, "where": where}
+    tables = {name: HubSource(settings.dataset, limits, config_name=name, **options).rows for name in names}
+
+    def rows(columns: list[str]) -> Iterator[tuple[str, dict]]:
+        for name, table in tables.items():
+            for number, row in enumerate(table.select_columns(columns)):
+                yield f"{settings.dataset} ({name}), row {number}", row
+
+    return next(iter(tables.values())).column_names, rows
+
+
+def _columns(settings: MinimalPairsSettings, there: list[str], where: str) -> list[str]:
+    """The columns of the good text, of the bad one, and of the groups. Raises UserError for one that is missing."""
+    found = []
+    for field, usual in USUAL.items():
+        given = getattr(settings, field)
+        column = given or next((name for name in usual if name in there), usual[0])
+        if column not in there:
+            raise UserError(f"{where}.{field}={column}: no such column{did_you_mean(column, there)}")
+        found.append(column)
+    groups = [name for name in GROUPS if name in there] if settings.group_fields is None else settings.group_fields
+    for column in groups:
+        if column not in there:
+            raise UserError(f"{where}.group_fields: no column {column!r}{did_you_mean(column, there)}")
+    return found + groups

@@ -1,0 +1,167 @@
+"""How likely whole texts are: each token after those before it, or hidden among all others.
+
+B texts, R rows of a batch (a text with one token hidden each), T tokens.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from anyformer.modeling.families import FAMILIES
+
+from ..data.batch_keys import pad, real_places
+from ..errors import UserError
+from ..objectives.looking_ahead import PREFIX_MASK
+from ..words import watched
+from .likelihood import Pair, encode_pairs, log_likelihoods, most_tokens
+
+AUTO, WITHIN_WORD = "auto", "pseudo_log_likelihood_l2r"
+TOKENS = 1 << 14  # that a batch holds at most, of rows with a hidden token
+LOGITS = 1 << 26  # numbers that a batch of next tokens makes at most
+
+
+def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> list[float]:
+    """The log-probability of each text, in nats; equal texts have equal ones.
+
+    Args:
+        model: with a head for tokens, in evaluation mode.
+        score: log_probability, pseudo_log_likelihood or pseudo_log_likelihood_l2r, as `pseudo_log_likelihoods` has
+            them; auto: the first of models that write text, else the second.
+        add_bos: a decoder reads a beginning-of-text token (else its end-of-text token) before a text, where the
+            tokenizer puts none there, as lm-eval does; otherwise the first token is not counted.
+
+    Raises:
+        UserError: a model, or a tokenizer, that cannot score so.
+    """
+    score = check_score(model, tokenizer, score)
+    different = list(dict.fromkeys(texts))
+    if score == "log_probability":
+        pairs = _whole(model, tokenizer, different, add_bos)
+        longest = max((len(context) + len(text) for context, text in pairs), default=1)
+        rows = max(1, LOGITS // (model.config.get_text_config().vocab_size * longest))
+        found = log_likelihoods(model, pairs, batch_size=rows, most=most_tokens(model.config))
+    else:
+        found = pseudo_log_likelihoods(model, tokenizer, different, score == WITHIN_WORD, add_bos)
+    of_text = dict(zip(different, found))
+    return [of_text[text] for text in texts]
+
+
+def check_score(model, tokenizer, score: str) -> str:
+    """The score that `auto` means; raises UserError for one that the model cannot give."""
+    writes = model.can_generate()
+    if score == AUTO:
+        score = "log_probability" if writes else "pseudo_log_likelihood"
+    if score == "log_probability" and not writes:
+        raise UserError(f"score={score} is of models that write text; {type(model).__name__} fills in masks alone")
+    fills = tokenizer.mask_token_id is not None and (not writes or _fills(model))
+    if score != "log_probability" and not fills:
+        raise UserError(
+            f"score={score} hides one token at a time, and {type(model).__name__} has not learned to fill in masks; an "
+            f"encoder has, and a decoder trained by masked"
+        )
+    return score
+
+
+def _fills(model) -> bool:
+    """Whether it is a decoder of ours that was trained with masks."""
+    family = FAMILIES.get(model.config.model_type)
+    return family is not None and "AutoModelForMaskedLM" in family.heads and model.config.mask_token_id is not None
+
+
+def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
+    """Each text's tokens after those that a model reads before; encoder-decoders answer with it to an empty text."""
+    answers, first = bool(model.config.is_encoder_decoder), _first_token(tokenizer)
+    begins = (add_bos or answers) and first is not None
+    pairs = encode_pairs(tokenizer, [("", text) for text in texts], apart=answers)
+    before = [first] if begins else []
+    return [(context or before, ids) if context or begins else (ids[:1], ids[1:]) for context, ids in pairs]
+
+
+def _first_token(tokenizer) -> int | None:
+    """What a text begins with where it has to: the beginning-of-text token, else that of its end, as in lm-eval."""
+    return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+
+
+# ------------------------------------------------------------------------------------------------ one token hidden
+
+
+def pseudo_log_likelihoods(
+    model, tokenizer, texts: list[str], within_word: bool = False, add_bos: bool = True
+) -> list[float]:
+    """The sum of log-probabilities of each token of a text where it alone is hidden (Salazar et al. 2020, eq. 1).
+
+    within_word: the later tokens of its word are hidden, too (Kauf and Ivanova 2023, PLL-word-l2r). In a decoder the
+    token before a hidden one predicts it, so that a text's first token is counted only where one stands before it.
+    """
+    by_decoder, sums = model.can_generate(), torch.zeros(len(texts), dtype=torch.float64)
+    encoded = _framed(tokenizer, texts, by_decoder and add_bos)
+    most = most_tokens(model.config)
+    for text, (ids, _, _) in zip(texts, encoded):
+        if len(ids) > most:
+            raise UserError(f"{text[:60]!r} has {len(ids)} tokens, and the model reads {most}; shorten it")
+    for numbers in watched(list(_batches([len(ids) for ids, _, _ in encoded])), "asking, batch"):
+        ids, words = (pad([encoded[number][part] for number in numbers], 0) for part in (0, 1))
+        hideable = pad([encoded[number][2] for number in numbers], 0).bool()
+        hideable[:, 0] &= not by_decoder
+        mask = real_places([len(encoded[number][0]) for number in numbers], ids.shape[1]).long()
+        rows, places = hideable.nonzero(as_tuple=True)
+        for some in torch.arange(len(rows)).split(max(1, TOKENS // ids.shape[1])):
+            row, at = rows[some], places[some]
+            columns = torch.arange(ids.shape[1])
+            hidden = columns == at[:, None]
+            if within_word:
+                hidden = (columns >= at[:, None]) & (words[row] == words[row, at][:, None]) & hideable[row]
+            read = ids[row].masked_fill(hidden, tokenizer.mask_token_id)
+            logits = _logits_at(model, read, mask[row], at - int(by_decoder), by_decoder)
+            chosen = logits.double().log_softmax(-1).gather(-1, ids[row, at].to(logits.device)[:, None])[:, 0]
+            sums.index_add_(0, torch.tensor(numbers)[row], chosen.cpu())
+    return sums.tolist()
+
+
+def _framed(tokenizer, texts: list[str], begins: bool) -> list[tuple[list[int], list[int], list[bool]]]:
+    """(tokens, number of the word of each, whether it may be hidden) of each text with what stands around it."""
+    read, framed = tokenizer(texts, return_special_tokens_mask=True), []
+    first = _first_token(tokenizer) if begins else None
+    for number, (ids, special) in enumerate(zip(read["input_ids"], read["special_tokens_mask"])):
+        words = read.word_ids(number) if tokenizer.is_fast else range(len(ids))
+        words, hideable = [-1 if word is None else word for word in words], [not each for each in special]
+        if first is not None and not special[0]:
+            ids, words, hideable = [first, *ids], [-1, *words], [False, *hideable]
+        framed.append((ids, words, hideable))
+    return framed
+
+
+def _batches(lengths: list[int]) -> Iterator[list[int]]:
+    """Numbers of texts of similar length, whose rows, one for each token, hold TOKENS tokens, or those of one text."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    while order:
+        number = max(1, TOKENS // max(1, lengths[order[0]]) ** 2)
+        yield order[:number]
+        order = order[number:]
+
+
+@torch.inference_mode()
+def _logits_at(model, ids_RT, mask_RT, at_R, by_decoder: bool):
+    """(R, V), what the model predicts at one place of each row; the head computes no others."""
+    device, rows = model.device, torch.arange(len(at_R), device=model.device)
+    at = at_R.to(device)
+    inputs = {"input_ids": ids_RT.to(device)}
+    if by_decoder:
+        inputs |= {PREFIX_MASK: mask_RT.to(device), "use_cache": False}
+    elif not mask_RT.all():
+        inputs["attention_mask"] = mask_RT.to(device)
+    with _only(model, rows, at):
+        outputs = model(**inputs)
+    logits = outputs.get("prediction_logits", outputs.get("logits"))
+    return logits[rows, at] if logits.shape[1] > 1 else logits[:, 0]
+
+
+@contextmanager
+def _only(model, rows, at):
+    """A block in which a model's output layer reads one hidden state of each row."""
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda module, args: (args[0][rows, at][:, None], *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()

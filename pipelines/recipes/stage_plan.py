@@ -1,0 +1,248 @@
+"""Stages of a run: which steps each has, and the recipe as it is in each. Nothing here imports torch.
+
+A stage is the recipe with the stage's own settings in their places; so whatever counts, checks or makes something of a
+recipe does so of a stage. What the stages share is the run: its steps, the peak of its learning rate, its validation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+from ..errors import UserError, did_you_mean
+from ..plugins import objective_of
+from .schema import DataSection, Recipe, StageSection, TrainingSection
+from .types import show
+
+OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # what says something of a stage's own schedule alone
+LENGTH = "sequence_length"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage with its steps: those after the first `begin` steps of the run, up to step `end`.
+
+    number: from 0. recipe: with the settings of the stage, and without stages.
+    """
+
+    number: int
+    section: StageSection
+    begin: int
+    end: int
+    recipe: Recipe
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def warmup(self) -> int:
+        """Steps of its warm-up."""
+        asked = self.section.warmup_steps
+        if asked is None:
+            asked = 0 if self.number else self.recipe.training.warmup_steps
+        return int(asked) if asked >= 1 else int(-(-self.steps * asked // 1))
+
+
+def stages_of(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe in turn; [] where it has none."""
+    ends = [end_of(section.until, recipe.training.max_steps) for section in recipe.stages]
+    rows = enumerate(zip(recipe.stages, [0, *ends], ends))
+    return [Stage(number, section, begin, end, recipe_of(recipe, section)) for number, (section, begin, end) in rows]
+
+
+def end_of(until: float, total: int) -> int:
+    """The step after which a stage ends."""
+    return round(until * total) if until <= 1 else int(until)
+
+
+def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
+    """The recipe as it is in a stage."""
+    changed = {name: value for name, value in vars(section).items() if value is not None}
+    training = {name: changed[name] for name in ("global_batch_size", "per_device_train_batch_size") if name in changed}
+    if "global_batch_size" in training:
+        training["gradient_accumulation_steps"] = 1  # it follows from the stage's rows
+    if "weight_decay" in changed:
+        training["weight_decay"] = changed["weight_decay"]
+    learned = recipe.learned if LENGTH not in changed else replace(recipe.learned, **{LENGTH: changed[LENGTH]})
+    training = replace(recipe.training, **training)
+    return replace(recipe, stages=[], training=training, **{recipe.learned_section: learned})
+
+
+# ------------------------------------------------------------------------------------------------- what cannot be
+
+
+def check_stages(recipe: Recipe) -> None:
+    """Raise UserError for the first setting of recipe.stages that cannot be run."""
+    _check_borders(recipe)
+    _check_around(recipe)
+    _check_rates(recipe)
+    stages, objective = stages_of(recipe), objective_of(recipe)
+    for stage in stages:
+        where, section = f"stages.{stage.number}", stage.section
+        if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
+            raise UserError(
+                f"{where}.sequence_length={section.sequence_length}: {objective.setting} has no sequence_length; leave "
+                f"it out"
+            )
+        if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
+            raise UserError(
+                f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
+                f"one length; leave it out"
+            )
+        if section.mixture is not None and (objective.parts or recipe.task is not None):
+            raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
+        _check_mixture(recipe.data, section, where)
+        _check_batch(recipe.training, section, where)
+        with of_stage(stage.number):
+            _check_as_recipe(stage.recipe)
+
+
+def _check_borders(recipe: Recipe) -> None:
+    total, before = recipe.training.max_steps, 0
+    if total < 1:
+        raise UserError("stages are parts of training.max_steps, which is not set; set a number of steps")
+    for number, section in enumerate(recipe.stages):
+        until, where = section.until, f"stages.{number}.until={show(section.until)}"
+        if until is None:
+            raise UserError(f"stages.{number}.until is not set; it is the step, or the share of all, at which it ends")
+        if until > 1 and not float(until).is_integer():
+            raise UserError(f"{where} is no step; a number above 1 is a whole step, at most 1 a share of all")
+        end = end_of(until, total)
+        if end <= before:
+            than = f"stages.{number - 1}.until={show(recipe.stages[number - 1].until)}" if number else "step 0"
+            raise UserError(f"{where} is step {end} of {total}, which is not above {than}; it must rise")
+        if end > total:
+            raise UserError(f"{where} is above training.max_steps={total}")
+        before = end
+    if before != total:
+        raise UserError(
+            f"stages.{len(recipe.stages) - 1}.until={show(recipe.stages[-1].until)} of the last stage ends at step "
+            f"{before}, and training.max_steps={total}; write until: 1.0"
+        )
+
+
+def _check_around(recipe: Recipe) -> None:
+    """Raise UserError for settings beside the stages with which they do not go."""
+    training = recipe.training
+    if any(data.streaming for data in objective_of(recipe).data_sections()):
+        raise UserError(
+            "stages do not go with data.streaming=true, whose rows come in one order and length; store the data"
+        )
+    if training.restarts:
+        raise UserError(
+            f"training.restarts={show(training.restarts)} does not go with stages; warmup_steps of a stage begins anew"
+        )
+    for setting, value in (
+        ("training.save_steps", training.save_steps),
+        ("evaluation.every_steps", recipe.evaluation.every_steps),
+        ("evaluation.patience", recipe.evaluation.patience),
+    ):
+        if isinstance(value, str):
+            raise UserError(f"{setting}={show(value)} is of passes over rows of one length; with stages, set a number")
+    for name, why in (("sp", "whose loader cannot change"), ("pp", "which passes on batches of one shape")):
+        if training.parallelism is not None and getattr(training.parallelism, name) > 1:
+            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard, tp or cp")
+
+
+def _check_rates(recipe: Recipe) -> None:
+    """Raise UserError for schedules of the stages that do not fit together."""
+    training, named = recipe.training, [section.learning_rate is not None for section in recipe.stages]
+    if not any(named):
+        for number, section in enumerate(recipe.stages):
+            for name in OF_RATE:
+                if getattr(section, name) != getattr(StageSection(), name):
+                    raise UserError(
+                        f"stages.{number}.{name} has no effect without stages.{number}.learning_rate, such as constant"
+                    )
+        return
+    if not all(named):
+        number = named.index(False)
+        raise UserError(
+            f"stages.{number}.learning_rate is not set, and other stages' is; set constant, decay or cosine"
+        )
+    if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
+        raise UserError(
+            f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect where the stages say their "
+            f"learning_rate; remove one of them"
+        )
+    level = 0.0
+    for stage in stages_of(recipe):
+        where, section = f"stages.{stage.number}", stage.section
+        if stage.warmup > stage.steps:
+            asked = f"{where}.warmup_steps={show(section.warmup_steps)}"
+            if section.warmup_steps is None:
+                asked = f"training.warmup_steps={show(training.warmup_steps)}"
+            raise UserError(f"{asked} is more than the {stage.steps} steps of {where}")
+        peak = peak_of(stage, level)
+        if peak == 0:
+            raise UserError(
+                f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
+                f"or stages.{stage.number - 1}.min_lr_rate"
+            )
+        if section.learning_rate == "constant" and section.min_lr_rate:
+            raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
+        if section.learning_rate != "constant" and section.min_lr_rate > peak:
+            raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {peak:g}, where the stage begins")
+        level = peak if section.learning_rate == "constant" else section.min_lr_rate
+
+
+def peak_of(stage: Stage, level: float) -> float:
+    """The share of the peak learning rate at which a stage begins, after its warm-up. level: where the last ended."""
+    if stage.section.peak is not None:
+        return stage.section.peak
+    return 1.0 if stage.number == 0 or stage.warmup else level
+
+
+def _check_mixture(data: DataSection, section: StageSection, where: str) -> None:
+    if section.mixture is None:
+        return
+    names = [source.name for source in data.mixture]
+    if not names:
+        raise UserError(f"{where}.mixture weighs the sources of data.mixture, which has none; list them there")
+    if None in names:
+        raise UserError(
+            f"{where}.mixture weighs sources by their names; set data.mixture.{names.index(None)}.name, too"
+        )
+    for name, weight in section.mixture.items():
+        if name not in names:
+            raise UserError(f"{where}.mixture.{name} is no name in data.mixture{did_you_mean(name, names)}")
+        if not 0 <= weight <= 1e6:
+            raise UserError(f"{where}.mixture.{name}={show(weight)} must be a weight from 0 to 1e6")
+    if not any(section.mixture.values()):
+        raise UserError(f"{where}.mixture={show(section.mixture)} leaves no source to read; give one a weight above 0")
+
+
+def _check_batch(training: TrainingSection, section: StageSection, where: str) -> None:
+    rows = section.per_device_train_batch_size
+    if rows is not None and section.global_batch_size is None and training.global_batch_size is None:
+        raise UserError(
+            f"{where}.per_device_train_batch_size={rows} leaves open how many rows a step has; set "
+            f"{where}.global_batch_size or training.global_batch_size"
+        )
+    if section.weight_decay and not training.weight_decay:
+        raise UserError(
+            f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0; set that above 0, "
+            f"and 0 in the stages without"
+        )
+
+
+def _check_as_recipe(recipe: Recipe) -> None:
+    """Raise UserError for what a recipe with a stage's settings could not run."""
+    from .checks import check_positions, config_namespace
+
+    objective = objective_of(recipe)
+    check_positions(recipe, objective)
+    objective.check()
+    if recipe.training.parallelism is not None:
+        from .parallelism import check_parallelism
+
+        check_parallelism(recipe, config_namespace(recipe))
+
+
+@contextmanager
+def of_stage(number: int) -> Iterator[None]:
+    """Whatever UserError the block raises says of which stage it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"stages.{number}: {error}") from error

@@ -1,0 +1,76 @@
+"""StagedTrainer: rows, batches and weight decay change at the borders of a run's stages.
+
+A stage is what Trainer's loop calls an epoch: a loader, and numbers of batches and steps, which are those of the stage
+while it lasts. So a step, a log, a validation and a checkpoint are made by the code of every run; a run that goes on
+begins in the stage of its step, and skips the batches that this stage has trained, as Trainer does in an epoch.
+"""
+
+from .stage_run import StagedTraining
+from .trainer import AnyformerTrainer
+
+# As of trainer.py: Trainer's private methods, and one that is public and has no documentation.
+OVERRIDDEN_BY_STAGES = ("_init_training_state", "_run_epoch", "_get_train_sampler", "set_initial_training_values")
+
+
+class StagedTrainer(AnyformerTrainer):
+    """A trainer of a run with stages. stages: what they are; the rest is AnyformerTrainer's."""
+
+    def __init__(self, *, stages: StagedTraining, **kwargs):
+        self.stages = stages
+        super().__init__(**kwargs)
+
+    def train(self, *args, **kwargs):
+        given = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+        try:
+            return super().train(*args, **kwargs)
+        finally:  # they say how many rows a step of the recipe itself has
+            self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps = given
+
+    def set_initial_training_values(self, args, dataloader):
+        _, *others = super().set_initial_training_values(args, dataloader)
+        return len(self.stages.runs), *others
+
+    def _init_training_state(self, max_steps, *args, **kwargs):
+        super()._init_training_state(max_steps, *args, **kwargs)
+        step, run = self.state.global_step, self.stages.at(self.state.global_step)
+        return run.stage.number, max(0, step - run.stage.begin) * run.accumulated if step < max_steps else 0
+
+    def get_train_dataloader(self):
+        run, given = self.stages.current, (self.data_collator, self._train_batch_size)
+        self.data_collator, self._train_batch_size = self.stages.collator(run.objective), run.micro_batch
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator, self._train_batch_size = given  # validations have those of the recipe
+
+    def _get_train_sampler(self, train_dataset=None):
+        return self.stages.current.numbers
+
+    def _run_epoch(self, *args, epoch, **kwargs):
+        run = self.stages.current = self.stages.runs[epoch]
+        self.args.per_device_train_batch_size = run.micro_batch
+        self.args.gradient_accumulation_steps = run.accumulated
+        self.stages.set_weight_decay(self.optimizer, self.args.weight_decay)
+        if self.is_world_process_zero() and not self.has_ended:
+            self.progress.say(f"stage {epoch + 1} of {len(self.stages.runs)}: {run.words()}")
+        loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
+        own = {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": run.stage.steps}
+        super()._run_epoch(*args, epoch=epoch, **(kwargs | own))
+
+    def create_optimizer(self, model=None):
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if fresh:
+            self.stages.remember(self.optimizer)
+        return optimizer
+
+    def training_step(self, *args, **kwargs):
+        self.state.epoch = self.stages.passes(self.state.global_step)  # Trainer takes a stage for a pass
+        return super().training_step(*args, **kwargs)
+
+    def log(self, logs, start_time=None):
+        self.state.epoch = self.stages.passes(self.state.global_step)
+        if "loss" in logs:
+            logs["stage"] = self.stages.current.stage.number + 1
+            logs |= {f"tokens_{name}": count for name, count in self.stages.tokens(self.state.global_step).items()}
+        super().log(logs, start_time)

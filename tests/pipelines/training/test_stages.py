@@ -1,0 +1,249 @@
+"""Stages of a run: length, rows of a step, schedule and weight decay that change at borders, and going on exactly."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.data.mixed_rows import SourceRows
+from anyformer.pipelines.data.mixture_order import MixtureOrder
+from anyformer.pipelines.data.rows import Rows
+from anyformer.pipelines.data.staged_rows import StagedRows
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import recipe_from_dict
+from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
+from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
+from anyformer.pipelines.training.guards.audit import read_audit
+from anyformer.pipelines.training.learning_rate import share_of_steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import end_in_micro_batch, run_ranks
+from run_folders import assert_same_weights
+from test_distributed import needs_deepspeed, rank_main
+
+FIRST = {"until": 4, "sequence_length": 16, "learning_rate": "constant"}
+SECOND = {"until": 8, "global_batch_size": 8, "per_device_train_batch_size": 2, "weight_decay": 0.0}
+SECOND |= {"learning_rate": "decay", "min_lr_rate": 0.2}
+THIRD = {"until": 1.0, "sequence_length": 16, "learning_rate": "cosine", "warmup_steps": 1, "peak": 0.5}
+TRAINING = {"max_steps": 8, "global_batch_size": 4, "warmup_steps": 2, "save_steps": 1, "save_total_limit": 20}
+
+
+@pytest.fixture
+def recipe(tiny_recipe, text_file):
+    """recipe(stages, mixture, **training) -> the file of a tiny decoder's recipe; with mixture of two sources."""
+
+    def make(*stages, mixture=False, **training):
+        sources = [{"files": str(text_file), "name": name, "max_documents": n} for name, n in (("some", 5), ("few", 3))]
+        data = {"files": None, "mixture": sources} if mixture else {"max_documents": 6}
+        file = tiny_recipe(training=TRAINING | {"audit_samples": True} | training, data=data)
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"stages": list(stages)}))
+        return file
+
+    return make
+
+
+def steps_of(folder) -> list[tuple]:
+    """(step, loss, learning rate, stage) of each line of the log."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        tuple(line[name] for name in ("step", "loss", "learning_rate", "stage")) for line in lines if "loss" in line
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(recipe, command, tmp_path):
+    file = recipe(
+        FIRST | {"mixture": {"some": 1}}, SECOND | {"until": 1.0, "mixture": {"some": 1, "few": 3}}, mixture=True
+    )
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert command("train", file, f"training.output_dir={whole}") == 0
+    again = ("train", file, f"training.output_dir={broken}")
+    # A step of the first stage is a micro-batch, of the second four: killed in step 4, the first of 5, the third of 6.
+    for number, micro_batch in enumerate((4, 2, 7)):
+        end_in_micro_batch(micro_batch, command, *again, output=tmp_path / f"{number}.log")
+        steps = [int(each.name.split("-")[1]) for each in broken.glob("checkpoint-*")]
+        assert max(steps) == 3 + number  # one step before the border, at it, one after it
+    assert command(*again) == 0
+    assert steps_of(broken) == steps_of(whole)
+    assert read_audit(broken) == read_audit(whole)
+    assert_same_weights(whole, broken)
+    rates = [round(rate / 5e-3, 6) for _, _, rate, _ in steps_of(whole)]
+    assert rates == [round(share, 6) for share in (1 / 3, 2 / 3, 1, 1, 1, 0.8, 0.6, 0.4)]
+    trained = Counter(line["step"] for line in read_audit(whole) for _ in line["rows"])
+    assert trained == {1: 4, 2: 4, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
+    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if '"loss"' in line][-1]
+    assert last["tokens_few"] == pytest.approx(24 * 48, abs=48) and last["tokens_some"] > last["tokens_few"] / 2
+    assert last["stage"] == 2 and last["loss_few"] > 0
+    states = torch.load(whole / "checkpoint-8" / "optimizer.pt", weights_only=True)["param_groups"]
+    before = torch.load(whole / "checkpoint-4" / "optimizer.pt", weights_only=True)["param_groups"]
+    assert {group["weight_decay"] for group in states} == {0.0} and before[0]["weight_decay"] == 0.1
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_with_one_stage_more_as_if_it_had_been_begun_with_it(recipe, command, tmp_path, capsys):
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    assert command("train", recipe(FIRST, SECOND), f"training.output_dir={longer}") == 0
+    assert command("train", recipe(FIRST, SECOND), f"training.output_dir={longer}", "--extend") == 2
+    assert "a finished run goes on by itself where the recipe has one stage more" in capsys.readouterr().err
+    file = recipe(FIRST, SECOND, THIRD, max_steps=12)
+    assert command("train", file, f"training.output_dir={longer}") == 0
+    assert f"going on from {longer}/checkpoint-8" in capsys.readouterr().out
+    assert command("train", file, f"training.output_dir={whole}") == 0
+    assert steps_of(longer) == steps_of(whole) and read_audit(longer) == read_audit(whole)
+    assert_same_weights(whole, longer)
+    other = recipe(FIRST | {"sequence_length": 20}, SECOND, THIRD | {"until": 14}, max_steps=14)
+    assert command("train", other, f"training.output_dir={longer}") == 2
+    assert "write the ends of its stages as steps (4, 8, 12) and add one" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("zero2", marks=needs_deepspeed)])
+def test_two_processes_train_the_rows_of_one_in_each_step(engine, recipe, command, tmp_path):
+    file = recipe(FIRST, SECOND | {"until": 1.0})
+    one, two, folder = tmp_path / "one", tmp_path / "two", tmp_path / "ranks"
+    folder.mkdir()
+    plain, options = "model.hidden_dropout=0.0", [] if engine == "ddp" else [f"training.deepspeed={engine}"]
+    assert command("train", file, f"training.output_dir={one}", plain) == 0
+    words, environment = (file, f"training.output_dir={two}", plain, *options), {"DS_ACCELERATOR": "cpu"}
+    run_ranks(2, rank_main, command, *words, folder=folder, env=environment)
+
+    def rows(run):
+        found = {step: [] for step in range(1, 9)}
+        for line in read_audit(run):
+            found[line["step"]] += zip(line["rows"], map(str, line["documents"]))
+        return {step: sorted(own) for step, own in found.items()}
+
+    assert rows(one) == rows(two)
+    assert [loss for _, loss, *_ in steps_of(two)] == pytest.approx([loss for _, loss, *_ in steps_of(one)], abs=1e-4)
+
+
+class Numbers(Rows):
+    """Rows that are their own numbers."""
+
+    def __init__(self, size: int):
+        self.size, self.fingerprint, self.name = size, f"{size} numbers", "numbers"
+        self.facts = {"rows": size, "tokens": 10 * size, "documents": size, "bytes": size}
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, number):
+        return {"number": number}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=5), st.integers(0, 3))
+def test_rows_of_one_length_are_all_trained_before_one_is_again_whatever_the_borders(stages, seed):
+    lengths, counts = zip(*stages)
+    rows = StagedRows([Numbers(length) for length in lengths], [None] * len(stages), counts, seed)
+    assert len(rows) == sum(counts)
+    whole = {length: StagedRows([Numbers(length)], [None], [sum(counts)], seed) for length in lengths}
+    met = {length: [] for length in lengths}
+    for number, length in enumerate(length for length, count in stages for _ in range(count)):
+        assert rows[number] == whole[length][len(met[length])]  # as without the other stages
+        met[length].append(rows[number]["number"])
+    for length, numbers in met.items():
+        assert max(Counter(numbers).values()) <= -(-len(numbers) // length)
+
+
+def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
+    parts, weights = {"web": Numbers(7), "code": Numbers(5)}, [{"web": 1}, {"web": 1, "code": 3}, {"code": 1}]
+    order = MixtureOrder({name: len(rows) for name, rows in parts.items()}, {"web": 1, "code": 1}, 0)
+    rows = StagedRows([SourceRows(parts, order)] * 4, [None, *weights], [6, 4, 8, 4], seed=3)
+    drawn = [rows.place(number) for number in range(len(rows))]
+    counts = [Counter(name for name, _ in drawn[begin:end]) for begin, end in ((0, 6), (6, 10), (10, 18), (18, 22))]
+    assert counts == [{"web": 3, "code": 3}, {"web": 4}, {"web": 2, "code": 6}, {"code": 4}]
+    for name, size in (("web", 7), ("code", 5)):
+        own = [number for source, number in drawn if source == name]
+        assert set(own[:size]) == set(range(size))  # all before one comes again
+    assert rows.tokens_before(10) == {"web": 70, "code": 30} and rows.tokens_before(22) == {"web": 90, "code": 130}
+
+
+def run_of(total: int, *stages, **training) -> Recipe:
+    section = TrainingSection(max_steps=total, **training)
+    return Recipe(training=section, stages=[StageSection(**stage) for stage in stages])
+
+
+def test_a_stage_alone_has_the_schedule_of_transformers():
+    for name, ours in (("linear", "decay"), ("cosine", "cosine"), ("constant_with_warmup", "constant")):
+        plain = share_of_steps(Recipe(training=TrainingSection(lr_scheduler_type=name, warmup_steps=5)), 40)
+        staged = share_of_steps(run_of(40, {"until": 1.0, "learning_rate": ours}, warmup_steps=5), 40)
+        assert [staged(step) for step in range(40)] == pytest.approx([plain(step) for step in range(40)], abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(2, 20), st.integers(1, 20), st.sampled_from(["decay", "cosine"]), st.floats(0.1, 0.9))
+def test_a_stage_begins_at_the_rate_where_the_last_one_ended(first, second, kind, low):
+    stages = {"until": first, "learning_rate": kind, "min_lr_rate": low}, {"until": 1.0, "learning_rate": "constant"}
+    share = share_of_steps(run_of(first + second, *stages, warmup_steps=0), first + second)
+    assert [share(first + step) for step in range(second)] == [low] * second and share(0) == 1
+    assert all(share(step) > share(step + 1) for step in range(first))
+
+
+def test_runs_are_alike_up_to_the_first_stage_that_differs():
+    old = run_of(8, FIRST, SECOND)
+    assert shared_steps(old, 8, run_of(12, FIRST, SECOND, THIRD), 12) == 8
+    assert shared_steps(old, 8, run_of(12, FIRST, SECOND | {"until": 1.0}), 12) == 5  # a longer decay
+    assert shared_steps(old, 8, run_of(12, FIRST, SECOND | {"weight_decay": 0.1}, THIRD), 12) == 4
+    assert shared_steps(old, 8, run_of(12, FIRST | {"until": 6}, SECOND, THIRD), 12) == 4
+    assert shared_steps(old, 8, run_of(12, FIRST | {"until": 2}, FIRST, SECOND, THIRD), 12) == 8  # the same, cut in two
+
+
+WHOLE = {"until": 1.0}
+SOURCES = {"data": {"mixture": [{"source": "stdlib", "name": "doc"}, {"source": "stdlib_code", "name": "code"}]}}
+REFUSED = [
+    ([{}], {}, "stages.0.until is not set; it is the step"),
+    ([{"until": 0.8}, {"until": 0.5}], {}, "stages.1.until=0.5 is step 5 of 10, which is not above stages.0.until=0.8"),
+    ([{"until": 0.8}], {}, "stages.0.until=0.8 of the last stage ends at step 8, and training.max_steps=10"),
+    ([{"until": 12}], {}, "stages.0.until=12.0 is above training.max_steps=10"),
+    ([{"until": 2.5}], {}, "stages.0.until=2.5 is no step"),
+    ([WHOLE], {"training": {"max_steps": -1}}, "stages are parts of training.max_steps, which is not set"),
+    ([{"until": 1.0, "sequence_lenght": 4}], {}, "stages.0.sequence_lenght: no such setting; did you mean stages.0."),
+    ([WHOLE | {"learning_rate": "linear"}], {}, "stages.0.learning_rate='linear' is not one of its choices"),
+    ([WHOLE | {"sequence_length": 128}], {}, "stages.0: objective.sequence_length=128 is longer than"),
+    ([WHOLE], {"data": {"dataset": "c4", "streaming": True}}, "stages do not go with data.streaming=true"),
+    ([WHOLE], {"training": {"restarts": [5]}}, "training.restarts=[5] does not go with stages"),
+    (
+        [WHOLE],
+        {"training": {"save_steps": "epoch"}},
+        "training.save_steps='epoch' is of passes over rows of one length",
+    ),
+    ([{"until": 5, "learning_rate": "constant"}, WHOLE], {}, "stages.1.learning_rate is not set, and other stages' is"),
+    ([WHOLE | {"peak": 0.5}], {}, "stages.0.peak has no effect without stages.0.learning_rate"),
+    (
+        [{"until": 5, "learning_rate": "decay"}, WHOLE | {"learning_rate": "constant"}],
+        {},
+        "stages.1 would train at learning rate 0, where the stage before has ended",
+    ),
+    ([WHOLE | {"learning_rate": "decay", "warmup_steps": 11}], {}, "stages.0.warmup_steps=11.0 is more than the 10 st"),
+    ([WHOLE | {"per_device_train_batch_size": 2}], {}, "leaves open how many rows a step has"),
+    ([WHOLE | {"mixture": {"a": 1}}], {}, "stages.0.mixture weighs the sources of data.mixture, which has none"),
+    ([WHOLE | {"mixture": {"docs": 1}}], SOURCES, "stages.0.mixture.docs is no name in data.mixture; did you mean doc"),
+    ([WHOLE | {"mixture": {"doc": 0}}], SOURCES, "leaves no source to read; give one a weight above 0"),
+    ([WHOLE | {"weight_decay": 0.1}], {"training": {"weight_decay": 0.0}}, "scales training.weight_decay, which is 0"),
+    (
+        [WHOLE | {"sequence_length": 8}],
+        {"objective": None, "task": {"name": "sequence_classification", "max_length": 32}},
+        "stages.0.sequence_length=8: task.name=sequence_classification has no sequence_length",
+    ),
+]
+
+
+@pytest.mark.parametrize("stages, changes, sentence", REFUSED, ids=[sentence[:40] for *_, sentence in REFUSED])
+def test_what_stages_cannot_be_is_one_sentence(stages, changes, sentence):
+    made = {
+        "model": {"family": "decoder", "max_position_embeddings": 64},
+        "tokenizer": {"vocab_size": 300},
+        "data": {"source": "stdlib"},
+        "objective": {"name": "causal", "sequence_length": 32},
+        "training": {"output_dir": "run", "max_steps": 10},
+    }
+    for section, values in changes.items():
+        made[section] = values if values is None or section in ("data", "task") else made.get(section, {}) | values
+    if "task" in changes:
+        made["model"]["family"] = "encoder"
+    with pytest.raises(UserError) as refused:
+        recipe_from_dict(made | {"stages": stages})
+    assert sentence in str(refused.value)
