@@ -142,7 +142,6 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     memory = step_memory(recipe, objective, model, devices, notes)
-    notes += objective.further_costs()
     cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
