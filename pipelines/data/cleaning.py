@@ -23,7 +23,7 @@ from ..storage.cache import cached_folder, sha
 from ..storage.checksums import hashed_files
 from ..words import counted, working
 from .contamination import TestSets, shared_notes
-from .documents import Corpus, Document, Skipped, Source
+from .documents import Document, Skipped, Source
 from .word_sequences import words_of
 
 _FORMAT = 1  # raise it when other documents are left out
@@ -86,7 +86,7 @@ class Judge:
 class CleanSource(Source):
     """A source with Skipped in place of the documents that are left out; numbers of documents stay what they were.
 
-    tests: name -> texts that no document may share words with. most: documents that are read of it, after those that
+    tests: what no document may share words with; None: nothing. most: documents that are read of it, after those that
     are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told.
 
     Raises UserError for a filter that cannot be loaded, a package that is missing, and, when it is read, where the
@@ -98,7 +98,7 @@ class CleanSource(Source):
         source: Source,
         clean: CleanSettings,
         cache: Path,
-        tests: dict[str, Corpus],
+        tests: TestSets | None,
         most: int | None = None,
         streamed: bool = False,
     ):
@@ -154,11 +154,12 @@ class CleanSource(Source):
         return self.source.size_hint()
 
     def identity(self) -> Any:
-        settings = {name: value for name, value in asdict(self.clean).items() if value not in (None, False, [])}
-        code = {} if self._code is None else {"code": self._code}
-        tests = {name: corpus.identity() for name, corpus in self.tests.items()}
-        clean = {"format": _FORMAT, "most": self.most, "tests": tests} | settings | code
-        return {"clean": clean, "source": self.source.identity()}
+        """By the content of test sets and of the filter's file, not by their paths."""
+        settings = asdict(self.clean)
+        for name in ("filter", "decontaminate", "decontaminate_words"):
+            del settings[name]
+        tests = self.tests and self.tests.identity()
+        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()}
 
     def notes(self) -> list[str]:
         """What was left out of the whole source, by reason; nothing of a stream."""
@@ -166,7 +167,7 @@ class CleanSource(Source):
             return []
         found, _, folder = self._found
         reasons = found["dropped"]
-        number = sum(len_of for len_of, _ in reasons.values())
+        number = sum(count for count, _ in reasons.values())
         lines = [f"cleaning left out {number:,} of {counted(found['documents'], 'document')} of {self.name}"]
         for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
             lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
@@ -176,11 +177,7 @@ class CleanSource(Source):
         ]
 
     def _judge(self) -> Judge:
-        return Judge(self.clean, self.keeps, self._test_sets)
-
-    @cached_property
-    def _test_sets(self) -> TestSets | None:
-        return TestSets(self.tests, self.clean.decontaminate_words) if self.tests else None
+        return Judge(self.clean, self.keeps, self.tests)
 
     @cached_property
     def _found(self) -> tuple[dict, dict[int, set[int]], Path]:
@@ -201,7 +198,7 @@ class CleanSource(Source):
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
                 if self.most is not None and result.documents - result.dropped_documents == self.most:
                     break
-        result.write(folder, judge.tests)
+        result.write(folder, self.tests)
         if result.documents == result.dropped_documents:
             words = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
             raise UserError(f"{self.where}: data.clean leaves nothing of {self.name} ({words}); ask for less")
@@ -261,8 +258,8 @@ def _first_words(text: str, number: int = 8) -> str:
     return f"“{shown}{' …' if len(words) > number or len(shown) == 200 else ''}”"
 
 
-def _function(name: str) -> tuple[Callable[[str], Any], str]:
-    """The function that data.clean.filter names, and the SHA-256 of the file that it is written in."""
+def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
+    """The function that data.clean.filter names, and its own name with the SHA-256 of the file that it is in."""
     place, _, attribute = name.rpartition(":")
     field = f"data.clean.filter={name!r}"
     try:
@@ -277,4 +274,4 @@ def _function(name: str) -> tuple[Callable[[str], Any], str]:
     found = getattr(module, attribute, None)
     if not callable(found):
         raise UserError(f"{field}: {place} has no function {attribute}")
-    return found, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    return found, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]

@@ -1,6 +1,7 @@
 """Texts of test sets, and which of their sequences of words stand in a document, too."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from .word_sequences import sequences_of, words_of
 FIELD = "data.clean.decontaminate"
 
 
-def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_dir: str | None) -> dict[str, Corpus]:
-    """name -> the texts of each set that documents must not share words with; nothing of them is read yet.
+def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_dir: str | None) -> "TestSets":
+    """The sets that documents must not share words with; nothing of them is read yet.
 
     Files are read by `text_field` where they have rows, else paragraph by paragraph. Raises UserError for what is
     neither a file, a recipe nor a suite, and for a recipe without text or without data to test on.
@@ -38,7 +39,7 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
             patterns = with_local_copies(name, FIELD, cache_dir)
             options = {"text_field": text_field, "document": "paragraph", "key": FIELD.removeprefix("data.")}
             found[name] = SourceCorpus("test", FileSource(patterns, limits, **options))
-    return found
+    return TestSets(found, clean.decontaminate_words)
 
 
 def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) -> Corpus:
@@ -57,16 +58,24 @@ def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) ->
 class TestSets:
     """The sequences of `length` words of some sets of texts.
 
-    texts, too_short: number of each set's texts, and of those with fewer words, which are in no document.
+    They are read for the first document that is compared. texts, too_short: number of each set's texts, and of those
+    with fewer words, which are in no document.
     """
 
     def __init__(self, sets: dict[str, Corpus], length: int):
-        self.length, self.texts, self.too_short = length, {}, {}
-        self._hashes: dict[str, np.ndarray] = {}
-        for name, corpus in sets.items():
-            found = [sequences_of(words_of(document.text), length) for document in corpus.documents()]
+        self.sets, self.length, self.texts, self.too_short = sets, length, {}, {}
+
+    def identity(self) -> list:
+        return [self.length, *(corpus.identity() for corpus in self.sets.values())]
+
+    @cached_property
+    def _hashes(self) -> dict[str, np.ndarray]:
+        hashes = {}
+        for name, corpus in self.sets.items():
+            found = [sequences_of(words_of(document.text), self.length) for document in corpus.documents()]
             self.texts[name], self.too_short[name] = len(found), sum(not len(one) for one in found)
-            self._hashes[name] = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+            hashes[name] = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+        return hashes
 
     def shared(self, words: list[str]) -> dict[str, tuple[np.ndarray, list[str]]]:
         """set -> (hashes of the sequences that stand in it, too; the words in a row that these make up), if any do."""

@@ -121,7 +121,7 @@ def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: 
     from .cleaning import CleanSource
     from .contamination import open_test_sets
 
-    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir)
+    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir) if data.clean.decontaminate else None
     cache, most = cache_folder(data.cache_dir), section.max_documents
     return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming)
 

@@ -80,7 +80,8 @@ class Measuring:
 
         rows: of any split. None: there is one part.
         """
-        return (list(rows.parts), lambda number: rows.place(number)[0]) if rows.parts else None
+        named = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
+        return (list(named), lambda number: rows.place(number)[0]) if named else None
 
     def metrics_of_validations(self) -> list[str]:
         """Those of the recipe's metrics that validations during training measure; others need the finished model."""
