@@ -12,9 +12,10 @@ from ..errors import UserError, did_you_mean, nearest
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from . import introspection
 from .data_section import DERIVED_FROM_TEXT
+from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
-from .types import bounds_of, convert, show, within_bounds
+from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)

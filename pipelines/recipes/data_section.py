@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..errors import UserError, did_you_mean
 from ..plugins import SOURCES
-from .types import doc, show
+from .introspection import doc, show
 
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 

@@ -11,10 +11,9 @@ from typing import Any, Literal
 from ..errors import UserError
 from ..words import Epochs
 from .data_section import DataSection
-from .introspection import family_names
+from .introspection import doc, family_names
 from .optimizer_rows import ROWS
 from .secrets import without_signatures
-from .types import doc
 
 LEARNED = ("objective", "task")  # the sections that say what is learned
 # What a section that gives no name means.

@@ -4,45 +4,15 @@ import math
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import UserError, did_you_mean
 from ..words import Epochs, epochs_of
-from .secrets import without_signatures
+from .introspection import show
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 WORDS[Epochs] = "passes over the data such as '0.5 epochs'"
-
-
-def bounds_of(**limits: float) -> dict[str, float]:
-    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
-    return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
-
-
-LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
-
-
-def doc(help: str, default: Any = None, **kwargs) -> Any:
-    """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
-
-    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
-    """
-    limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
-    metadata = {"help": help, "bounds": bounds_of(**limits)}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
-    return field(default=default, metadata=metadata, **kwargs)
-
-
-def show(value: Any) -> str:
-    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
-    text = (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or value is True or value is False
-        else without_signatures(repr(value))
-    )
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def type_words(annotation: Any) -> str:
