@@ -176,7 +176,7 @@ def _check_derived(objective) -> None:
             )
         _check_parts(objective, data)
         if data.clean is not None:
-            from .cleaning import check_clean
+            from .clean_checks import check_clean
 
             check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
