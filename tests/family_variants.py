@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from anyformer.modeling.families import FAMILIES
 
@@ -386,6 +387,12 @@ VITS = {
 }
 # Schemes by which a token is known from others by its distance only: what is before the row does not matter.
 DISTANCES_ONLY = ("none", "rotary", "alibi", "relative", "disentangled")
+
+
+def a_share(rows, share: int) -> list:
+    """Rows of pytest's parameters, tuples where they are several: one of so many by default, the others slow."""
+    rows = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=pytest.mark.slow if number % share else ()) for number, row in enumerate(rows)]
 
 
 def tokens(batch=2, length=24, vocab=97, seed=0):

@@ -6,6 +6,7 @@ is refused with its sentence. What is legal is asked of the table that users see
 """
 
 import contextlib
+import functools
 import itertools
 import re
 
@@ -128,16 +129,23 @@ def check_packed(cell: Cell, model) -> None:
     close(logits(model, row), torch.cat(alone, dim=1), exactness(model))
 
 
-ROWS = {family: list(cells(family)) for family in family_names()}
-LEGAL = [cell for family in family_names() for cell in ROWS[family] if cell.refusal is None]
+@functools.cache
+def whole(family: str) -> list[Cell]:
+    return list(cells(family))
+
+
+def legal(family: str) -> list[Cell]:
+    return [cell for cell in whole(family) if cell.refusal is None]
 
 
 def pairs(cell: Cell) -> set:
     return set(itertools.combinations(enumerate((cell.position, cell.kind, cell.norm, cell.feed_forward)), 2))
 
 
-def pairwise(rows: list[Cell]) -> list[Cell]:
-    """Few of the rows, and in them every pair of settings that stands in any: always the row with most new pairs."""
+@functools.cache
+def pairwise(family: str) -> list[Cell]:
+    """Few legal cells, and in them every pair of settings that stands in any: always the one with most new pairs."""
+    rows = legal(family)
     missing, chosen = set().union(*map(pairs, rows)), []
     while missing:
         best = max(rows, key=lambda cell: len(pairs(cell) & missing))  # the first of equals: the same in every process
@@ -146,22 +154,12 @@ def pairwise(rows: list[Cell]) -> list[Cell]:
     return chosen
 
 
-PAIRWISE = {family: pairwise([cell for cell in LEGAL if cell.family == family]) for family in family_names()}
-
-
-@pytest.mark.parametrize("family", family_names())
-def test_every_pair_of_settings_that_goes_together_is_computed(family):
-    legal = [cell for cell in LEGAL if cell.family == family]
-    assert set().union(*map(pairs, PAIRWISE[family])) == set().union(*map(pairs, legal))
-    assert len(PAIRWISE[family]) < len(legal)
-
-
 @pytest.mark.usefixtures("without_code_files")
-@pytest.mark.parametrize("rows", [PAIRWISE, pytest.param(ROWS, marks=pytest.mark.slow)], ids=["pairwise", "whole"])
+@pytest.mark.parametrize("rows", [pairwise, pytest.param(whole, marks=pytest.mark.slow)], ids=["pairwise", "whole"])
 @pytest.mark.parametrize("position", POSITION_SCHEMES)
 @pytest.mark.parametrize("family", family_names())
 def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(family, position, rows, tmp_path):
-    for cell in rows[family]:
+    for cell in rows(family):
         if cell.position == position and cell.refusal is None:
             with named(cell):
                 check_computes(cell, tmp_path)
@@ -171,7 +169,7 @@ def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(fam
 @pytest.mark.parametrize("family", family_names())
 def test_every_illegal_cell_is_refused_with_its_sentence(family, every):
     """By default a third of the cells, and the first of each sentence."""
-    told, illegal = set(), [cell for cell in ROWS[family] if cell.refusal is not None]
+    told, illegal = set(), [cell for cell in whole(family) if cell.refusal is not None]
     for number, cell in enumerate(illegal):
         if number % every == 0 or cell.refusal not in told:
             with named(cell):
@@ -191,7 +189,7 @@ def named(cell: Cell):
 
 @pytest.mark.slow
 @given(
-    cell=st.sampled_from(LEGAL),
+    cell=st.deferred(lambda: st.sampled_from([cell for family in family_names() for cell in legal(family)])),
     batch=st.integers(1, 3),
     length=st.integers(1, 33),
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 3)]),

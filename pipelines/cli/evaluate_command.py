@@ -66,13 +66,15 @@ def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
-        help="a language model answers a task of classes after so many solved examples, such as 0,1,4,8",
+        help="a language model answers a task of classes, numbers or texts after so many solved examples: 0,1,4,8",
     )
     parser.add_argument(
         "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
     )
     parser.add_argument(
-        "--label-words", metavar="WORD,WORD,...", help="--shots: a word for each class (default: the classes' names)"
+        "--label-words",
+        metavar="WORD,WORD,...",
+        help="--shots: a word for each class (default: the classes' names), or the numbers that are asked for",
     )
     parser.add_argument(
         "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
@@ -188,6 +190,12 @@ def _few_shot(args) -> None:
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
     print_few_shot(result)
     _write(args, result, output)
+    if output is not None and len(numbers) > 1:
+        from ..reporting.plots import can_plot, plot_shots
+
+        if can_plot():
+            plot_shots(result.shots, output.with_suffix(".png"))
+            print(f"the curve is in {output.with_suffix('.png')}")
     _write_predictions(result.answers, args.predictions, recipe, split)
 
 

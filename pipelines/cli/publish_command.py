@@ -6,13 +6,16 @@ from pathlib import Path
 from ..errors import UserError
 from .output import quoted, say_next
 
+BY = ("steps", "words")  # what names the branches of --trajectory
+
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Push a run's model, tokenizer, code and model card to the Hub, loadable without this package.",
         epilog="examples:\n"
         "  anyformer publish runs/quickstart my-name/my-model --dry-run\n"
-        "  anyformer publish runs/quickstart my-name/my-model --private",
+        "  anyformer publish runs/quickstart my-name/my-model --private\n"
+        "  anyformer publish runs/quickstart my-name/my-model --trajectory words",
     )
     parser.add_argument("folder", metavar="DIR", help="folder of a finished run, or of a saved model")
     name = "repository, as name or owner/name (with --dry-run or --to also none: the folder's name)"
@@ -23,6 +26,13 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--private", action="store_true", help="create the repository (and collection) as private")
     parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
     parser.add_argument("--revision", help="branch to push to (default: main)")
+    parser.add_argument(
+        "--trajectory",
+        choices=BY,
+        nargs="?",
+        const="steps",
+        help="push each checkpoint of the run, too, to a branch such as step-1000, or by words seen 10M-words",
+    )
     parser.add_argument("--collection", metavar="TITLE", help="put the model into your collection of this title")
     parser.add_argument("--no-check", action="store_true", help="publish without what `anyformer check` finds")
 
@@ -33,9 +43,18 @@ def run(args) -> int:
     check = None if args.no_check else checked
     if args.dry_run or args.to is not None:
         return instead_of_upload(args, check)
+    if args.trajectory is not None and args.revision is not None:
+        raise UserError(f"--trajectory makes the branches itself; leave out --revision={args.revision}")
     if args.repo_id is None:
         raise UserError("REPO_ID is missing: the repository, as name or owner/name, behind the folder of the model")
     how = {"private": args.private, "revision": args.revision, "license": args.license, "collection": args.collection}
+    if args.trajectory is not None:
+        from ..publishing.trajectory import publish_trajectory
+
+        made = publish_trajectory(
+            args.folder, args.repo_id, by=args.trajectory, private=args.private, license=args.license
+        )
+        print("\n".join(made.values()))
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
     return 0
@@ -48,6 +67,8 @@ def instead_of_upload(args, check) -> int:
     from ..storage.model_folder import open_model_folder
 
     destination = None if args.to is None else destination_folder(args.to, "--to")
+    if args.trajectory is not None:
+        raise UserError("--trajectory pushes to branches; leave out --dry-run and --to")
     if args.to is not None and (args.private or args.revision or args.collection):
         raise UserError(f"--to={args.to} writes a folder here; leave out --private, --revision and --collection")
     model = open_model_folder(args.folder)

@@ -31,7 +31,7 @@ class MixedRows(Rows):
         self.fingerprint = self.identity_of(
             [[name, rows.fingerprint, self.counts[name]] for name, rows in parts.items()]
         )
-        self.facts = {"examples": len(self), "tokens": self.total("tokens"), "parts": dict(self.counts)}
+        self.facts = {"examples": len(self), "tokens": self.total("tokens"), "parts": dict(self.counts)} | self.words()
         self.is_packed = any(rows.is_packed for rows in parts.values())
         self.notes = [f"{name}: {note}" for name, rows in parts.items() for note in rows.notes]
 
@@ -42,6 +42,10 @@ class MixedRows(Rows):
     def total(self, size: str) -> int:
         """A size, by its name in the facts, of the rows as often as they come."""
         return sum(rows.facts[size] * self.counts[name] // len(rows) for name, rows in self.parts.items())
+
+    def words(self) -> dict[str, int]:
+        """{"words": of the rows as often as they come} where all parts count theirs."""
+        return {"words": self.total("words")} if all("words" in rows.facts for rows in self.parts.values()) else {}
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -102,7 +106,7 @@ class SourceRows(MixedRows):
             self.row_lengths = None
             self.fingerprint = self.identity_of([self.fingerprint, order.identity()])
         noun = "rows" if "rows" in first.facts else "examples"
-        self.facts = {size: self.total(size) for size in SIZES} | {noun: len(self)}
+        self.facts = {size: self.total(size) for size in SIZES} | self.words() | {noun: len(self)}
         self.facts["sources"] = {
             name: {noun: self.counts[name], "share": round(share, 6)}
             | {size: parts[name].facts[size] for size in SIZES}

@@ -185,6 +185,7 @@ class PackedDataset(Rows, Dataset):
             "documents": len(store.offsets) - 1,
             "tokens": int(store.offsets[-1]),
             "bytes": int(store.num_bytes),
+            "words": int(store.num_words),
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
             **({"control_tokens": store.control_tokens} if store.control_tokens else {}),

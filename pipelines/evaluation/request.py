@@ -196,9 +196,9 @@ def numbers_of_shots(text: str) -> list[int]:
 
 
 def check_shots(recipe: Recipe) -> None:
-    """Raise UserError where the task has no classes that a language model can be asked for."""
-    if not objective_of(recipe).asks_for_classes:
-        raise UserError(f"--shots asks a language model for the classes of texts; TASK={recipe.name} has none")
+    """Raise UserError where the task has no answers that a language model can be asked for."""
+    if not objective_of(recipe).asks_for:
+        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
 
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:

@@ -94,7 +94,7 @@ def pseudo_log_likelihoods(
     token before a hidden one predicts it, so that a text's first token is counted only where one stands before it.
     """
     by_decoder, sums = model.can_generate(), torch.zeros(len(texts), dtype=torch.float64)
-    encoded = [_frame(tokenizer, text, by_decoder and add_bos) for text in texts]
+    encoded = _framed(tokenizer, texts, by_decoder and add_bos)
     most = most_tokens(model.config)
     for text, (ids, _, _) in zip(texts, encoded):
         if len(ids) > most:
@@ -118,17 +118,17 @@ def pseudo_log_likelihoods(
     return sums.tolist()
 
 
-def _frame(tokenizer, text: str, begins: bool) -> tuple[list[int], list[int], list[bool]]:
-    """(tokens, number of the word of each, whether it may be hidden) of a text with what stands around it."""
-    found = tokenizer(text, return_special_tokens_mask=True)
-    ids, special = found["input_ids"], found["special_tokens_mask"]
-    words = found.word_ids() if tokenizer.is_fast else range(len(ids))
-    words = [-1 if word is None else word for word in words]
-    hideable = [not each for each in special]
-    first = _first_token(tokenizer)
-    if begins and not special[0] and first is not None:
-        return [first, *ids], [-1, *words], [False, *hideable]
-    return ids, words, hideable
+def _framed(tokenizer, texts: list[str], begins: bool) -> list[tuple[list[int], list[int], list[bool]]]:
+    """(tokens, number of the word of each, whether it may be hidden) of each text with what stands around it."""
+    read, framed = tokenizer(texts, return_special_tokens_mask=True), []
+    first = _first_token(tokenizer) if begins else None
+    for number, (ids, special) in enumerate(zip(read["input_ids"], read["special_tokens_mask"])):
+        words = read.word_ids(number) if tokenizer.is_fast else range(len(ids))
+        words, hideable = [-1 if word is None else word for word in words], [not each for each in special]
+        if first is not None and not special[0]:
+            ids, words, hideable = [first, *ids], [-1, *words], [False, *hideable]
+        framed.append((ids, words, hideable))
+    return framed
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:

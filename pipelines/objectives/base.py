@@ -57,7 +57,8 @@ class Objective(Measuring, ABC):
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
-    asks_for_classes: whether `questions` gives its examples as texts with a class each; it then has `label_names`.
+    asks_for: what any language model can be asked for, whose examples `questions` gives: "classes" (it then has
+    `label_names`), "numbers", "texts", or "" (nothing). answer_column: the column of these answers.
     parts: the objectives that it is made of, by their names; of most objectives there are none.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
@@ -92,7 +93,8 @@ class Objective(Measuring, ABC):
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
-    asks_for_classes: ClassVar[bool] = False
+    asks_for: str = ""
+    answer_column: str | None = None
     label_names: list[str]
     parts: Mapping[str, "Objective"] = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False

@@ -47,9 +47,9 @@ class Measuring:
         """What each of `count` probabilities of an example is of."""
         return [self.named(number) for number in range(count)]
 
-    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
-        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;
-        none without `asks_for_classes`.
+    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
+        """The examples of a split as ({column: text}, answer), which any language model can be asked for; none without
+        `asks_for`. An answer is the number of a class, a number or a text.
 
         source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
         """
@@ -80,7 +80,8 @@ class Measuring:
 
         rows: of any split. None: there is one part.
         """
-        return (list(rows.parts), lambda number: rows.place(number)[0]) if rows.parts else None
+        named = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
+        return (list(named), lambda number: rows.place(number)[0]) if named else None
 
     def metrics_of_validations(self) -> list[str]:
         """Those of the recipe's metrics that validations during training measure; others need the finished model."""

@@ -47,6 +47,7 @@ class MultiTask(SeveralParts, Translation):
     default_metrics = ()
     hub_task = "text2text-generation"
     sample_words = "answer to"
+    asks_for = ""
 
     @classmethod
     def metric_names(cls) -> list[str]:

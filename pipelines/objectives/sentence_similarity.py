@@ -119,6 +119,14 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         label = self.settings.label_field
         return self.settings.label_range[1] if label is None else row[label]
 
+    @property
+    def asks_for(self) -> str:
+        return "" if self.settings.label_field is None else "numbers"
+
+    def true_answer(self, row: dict, place: str) -> float:
+        """The number as the data have it, not its cosine."""
+        return super().label_of(self.label_in(row), place)
+
     def label_of(self, value: Any, place: str) -> float:
         """The cosine, from 0 to 1, that a label means. Raises UserError."""
         least, most = self.settings.label_range

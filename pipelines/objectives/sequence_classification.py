@@ -1,11 +1,9 @@
 """One class for a text or a pair of texts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import text_of
 from ..plugins import register_objective
 from .class_task import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
@@ -23,7 +21,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     name = "sequence_classification"
     taught = "classes"
     label_type = "int32"
-    asks_for_classes = True
+    asks_for = "classes"
     Settings = SequenceClassificationSettings
     stratified_by = ClassTask.label_column
     legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
@@ -44,12 +42,6 @@ class SequenceClassification(ClassTask, LabelledTexts):
 
     def label_words(self, facts: dict[str, Any]) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
-
-    def questions(self, source) -> Iterator[tuple[dict[str, str], int]]:
-        columns = self.text_columns()
-        for place, row in source:
-            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
-            yield texts, self.label_of(row[self.settings.label_field], place)
 
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"class {self.label_names[int(row['labels'])]}")

@@ -20,6 +20,7 @@ class SequenceRegression(NumberTask, LabelledTexts):
     """One number for a text or a pair of texts, by squared error."""
 
     name = "sequence_regression"
+    asks_for = "numbers"
     Settings = SequenceRegressionSettings
     legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its number"
 

@@ -60,7 +60,8 @@ class Teacher:
         """Raise UserError for a model that was trained with another head."""
         of_head = self.auto_class._model_mapping.get(type(self.config), None)
         trained = self.config.architectures or []
-        if self.auto_class is transformers.AutoModel or is_adapter(self.path):
+        has_own_code = of_head is None and getattr(self.config, "auto_map", None)
+        if self.auto_class is transformers.AutoModel or is_adapter(self.path) or has_own_code:
             return
         if of_head is None or (trained and of_head.__name__ not in trained):
             raise UserError(
@@ -118,14 +119,11 @@ class Teacher:
     @torch.no_grad()
     def logits(self, inputs: dict) -> torch.Tensor:
         """(B, T, V) of a batch without labels, wherever its tensors are."""
-        device = inputs["input_ids"].device
-        if self.model.device != device:
-            self.model.to(device)
-        return self.model(**inputs, use_cache=False).logits if self.is_decoder else self.model(**inputs).logits
-
-    @property
-    def is_decoder(self) -> bool:
-        return self.auto_class is transformers.AutoModelForCausalLM
+        if self.model.device != inputs["input_ids"].device:
+            self.model.to(inputs["input_ids"].device)
+        # Native decoders tell packed rows by their positions only where no cache is made.
+        cache = {"use_cache": False} if self.auto_class is transformers.AutoModelForCausalLM else {}
+        return self.model(**inputs, **cache).logits
 
     def top_tokens(self, batch: dict, size: int, top_k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, T, K) ids, and (B, T, K + 1) log-probabilities of them and of all other tokens together.

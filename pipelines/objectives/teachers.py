@@ -138,7 +138,7 @@ class TaughtTokens(Taught):
 
         section = self.recipe.teacher
         if section.stored:
-            size = bytes_of_token(section.top_k, self.planned_vocabulary() or 2**16)
+            size = bytes_of_token(section.top_k, self.teacher.config.vocab_size)
             return [f"teacher.stored: {size:,} bytes for each token of the training rows go into the cache"]
         count = self.teacher.parameters
         return [

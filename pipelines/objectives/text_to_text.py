@@ -64,6 +64,10 @@ class TextToText(Translation):
     label_names: list[str] = []  # classes, once prepared
 
     @property
+    def asks_for(self) -> str:
+        return "texts" if self.settings.answers == "texts" else ""
+
+    @property
     def compared(self) -> str:
         """What the metrics compare: "texts", "classes" or "numbers"."""
         return COMPARED[self.settings.answers][0]

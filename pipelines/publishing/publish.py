@@ -6,10 +6,11 @@ The folder is only read, so publishing can be repeated after any failure.
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
@@ -58,6 +59,8 @@ def publish(
     license: str | None = None,
     check: Callable[[Path], tuple[str, dict] | None] | None = None,
     collection: str | None = None,
+    facts: RunFacts | None = None,
+    code: Mapping[str, Path] = MappingProxyType({}),
 ) -> str:
     """Push a saved model to the Hub and return its URL; a second call updates the repository.
 
@@ -70,13 +73,15 @@ def publish(
         check: gives a line for the card and the contents of check.json; None: neither is published.
         collection: title of the owner's collection that the repository is put into; created where it does not exist,
             private if `private`.
+        facts: what the card says of the run; None: read from the folder.
+        code: files that take the place of the folder's own of the same names.
 
     Raises:
         UserError: `folder` is no model folder or holds a secret, `repo_id` is malformed, nobody is logged in, or the
             Hub refuses or cannot be reached. Everything that can be checked is checked before the upload.
     """
     model = open_model_folder(folder)
-    files = files_to_publish(model)
+    files = files_to_publish(model) | code
     repo_id = resolve_repo_id(repo_id)
     api = hub.HfApi()
     with hub_errors(f"{repo_id} could not be prepared on the Hub"):
@@ -85,7 +90,7 @@ def publish(
             raise UserError(f"{repo_id} exists and is public; make it private in its settings or choose another name")
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-    contents = with_card(files, model, repo_id, license=license, check=check)
+    contents = with_card(files, model, repo_id, license=license, check=check, facts=facts)
     if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
         print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
         del contents["README.md"]
@@ -109,6 +114,7 @@ def with_card(
     *,
     license: str | None = None,
     check: Callable[[Path], tuple[str, dict] | None] | None = None,
+    facts: RunFacts | None = None,
 ) -> dict[str, Path | bytes]:
     """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`."""
     contents, checked, card = dict(files), None, model.path / "README.md"
@@ -116,11 +122,12 @@ def with_card(
         checked, findings = found
         contents["check.json"] = json_text(findings).encode()
     if is_own_card(card):
-        contents["README.md"] = render_model_card(model, repo_id=repo_id, license=license, checked=checked).encode()
+        about = {"repo_id": repo_id, "license": license, "facts": facts, "checked": checked}
+        contents["README.md"] = render_model_card(model, **about).encode()
     else:
         print(f"{card} was not written by anyformer; it is published as it is")
         contents["README.md"] = card
-    if not license and not RunFacts.read(model.path).section("publish").get("license"):
+    if not license and not (facts or RunFacts.read(model.path)).section("publish").get("license"):
         print("the card names no licence; --license or publish.license says it")
     if not any((model.path / name).is_file() for name in TOKENIZER):
         print(f"{model.path} holds no tokenizer; the model is published without one")

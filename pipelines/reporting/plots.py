@@ -69,6 +69,22 @@ def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
         axes.legend()
 
 
+def plot_shots(shots: dict[int, dict], path: Path) -> None:
+    """Plot the metrics of a few-shot result against the number of solved examples, with their 95 % intervals.
+
+    shots: of FewShotResult. Raises UserError where matplotlib is not installed.
+    """
+    with figure(path, width=6.4, height=3.8) as axes:
+        for name in next(iter(shots.values()))["metrics"]:
+            (line,) = axes.plot([*shots], [row["metrics"][name] for row in shots.values()], marker=".", label=name)
+            bounds = [row["intervals"].get(name) for row in shots.values()]
+            if all(bounds):
+                between = [each["low"] for each in bounds], [each["high"] for each in bounds]
+                axes.fill_between([*shots], *between, color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.set(title="Answers after solved examples", xlabel="solved examples in the prompt", xticks=[*shots])
+        axes.legend()
+
+
 def plot_scaling(result: dict, loss, path: Path) -> None:
     """Plot the runs of a ladder and the law fitted to them, against parameters and tokens; written to `path`.
 

@@ -108,7 +108,9 @@ def kind_of(log: RunLog) -> str:
     model = log.section("model")
     base = model.get("name_or_path")
     what = f"from {Path(base).name}" if base else model.get("preset") or model.get("family")
-    return f"{learned.replace('_', ' ')}{f', {what}' if what else ''}"
+    teacher = log.section("teacher").get("name_or_path")
+    taught = f", taught by {Path(teacher).name}" if teacher else ""
+    return f"{learned.replace('_', ' ')}{f', {what}' if what else ''}{taught}"
 
 
 def goes_on(log: RunLog) -> str:

@@ -15,6 +15,7 @@ from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..recipes.schema import MINIMAL_PAIRS
 from ..reporting.interpret import validations_of
+from ..reporting.report import REPORT
 from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
@@ -56,6 +57,9 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         if classes:
             write_atomically(session.folder.path / CLASSES_FILE, json_text(classes))
         write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
+        for tracker in trainer.trackers:
+            with spoken("samples and report of the tracker", session.folder.path):
+                tracker.show(samples, session.folder.path / REPORT)
 
 
 def write_finished(session: Session, finished: FinishedModel, facts: dict) -> None:

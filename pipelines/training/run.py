@@ -13,6 +13,7 @@ import anyformer
 from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
+from ..recipes.stage_plan import of_stage
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
@@ -97,6 +98,9 @@ def fresh_model(session: Session):
     set_seed(session.arguments.seed)
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     check_length(session.data.objective, model.config, trains=True)
+    for run in session.stages:
+        with of_stage(run.stage.number):
+            check_length(run.objective, model.config, trains=True)
     return model
 
 

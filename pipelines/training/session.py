@@ -20,6 +20,7 @@ from ..recipes.checks import check_schedule
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
 from ..storage.cache import sha
 from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
@@ -150,6 +151,7 @@ class Session:
         """The trainer of a model. recipe, arguments, trained rows and objective: of a trial; None: of the run."""
         from .checkpoints.weight_average import WeightAverage
         from .compiled_layers import CompiledLayers, compile_arguments
+        from .log.trackers import keep_in_run
         from .losses.validation_metrics import ValidationMetrics
         from .models import transferred
         from .trainer import AnyformerTrainer
@@ -163,6 +165,8 @@ class Session:
         of_plugin = None
         if section.optim in OPTIMIZERS:
             of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
+        if "trackio" in arguments.report_to:
+            keep_in_run(arguments.output_dir)
         trained, made = trained or rows["train"], AnyformerTrainer
         if recipe.stages:
             from .staged_trainer import StagedTrainer
@@ -190,6 +194,8 @@ class Session:
             validation_metrics=measures,
             **objective.of_trainer(),
         )
+        for tracker in trainer.trackers:
+            tracker.recipe = without_signatures(recipe.to_dict())
         if section.torch_compile:
             trainer.add_callback(CompiledLayers(compile_arguments(section)))
         return trainer

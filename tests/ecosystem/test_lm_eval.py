@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, class_scores, prompt_of
+from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, prompt_of
+from anyformer.pipelines.evaluation.shot_answers import class_scores
 from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
-
-lm_eval = pytest.importorskip("lm_eval")
 
 TOLERANCE = 1e-4  # log-probabilities of a sentence are sums near -200, in fp32
 
@@ -70,6 +69,12 @@ report({name: [sample["resps"] for sample in results["samples"][name]] for name 
 """
 
 
+@pytest.fixture(autouse=True)
+def needs_lm_eval():
+    """Imported by what uses it: it takes seconds, which a process that only collects the tests need not spend."""
+    pytest.importorskip("lm_eval")
+
+
 @pytest.fixture
 def tasks(tmp_path):
     """A folder with the tasks and their data."""
@@ -83,6 +88,7 @@ def tasks(tmp_path):
 
 
 def evaluate_in_memory(model, tokenizer, tasks):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     return lm_eval.simple_evaluate(
@@ -124,6 +130,7 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
 
 def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
     """A task as lm-eval's blimp, pair by pair."""
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     file, rows = tmp_path / "pairs.jsonl", [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he.")]
@@ -148,6 +155,7 @@ def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
 
 
 def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     words = ["bad", "very good"]
@@ -171,7 +179,7 @@ def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp
             task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
             bootstrap_iters=0,
         )
-        prompts = [prompt_of(solved[:shots], question, words) for question in asked]
+        prompts = [prompt_of(solved[:shots], question, words.__getitem__) for question in asked]
         scores, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=False)
         theirs = results["samples"]["asked_few_shot"]
         for ours, sample in zip(scores, theirs):

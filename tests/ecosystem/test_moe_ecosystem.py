@@ -1,15 +1,12 @@
 """Mixtures of experts with PEFT, TRL and transformers' pipelines."""
 
-import copy
-
 import pytest
 import torch
-from datasets import Dataset
 from packaging.version import Version
 from training_steps import fit
 from transformers import AutoModelForCausalLM
 
-from anyformer import AnyformerMoeForCausalLM, to_native
+from anyformer import AnyformerMoeForCausalLM
 
 TOLERANCE = 1e-5  # fp32: merged weights add up in another order
 # `all-linear` finds linear layers; the weights of experts are parameters with an axis for the expert.
@@ -98,29 +95,3 @@ def test_lora_on_a_router_trains_and_merges(mixture, tokenizer, own):
         expected = model.eval()(**rows).logits
         merged = model.merge_and_unload()
         torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-9, rtol=0)  # float64: sums in another order
-
-
-def test_sft_steps_of_trl_equal_those_of_a_native_mixtral(mixture, tokenizer, tmp_path):
-    trl = pytest.importorskip("trl")
-    ours = mixture(mlp_pattern=["sparse"], router_aux_loss_coef=0.0, tie_word_embeddings=False)
-    runs = {}
-    for name, model in (("ours", copy.deepcopy(ours)), ("native", to_native(ours))):
-        arguments = trl.SFTConfig(
-            output_dir=str(tmp_path / name),
-            max_steps=2,
-            per_device_train_batch_size=2,
-            learning_rate=1e-3,
-            seed=0,
-            gradient_accumulation_steps=2,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-            bf16=False,
-        )
-        texts = Dataset.from_dict({"text": [f"{prompt} and so on" for prompt in PROMPTS * 2]})
-        trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=texts, processing_class=tokenizer)
-        trainer.train()
-        runs[name] = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert runs["ours"] == pytest.approx(runs["native"], abs=TOLERANCE)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from family_variants import TINY_FIELDS, ZOO, config_class, labelled_batch
+from family_variants import TINY_FIELDS, ZOO, a_share, config_class, labelled_batch
 from training_steps import fit
 from transformers import AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ def answers(model, rows):
     return outputs.start_logits if "start_logits" in outputs else outputs.logits
 
 
-@pytest.mark.parametrize("head, name", [(head, name) for head, names in ADAPTED.items() for name in names])
+@pytest.mark.parametrize("head, name", a_share([(head, name) for head, names in ADAPTED.items() for name in names], 3))
 def test_lora_on_all_linear_trains_saves_loads_and_merges(tmp_path, head, name):
     (variant,) = [variant for variant in ZOO if str(variant) == name]
     (task_type, kept), config = HEADS[head], variant.config(num_labels=2)

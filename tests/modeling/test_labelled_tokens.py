@@ -1,9 +1,11 @@
 """Heads leave the last feed-forward part of tokens that they do not read out, and only time can tell."""
 
+from itertools import product
+
 import pytest
 import torch
 from anyformer.pipelines.accounting.flops import FlopCount
-from family_variants import ENCODERS, FP32, close, encoder_row, gradients_of, packed, padded
+from family_variants import ENCODERS, FP32, a_share, close, encoder_row, gradients_of, packed, padded
 from native_models import randomise
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,8 +51,10 @@ def rows_of_last_mlp(model, run) -> int:
     return seen[-1]
 
 
-@pytest.mark.parametrize("kind", ["whole", "right", "left", "packed"])
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in OF_ALL])
+KINDS = ("whole", "right", "left", "packed")
+
+
+@pytest.mark.parametrize("name, kind", a_share(product([name for name in ENCODERS if name not in OF_ALL], KINDS), 3))
 def test_loss_and_gradients_are_those_of_a_last_layer_of_all_tokens(tiny_encoder_config, monkeypatch, name, kind):
     model = model_of(tiny_encoder_config(**ENCODERS[name]))
     batch = batch_of(model.config, kind)
@@ -98,9 +102,11 @@ def test_sentence_pairs_read_the_first_token_too_or_the_mean_of_all(
         close(grads[name], grad, FP32)
 
 
-@pytest.mark.parametrize("kind", ["whole", "right", "left"])
-@pytest.mark.parametrize("name", ["bert", "albert", "deberta_v3", "longformer", "rotary", "deberta_conv", "modernbert"])
-@pytest.mark.parametrize("head", [AnyformerEncoderForSequenceClassification, AnyformerEncoderForMultipleChoice])
+CLASSIFIERS = (AnyformerEncoderForSequenceClassification, AnyformerEncoderForMultipleChoice)
+CLASSIFYING = ("bert", "albert", "deberta_v3", "longformer", "rotary", "deberta_conv", "modernbert")
+
+
+@pytest.mark.parametrize("head, name, kind", a_share(product(CLASSIFIERS, CLASSIFYING, KINDS[:3]), 4))
 def test_classifiers_read_the_first_token_alone_or_the_mean_of_all(tiny_encoder_config, monkeypatch, head, name, kind):
     torch.manual_seed(0)
     config = tiny_encoder_config(**ENCODERS[name], num_labels=3)

@@ -5,6 +5,7 @@ import torch
 import transformers
 from family_variants import (
     SEQ2SEQS,
+    a_share,
     tokens,
 )
 from native_models import randomise
@@ -36,7 +37,7 @@ def build(config, **kwargs):
     return randomise(AnyformerSeq2SeqForConditionalGeneration._from_config(config, **kwargs))
 
 
-@pytest.fixture(params=SEQ2SEQS)
+@pytest.fixture(params=a_share(SEQ2SEQS, 4))
 def variant(request, tiny_seq2seq_config):
     return build(tiny_seq2seq_config(**SEQ2SEQS[request.param]))
 

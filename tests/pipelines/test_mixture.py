@@ -170,6 +170,8 @@ def test_an_epoch_holds_every_row_the_parts_by_weight_and_other_changes_each_tim
     # Every special token, in one tokenizer; the text of both parts.
     assert {"<|fim_prefix|>", "<|fim_middle|>"} <= data.tokenizer.get_vocab().keys()
     assert train.facts["rows"] == len(train) and "rows" in described(data.objective, train)
+    words = {name: rows.facts["words"] * train.counts[name] // len(rows) for name, rows in train.parts.items()}
+    assert min(words.values()) > 100 and train.facts["words"] == sum(words.values())
 
 
 def test_parts_without_padding_to_hide_have_no_mask(mixture):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from itertools import islice
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from anyformer.pipelines.data.packing import StreamingPackedDataset
 from anyformer.pipelines.data.shuffled_corpus import ShuffledCorpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
@@ -168,6 +170,22 @@ def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
         return tiny_recipe(data=data, tokenizer={"type": "char", "vocab_size": None}, training=training, model=model)
 
     return make
+
+
+def test_sources_that_are_streamed_are_mixed_by_weight_and_have_a_loss_each(stream_recipe, command, tmp_path):
+    path = stream_recipe({"max_steps": 3})
+    recipe = parse_yaml(path.read_text())
+    dataset = recipe["data"]["dataset"]
+    mixture = [{"name": "a", "dataset": dataset, "weight": 3.0}, {"name": "b", "dataset": dataset}]
+    recipe |= {
+        "data": {"mixture": mixture, "streaming": True, "validation_fraction": 0.0},
+        "evaluation": {"metrics": []},
+    }
+    path.write_text(format_yaml(recipe))
+    rows = anyformer.prepare_data(anyformer.load_recipe(str(path))).rows["train"]
+    assert Counter(rows.place(int(row["row_ids"]))[0] for row in islice(rows, 40)) == {"a": 30, "b": 10}
+    assert command("train", path) == 0
+    assert all({"loss_a", "loss_b"} <= line.keys() for line in lines_of(tmp_path / "run") if "loss" in line)
 
 
 @pytest.mark.parametrize("shuffle_buffer", [None, 4])

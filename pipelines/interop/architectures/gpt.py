@@ -4,6 +4,20 @@ from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, Mu
 from ..rotary import ROTARY_WITH_PART, flat_rope
 from ..weights import by_head, fused, renamed
 
+# Of GPT-2 and GPT-J.
+SIZES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "norm_eps",
+    "resid_pdrop": "hidden_dropout",
+    "embd_pdrop": "hidden_dropout",  # ours has one dropout for both; the residual's is taken where they differ
+    "attn_pdrop": "attention_dropout",
+    "initializer_range": "initializer_range",
+}
 GPT2 = ArchitectureMap(
     native="gpt2",
     preset="gpt2",
@@ -15,17 +29,7 @@ GPT2 = ArchitectureMap(
         "mlp_bias": True,
     },
     fields={
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "activation_function": "hidden_act",
-        "layer_norm_epsilon": "norm_eps",
-        "resid_pdrop": "hidden_dropout",
-        "embd_pdrop": "hidden_dropout",  # ours has one dropout for both; the residual's is taken where they differ
-        "attn_pdrop": "attention_dropout",
-        "initializer_range": "initializer_range",
+        **SIZES,
         "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
@@ -128,17 +132,7 @@ GPT_J = ArchitectureMap(
         "block": "parallel",
     },
     fields={
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "activation_function": "hidden_act",
-        "layer_norm_epsilon": "norm_eps",
-        "resid_pdrop": "hidden_dropout",
-        "embd_pdrop": "hidden_dropout",
-        "attn_pdrop": "attention_dropout",
-        "initializer_range": "initializer_range",
+        **SIZES,
         ("rotary_dim",): Computed(
             _read_rotated,
             lambda ours: {"rotary_dim": int(ours.head_dim * (flat_rope(ours) or {}).get("partial_rotary_factor", 1.0))},

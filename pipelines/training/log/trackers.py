@@ -1,12 +1,19 @@
 """Trackers (TensorBoard, Weights & Biases, Trackio): one run of the tracker for a run, up to its last metric.
 
 transformers' callbacks end the tracker's run when training ends, so that the metrics of the finished model opened a
-second one, and file every name but `eval_` and `test_` under `train/`. Here a run ends when `close` is called.
+second one, and file every name but `eval_` and `test_` under `train/`. Here a run ends when `close` is called. It holds
+the composed recipe, the samples as a table and the report, and lies in the run's folder, unless an environment variable
+of the tracker says where.
 """
+
+import os
+from pathlib import Path
+from typing import Any
 
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
 SPLITS = ("validation", "test")
+COLUMNS = ("prompt", "text", "reference")  # of the table of samples
 
 
 def filed(logs: dict) -> dict:
@@ -22,15 +29,25 @@ class OneRun:
     """What a callback of transformers needs beside itself, as the class before it: it overrides when a run ends."""
 
     begun = False
-    ended = None
+    ended, step = None, 0
+    recipe: dict[str, Any] | None = None  # the composed one, for the tracker's config
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.begun = True
         super().on_train_begin(args, state, control, **kwargs)
+        if state.is_world_process_zero and self.recipe is not None:
+            self.configure({"recipe": self.recipe})
+
+    def configure(self, facts: dict[str, Any]) -> None:
+        """Add facts of the run to what the tracker knows of it."""
+
+    def show(self, samples: list[dict[str, str]], report: Path) -> None:
+        """Show a finished run's samples and its report, a page of HTML."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not self.begun:
             self.on_train_begin(args, state, control, **kwargs)
+        self.step = state.global_step
         if state.is_world_process_zero and logs:
             self.send(filed(logs), state.global_step)
 
@@ -72,11 +89,28 @@ class TensorBoard(OneRun, TensorBoardCallback):
 
 
 class Wandb(OneRun, WandbCallback):
+    """Files in output_dir/wandb (or $WANDB_DIR/wandb)."""
+
     owns_run = False
 
-    def setup(self, *args, **kwargs):
+    def setup(self, args, state, *others, **kwargs):
         self.owns_run = self._wandb.run is None  # otherwise somebody has begun it, and ends it
-        super().setup(*args, **kwargs)
+        if self.owns_run and state.is_world_process_zero and "WANDB_DIR" not in os.environ:
+            project = os.getenv("WANDB_PROJECT", "huggingface")
+            self._wandb.init(project=project, name=args.run_name, dir=args.output_dir)
+        super().setup(args, state, *others, **kwargs)
+
+    def configure(self, facts: dict[str, Any]) -> None:
+        self._wandb.config.update(facts, allow_val_change=True)
+
+    def show(self, samples: list[dict[str, str]], report: Path) -> None:
+        shown = {}
+        if samples:
+            rows = [[each.get(name, "") for name in COLUMNS] for each in samples]
+            shown["samples"] = self._wandb.Table(columns=list(COLUMNS), data=rows)
+        if report.is_file():
+            shown["report"] = self._wandb.Html(report.read_text(encoding="utf-8"), inject=False)
+        self.send(shown, self.step)
 
     def finish(self) -> None:
         self._initialized = False
@@ -88,6 +122,20 @@ class Wandb(OneRun, WandbCallback):
 
 
 class Trackio(OneRun, TrackioCallback):
+    """A database in output_dir/trackio of the first run of a process (or $TRACKIO_DIR, which is read once)."""
+
+    def configure(self, facts: dict[str, Any]) -> None:
+        self._trackio.config.update(facts, allow_val_change=True)
+
+    def show(self, samples: list[dict[str, str]], report: Path) -> None:
+        if samples:
+            import pandas
+
+            table = pandas.DataFrame([{name: each.get(name, "") for name in COLUMNS} for each in samples])
+            self.send({"samples": self._trackio.Table(dataframe=table)}, self.step)
+        if report.is_file():
+            self._trackio.log_artifact(str(report), name="report", type="report")
+
     def finish(self) -> None:
         if self._initialized:  # training failed: its end would have finished the run
             self._initialized = False
@@ -98,6 +146,11 @@ class Trackio(OneRun, TrackioCallback):
 
 
 OURS = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb, TrackioCallback: Trackio}
+
+
+def keep_in_run(output_dir: str) -> None:
+    """Let trackio, which reads where it writes when it is imported, write into the run's folder."""
+    os.environ.setdefault("TRACKIO_DIR", os.path.join(os.path.abspath(output_dir), "trackio"))
 
 
 def replace_trackers(trainer) -> list[OneRun]:

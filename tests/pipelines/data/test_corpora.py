@@ -336,7 +336,7 @@ def test_each_source_of_a_mixture_has_its_own_validation_where_it_has_one(tmp_pa
     sections[3].validation_files = str(tmp_path / "held.txt")
     corpora = open_corpora(DataSection(mixture=sections, validation_fraction=0.1))
     held = {name: texts(part) for name, part in corpora["validation"].sources.items()}
-    assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back"] * 3
+    assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back\n"] * 3
     for name, lines, share in (("part0_txt", 300, 0.1), ("part1_txt", 2000, 0.3)):
         train = texts(corpora["train"].sources[name])
         assert len(train) + len(held[name]) == lines and not set(train) & set(held[name])

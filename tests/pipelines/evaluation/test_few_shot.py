@@ -139,9 +139,9 @@ def test_shots_are_balanced_nested_and_drawn_by_the_seed_alone():
 
 
 def test_a_prompt_is_the_solved_examples_and_the_question():
-    words, asked = ["no", "yes"], Question("C?", 0, 2)
-    assert prompt_of([Question("A?", 1, 0), Question("B?", 0, 1)], asked, words) == f"A? yes{BETWEEN}B? no{BETWEEN}C?"
-    assert prompt_of([], asked, words) == "C?"
+    written, asked = ["no", "yes"].__getitem__, Question("C?", 0, 2)
+    assert prompt_of([Question("A?", 1, 0), Question("B?", 0, 1)], asked, written) == f"A? yes{BETWEEN}B? no{BETWEEN}C?"
+    assert prompt_of([], asked, written) == "C?"
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -217,8 +217,41 @@ def test_a_mistake_is_one_sentence(words, sentence, asked, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_a_task_without_classes_of_texts_is_refused(stage, monkeypatch, capsys, tmp_path):
+def test_a_task_without_such_answers_is_refused(stage, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(stage)
-    recipe = task_recipe(tmp_path, "translation", name="texts")
+    recipe = task_recipe(tmp_path, "token_classification", name="tags")
     assert main(["evaluate", "model", str(recipe), "--shots", "1"]) == 2
-    assert "--shots asks a language model for the classes of texts; TASK=texts has none" in capsys.readouterr().err
+    assert "for a class, number or text; TASK=tags asks for none" in capsys.readouterr().err
+
+
+def test_numbers_are_asked_for_on_a_scale_and_texts_are_written(stage, tokenizer, monkeypatch, tmp_path):
+    """A number is the mean of the scale by likelihood; a text is the first line that is written."""
+    monkeypatch.chdir(stage)
+    model = GPT2LMHeadModel.from_pretrained(stage / "model").double().eval()
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+
+    def asked(kind, *words, **task):
+        recipe = task_recipe(tmp_path, kind, evaluation={"sample_tokens": 5, "bootstrap": 0}, task=task)
+        answers = tmp_path / "answers.jsonl"
+        arguments = ["evaluate", "model", str(recipe), "--max-examples", "4", "--predictions", str(answers), *words]
+        assert main([*arguments, "--output", str(tmp_path / "result.json")]) == 0
+        result = json.loads((tmp_path / "result.json").read_text())
+        return result, [json.loads(line) for line in answers.read_text().splitlines()]
+
+    template = ["--template", "{text}\\nShared:"]
+    result, rows = asked("sentence_similarity", "--shots", "0,2", "--label-words", "0,2.5,5", *template)
+    assert result["label_words"] == ["0", "2.5", "5"]
+    assert list(result["shots"]["2"]["metrics"]) == ["pearson", "spearman"]
+    assert (tmp_path / "result.png").stat().st_size > 1000  # the curve
+    texts = [json.loads(line) for line in (tmp_path / "sentence_similarity-test.jsonl").read_text().splitlines()]
+    for row in rows[:4]:
+        pairs = encode_pairs(tokenizer, [(f"{texts[row['row']]['text']}\nShared:", f" {n}") for n in ("0", "2.5", "5")])
+        scores = torch.tensor([one_by_one(model, *pair, 64) for pair in pairs]).double().softmax(0)
+        assert row["prediction"] == pytest.approx(float(scores @ torch.tensor([0, 2.5, 5]).double()), abs=1e-4)
+        assert row["reference"] == texts[row["row"]]["label"]
+
+    result, rows = asked("translation", "--shots", "1")
+    assert result["template"] == "en: {en}\nde:" and set(result["shots"]["1"]["metrics"]) == {"bleu"}
+    source = [json.loads(line) for line in (tmp_path / "translation-test.jsonl").read_text().splitlines()]
+    assert [row["reference"] for row in rows] == [source[row["row"]]["de"] for row in rows]
+    assert all("\n" not in row["prediction"] for row in rows)

@@ -20,6 +20,7 @@ from anyformer.pipelines.interop.architecture_map import (
 from anyformer.pipelines.interop.matching import our_config
 from anyformer.pipelines.interop.weights import by_head, fused
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
+from family_variants import a_share
 from native_models import (
     DECODERS,
     LABELS,
@@ -81,7 +82,7 @@ def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
     assert set(family_row(family).heads) - own == {head for name in names for head in heads_of(name)}
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", a_share(DECODERS, 3))
 def test_twins_continue_left_padded_prompts_alike(name):
     native = native_model(name)
     ours = from_native(native)

@@ -8,7 +8,6 @@ import transformers
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.configuration_seq2seq import AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.convert_checkpoint import convert
 from anyformer.pipelines.interop.matching import (
     ARCHITECTURES,
     ORIGIN,
@@ -244,10 +243,3 @@ def test_the_start_token_is_read_and_never_predicted():
     labels = torch.randint(16, (2, 10))
     same = native(input_ids=labels, labels=labels).loss
     torch.testing.assert_close(ours(input_ids=labels, labels=labels).loss, same)
-
-
-def test_a_saved_checkpoint_converts_both_ways(tmp_path):
-    native_model("imagegpt", "ImageGPTForCausalImageModeling").save_pretrained(tmp_path / "native")
-    convert(tmp_path / "native", tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "back")
-    assert type(transformers.AutoConfig.from_pretrained(tmp_path / "back")).__name__ == "ImageGPTConfig"

@@ -10,6 +10,7 @@ from anyformer.pipelines.data import teacher_store
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
+from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
 from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, write_lines
@@ -126,6 +127,13 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
 
 
+def test_a_plan_says_what_a_teacher_takes(student):
+    (stored,) = objective_of(load_recipe(student(teacher={"stored": True}))).further_costs()
+    assert "258 bytes for each token of the training rows go into the cache" in stored  # 64 x 2 and 65 x 2
+    (online,) = objective_of(load_recipe(student())).further_costs()
+    assert "parameters (" in online and "GB in fp32) stand beside the model" in online
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_killed_student_goes_on_and_needs_no_teacher_at_the_end(student, teacher, whole_and_killed, command, stored):
@@ -134,7 +142,8 @@ def test_a_killed_student_goes_on_and_needs_no_teacher_at_the_end(student, teach
     for line in logged:
         assert line["loss"] == pytest.approx(0.3 * line["labels_loss"] + 0.7 * line["teacher_loss"], rel=1e-4)
     assert logged[-1]["teacher_loss"] < logged[0]["teacher_loss"]
-    assert "teacher" in (whole / "README.md").read_text() and "teacher" in (whole / "report.html").read_text()
+    assert "Its teacher was `teacher`" in (whole / "README.md").read_text()
+    assert "taught by teacher" in (whole / "report.html").read_text()
     shutil.rmtree(teacher)
     before = json.loads((whole / "run.json").read_text())["metrics"]["validation_loss"]
     assert command("evaluate", whole) == 0
@@ -161,12 +170,16 @@ def encoder(tmp_path, auto_class, name="teacher", **fields):
     import anyformer
 
     anyformer.register()
-    words = ["<pad>", "<unk>", *NEUTRAL, *GOOD, *BAD]
+    special = {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>", "cls": "<cls>", "sep": "<sep>"}
+    words = [*special.values(), *NEUTRAL, *GOOD, *BAD]
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inputs = ["input_ids", "attention_mask"]
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", model_max_length=64, model_input_names=inputs
+        tokenizer_object=backend,
+        model_max_length=64,
+        model_input_names=inputs,
+        **{f"{name}_token": token for name, token in special.items()},
     )
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": len(words)}
     sizes["initializer_range"] = 0.5  # so that it tells texts apart
@@ -241,6 +254,23 @@ def test_a_student_of_texts_goes_on_after_a_kill(tiny_recipe, tmp_path, whole_an
     assert sum("labels_loss" in line for line in logged) > 3
 
 
+@pytest.mark.slow
+def test_a_masked_student_asks_its_teacher_of_what_is_hidden_anew(tiny_recipe, tmp_path, whole_and_killed):
+    folder = encoder(tmp_path, "AutoModelForMaskedLM", max_position_embeddings=64)
+    recipe = tiny_recipe(
+        model={"family": "encoder", "hidden_size": 16, "num_key_value_heads": 4, "hidden_dropout": 0.0},
+        tokenizer={"name_or_path": str(folder)},
+        data={"files": str(reviews(tmp_path / "texts.jsonl", 60))},
+        objective={"name": "masked"},
+        teacher={"name_or_path": str(folder), "weight": 1.0},
+        training={"max_steps": 12},  # past the end of an epoch
+        evaluation={"metrics": []},
+    )
+    whole, _ = whole_and_killed(8, recipe)
+    logged = [line["teacher_loss"] for line in lines_of(whole) if "teacher_loss" in line]
+    assert len(logged) == 12 and sum(logged[-3:]) < sum(logged[:3])
+
+
 def test_vectors_longer_than_the_models_are_their_principal_components():
     from anyformer.pipelines.objectives.taught_texts import principal
 
@@ -307,3 +337,16 @@ def test_two_processes_learn_what_one_learns(student, command, tmp_path):
         both.mkdir()
         run_ranks(2, rank_main, command, recipe, set, f"training.output_dir={both / 'run'}", folder=both)
         assert_close(logged_losses(both / "run"), logged_losses(alone))
+
+
+@pytest.mark.slow
+def test_a_teacher_with_another_vocabulary_teaches_by_its_texts(tiny_recipe, teacher, command, tmp_path):
+    """As docs/learning/teachers.md says: what it writes is ordinary training data."""
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": f"{word} and"} for word in NEUTRAL])
+    answers = tmp_path / "answers.jsonl"
+    assert command("predict", teacher, prompts, "--out", answers, "--max-new-tokens", "60") == 0
+    data = {"files": str(answers), "text_field": "prediction", "validation_fraction": 0}
+    recipe = tiny_recipe(
+        data=data, tokenizer={"vocab_size": 270}, training={"max_steps": 2}, evaluation={"metrics": []}
+    )
+    assert command("train", recipe) == 0

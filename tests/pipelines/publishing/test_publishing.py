@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from anyformer.pipelines.cli.parser import parse
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -13,9 +14,10 @@ from anyformer.pipelines.publishing.model_card import MARKER
 from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder, resolve_repo_id
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
+from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.local_facts import path_name
 from anyformer.pipelines.storage.model_folder import open_model_folder
-from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python
+from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python, run_script
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -102,6 +104,48 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     assert hub.files("tester/tiny")["README.md"].decode() == card
     commits = [r for r in hub.server.requests if "/commit/" in r[1]]
     assert len(commits) == 3
+
+
+LOAD_REVISIONS = """
+from transformers import AutoModelForCausalLM
+
+repository, branches = args
+found = {}
+for name in branches:
+    model = AutoModelForCausalLM.from_pretrained(repository, revision=name, trust_remote_code=True)
+    found[name] = float(model.lm_head.weight[0, 0]), type(model).__module__.split(".")[0]
+report(found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by, names", [("steps", ["step-4", "step-40"]), ("words", ["0.001M-words", "0.01M-words"])])
+def test_a_trajectory_is_a_branch_for_each_checkpoint_and_each_loads(hub, run_folder, tiny_config, tmp_path, by, names):
+    shutil.rmtree(run_folder / "checkpoint-4")
+    for step in (4, 40):
+        staged, model = run_folder / "staged", AnyformerDecoderForCausalLM(tiny_config(vocab_size=30))
+        torch.nn.init.constant_(model.lm_head.weight, step)
+        model.save_pretrained(staged)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(run_folder / name, staged / name)
+        (staged / "optimizer.pt").write_bytes(b"private")
+        commit(staged, run_folder / f"checkpoint-{step}")
+    facts = {"status": "finished", "rows_per_step": 5, "data": {"train": {"words": 500, "rows": 10}}}
+    facts["validations"] = [{"step": 4, "loss": 2.5}, {"step": 40, "loss": 1.5}]
+    (run_folder / "run.json").write_text(json.dumps(facts))
+    before = snapshot(run_folder)
+    done = publish(hub, run_folder, "tester/tiny", "--trajectory", by)
+    assert done.returncode == 0, done.stderr
+    assert snapshot(run_folder) == before
+    assert {f"{hub.server.url}/tester/tiny/tree/{name}" for name in names} < set(done.stdout.splitlines())
+    for step, loss, name in ((4, 2.5, names[0]), (40, 1.5, names[1])):
+        files = hub.files("tester/tiny", name)
+        assert "optimizer.pt" not in files and "decoder.py" in files
+        card = files["README.md"].decode()
+        assert f"{loss:.4f}" in card and f"{step} optimizer steps" in card
+    found = run_script(LOAD_REVISIONS, "tester/tiny", ["main", *names], env=hub.env, cwd=tmp_path)
+    assert [found[name][0] for name in names] == [4.0, 40.0]
+    assert all(module == "transformers_modules" for _, module in found.values())
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.introspection import family_row
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.words import short_number
+from family_variants import a_share
 from published_models import PUBLISHED
 from transformers import (
     AutoConfig,
@@ -39,7 +40,7 @@ def counted(name: str, active: bool = False) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", shipped("models"))
+@pytest.mark.parametrize("name", a_share(shipped("models"), 4))
 def test_a_preset_holds_the_number_of_parameters_of_the_model_that_is_built(name):
     family, fields = load_preset(name)
     row, facts = family_row(family), shipped_yaml("models", name)

@@ -72,7 +72,7 @@ def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_re
 
 
 WRITTEN = [
-    ("translation", "chrf", {}),
+    ("translation", "chrf", {"max_new_tokens": 6}),
     ("question_answering", "answer_f1", {}),
     ("instruction_tuning", "chrf", {"max_new_tokens": 6}),
 ]
@@ -82,7 +82,7 @@ WRITTEN = [
 def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, kind, metric, task):
     """Validations write the answers then: as the finished model does, and the training does not notice it."""
     evaluation = {"metrics": [metric], "best_metric": metric}
-    recipe = task_recipe(tmp_path, kind, evaluation=evaluation, training={"max_steps": 20}, task=task)
+    recipe = task_recipe(tmp_path, kind, evaluation=evaluation, training={"max_steps": 10}, task=task)
     assert command("train", recipe) == 0
     facts = facts_of(tmp_path / "run")
     values = [entry[metric] for entry in facts["validations"]]
@@ -97,7 +97,8 @@ def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, 
 
 def test_answers_of_some_rows_may_choose_the_best_one(tmp_path, command):
     evaluation = {"metrics": ["bleu", "chrf"], "best_metric": "chrf", "max_rows": 7}
-    assert command("train", task_recipe(tmp_path, "translation", evaluation=evaluation)) == 0
+    short = {"evaluation": evaluation, "training": {"max_steps": 10}, "task": {"max_new_tokens": 6}}
+    assert command("train", task_recipe(tmp_path, "translation", **short)) == 0
     kept = facts_of(tmp_path / "run")
     assert all({"bleu", "chrf", "loss"} <= entry.keys() for entry in kept["validations"])
     assert kept["metrics"]["validation_chrf"] != max(entry["chrf"] for entry in kept["validations"])  # of all rows

@@ -114,11 +114,22 @@ def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2})
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    shown = {"sample_prompts": ["the"], "sample_tokens": 4}
+    recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2, **shown})
     assert command("train", recipe, f"training.report_to={tracker}") == 0
     if tracker == "wandb":
-        assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1
+        assert not (tmp_path / "wandb").exists()
+        (place,) = tmp_path.glob("run/wandb/offline-run-*")
+        (table,), (page,) = place.glob("files/media/table/samples*"), place.glob("files/media/html/report*")
+        assert json.loads(table.read_text())["data"][0][0] == "the" and "<html" in page.read_text()
+        (log,) = place.glob("*.wandb")
+        assert b"max_training_bytes" in log.read_bytes()  # of the recipe
         return
+    if tracker == "trackio":
+        assert "the" in json.dumps(trackio_runs(tmp_path / "trackio")["run"]["samples"])
+        (artifact,) = sqlite3.connect(next((tmp_path / "trackio").glob("*.db"))).execute("select name from artifacts")
+        assert artifact == ("report",)
     runs = tensorboard_runs(tmp_path) if tracker == "tensorboard" else trackio_runs(tmp_path / "trackio")
     assert list(runs) == [{"tensorboard": "run/tensorboard", "trackio": "run"}[tracker]]
     (series,) = runs.values()
@@ -198,7 +209,7 @@ def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monke
     begin = lambda self, args, *_, **kwargs: fake.run or fake.init(name=args.run_name)  # noqa: E731
     monkeypatch.setattr(WandbCallback, "setup", begin)
     state = types.SimpleNamespace(is_world_process_zero=True, global_step=3, is_hyper_param_search=False)
-    args = types.SimpleNamespace(run_name="mine")
+    args = types.SimpleNamespace(run_name="mine", output_dir="runs/mine")
     for _ in range(2):
         tracker = Wandb.__new__(Wandb)
         tracker._wandb, tracker._initialized = fake, False

@@ -30,11 +30,13 @@ TRAINING = {"max_steps": 8, "global_batch_size": 4, "warmup_steps": 2, "save_ste
 
 
 @pytest.fixture
-def recipe(tiny_recipe):
-    """recipe(stages, **training) -> the file of a tiny decoder's recipe."""
+def recipe(tiny_recipe, text_file):
+    """recipe(stages, mixture, **training) -> the file of a tiny decoder's recipe; with mixture of two sources."""
 
-    def make(*stages, **training):
-        file = tiny_recipe(training=TRAINING | {"audit_samples": True} | training, data={"max_documents": 6})
+    def make(*stages, mixture=False, **training):
+        sources = [{"files": str(text_file), "name": name, "max_documents": n} for name, n in (("some", 5), ("few", 3))]
+        data = {"files": None, "mixture": sources} if mixture else {"max_documents": 6}
+        file = tiny_recipe(training=TRAINING | {"audit_samples": True} | training, data=data)
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"stages": list(stages)}))
         return file
 
@@ -51,7 +53,9 @@ def steps_of(folder) -> list[tuple]:
 
 @pytest.mark.slow
 def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(recipe, command, tmp_path):
-    file = recipe(FIRST, SECOND | {"until": 1.0})
+    file = recipe(
+        FIRST | {"mixture": {"some": 1}}, SECOND | {"until": 1.0, "mixture": {"some": 1, "few": 3}}, mixture=True
+    )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert command("train", file, f"training.output_dir={whole}") == 0
     again = ("train", file, f"training.output_dir={broken}")
@@ -68,6 +72,9 @@ def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(reci
     assert rates == [round(share, 6) for share in (1 / 3, 2 / 3, 1, 1, 1, 0.8, 0.6, 0.4)]
     trained = Counter(line["step"] for line in read_audit(whole) for _ in line["rows"])
     assert trained == {1: 4, 2: 4, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
+    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if '"loss"' in line][-1]
+    assert last["tokens_few"] == pytest.approx(24 * 48, abs=48) and last["tokens_some"] > last["tokens_few"] / 2
+    assert last["stage"] == 2 and last["loss_few"] > 0
     states = torch.load(whole / "checkpoint-8" / "optimizer.pt", weights_only=True)["param_groups"]
     before = torch.load(whole / "checkpoint-4" / "optimizer.pt", weights_only=True)["param_groups"]
     assert {group["weight_decay"] for group in states} == {0.0} and before[0]["weight_decay"] == 0.1
@@ -218,7 +225,7 @@ REFUSED = [
     ([WHOLE | {"weight_decay": 0.1}], {"training": {"weight_decay": 0.0}}, "scales training.weight_decay, which is 0"),
     (
         [WHOLE | {"sequence_length": 8}],
-        {"objective": None, "task": {"name": "sequence_classification"}},
+        {"objective": None, "task": {"name": "sequence_classification", "max_length": 32}},
         "stages.0.sequence_length=8: task.name=sequence_classification has no sequence_length",
     ),
 ]

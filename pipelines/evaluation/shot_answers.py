@@ -1,0 +1,135 @@
+"""How a language model is asked few-shot: for a class or a number by the likelihood of words, for a text by writing it.
+
+A kind of answers has: `compares`, what its metrics compare; `words`, whose likelihoods are asked for, if any;
+written(answer), how a solved example says it; and answers(asked, prompts) -> (predictions, probabilities or None, how
+many prompts were cut).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from ..errors import UserError
+from ..likelihoods.likelihood import encode_pairs, log_likelihoods, most_tokens
+from ..objectives.answering import continuations
+from ..objectives.base import Objective
+from ..objectives.class_task import are_unnamed
+from ..objectives.finished_model import FinishedModel
+
+SCALE = 11  # numbers that are asked for where the training labels have more than twice as many
+
+
+@dataclass
+class Asked:
+    """The model that is asked. rows: of a batch. normalized: likelihoods are divided by their words' characters.
+    most: tokens of a written answer."""
+
+    model: Any
+    tokenizer: Any
+    rows: int
+    normalized: bool
+    most: int
+
+
+class Classes:
+    """The class whose word is the likeliest continuation."""
+
+    compares = "classes"
+
+    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[int]):
+        self.words = label_words(objective, given)
+
+    def written(self, answer: int) -> str:
+        return self.words[answer]
+
+    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
+        scores, cut = class_scores(asked.model, asked.tokenizer, prompts, self.words, asked.rows, asked.normalized)
+        return scores.argmax(-1).tolist(), softmax(scores, axis=-1), cut
+
+
+class Numbers:
+    """The mean of some numbers, weighted by the likelihood of each as the continuation (softmax among themselves)."""
+
+    compares = "numbers"
+
+    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[float]):
+        if given is not None:
+            try:
+                self.scale = np.array(sorted(map(float, given)))
+            except ValueError:
+                raise UserError(f"--label-words {','.join(given)} must be numbers, such as 0,1,2,3,4,5") from None
+        else:
+            different = np.unique(labels)
+            self.scale = different if len(different) <= 2 * SCALE else np.linspace(*different[[0, -1]], SCALE)
+        self.words = [f"{number:.4g}" for number in self.scale]
+
+    def written(self, answer: float) -> str:
+        return self.words[int(np.abs(self.scale - answer).argmin())]
+
+    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
+        scores, cut = class_scores(asked.model, asked.tokenizer, prompts, self.words, asked.rows, asked.normalized)
+        return (softmax(scores, axis=-1) @ self.scale).tolist(), None, cut
+
+
+class Texts:
+    """The first line that the model writes, greedily."""
+
+    compares, words = "texts", ()
+
+    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[str]):
+        if given is not None:
+            raise UserError(f"--label-words are of classes and numbers; {objective.setting} has written answers")
+
+    def written(self, answer: str) -> str:
+        return " ".join(answer.split())
+
+    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
+        model, most = asked.model, most_tokens(asked.model.config) - asked.most
+        if model.config.is_encoder_decoder or most < 1:
+            raise UserError(
+                f"--shots has {asked.most} tokens of a text written after the prompt, by a decoder with room for them; "
+                f"evaluation.sample_tokens sets how many"
+            )
+        pairs = encode_pairs(asked.tokenizer, [(prompt, " a") for prompt in prompts])
+        ids = [context for context, _ in pairs]
+        finished = FinishedModel(model.config.name_or_path, lambda: model, asked.rows)
+        texts = continuations(finished, asked.tokenizer, [row[-most:] for row in ids], asked.most)
+        return [first_line(text) for text in texts], None, sum(len(row) > most for row in ids)
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that has a word."""
+    return " ".join(text.strip().partition("\n")[0].split())
+
+
+KINDS: dict[str, Callable] = {kind.compares: kind for kind in (Classes, Numbers, Texts)}
+
+
+def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
+    """The words of the classes; raises UserError where they are not one for each class, all different, or no words."""
+    names = objective.label_names
+    if given is None and are_unnamed(names):
+        raise UserError(
+            f"--shots asks for words, and the classes have no names but {', '.join(names[:8])}; add --label-words with "
+            f"a word for each of the {len(names)}, in this order"
+        )
+    words = [word.strip() for word in (names if given is None else given)]
+    if len(words) != len(names):
+        raise UserError(f"--label-words has {len(words)}, but there are {len(names)} classes: {', '.join(names)}")
+    if len(set(words)) < len(words) or "" in words:
+        raise UserError(f"--label-words {','.join(words)} must be different words, one for each class")
+    return words
+
+
+def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_size: int, normalized: bool):
+    """((questions, classes) log-likelihoods of the words, how many prompts were cut)."""
+    answers = bool(model.config.is_encoder_decoder)
+    pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
+    most = most_tokens(model.config)
+    longest = [len(context) if answers else len(context) + len(word) - 1 for context, word in pairs]
+    cut = sum(max(longest[i : i + len(words)]) > most for i in range(0, len(pairs), len(words)))
+    found = np.array(log_likelihoods(model, pairs, batch_size=batch_size, most=most)).reshape(len(prompts), len(words))
+    return (found / [len(word) for word in words] if normalized else found), cut
