@@ -178,7 +178,7 @@ def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
 
 def test_sources_that_are_streamed_are_mixed_by_weight_and_have_a_loss_each(stream_recipe, command, tmp_path):
     path = stream_recipe({"max_steps": 3})
-    recipe = parse_yaml(path.read_text())
+    recipe = parse_yaml(path.read_text(), "recipe")
     dataset = recipe["data"]["dataset"]
     mixture = [{"name": "a", "dataset": dataset, "weight": 3.0}, {"name": "b", "dataset": dataset}]
     recipe |= {
