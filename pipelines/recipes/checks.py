@@ -146,24 +146,21 @@ def check_recipe(recipe: Recipe) -> None:
         in_steps(recipe, None)
     objective.check_family()
     objective.check_tokenizer()
-    check_positions(recipe, objective)
+    _check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
     if recipe.stages:
-        from .stage_plan import check_stages, of_stage, stages_of
+        from .stage_plan import check_stages
 
-        check_stages(recipe)
-        for stage in stages_of(recipe):
-            with of_stage(stage.number):
-                _check_as_recipe(stage.recipe)
+        check_stages(recipe, _check_stage)
 
 
-def _check_as_recipe(recipe: Recipe) -> None:
-    """Raise UserError for what a recipe with a stage's settings could not run."""
+def _check_stage(recipe: Recipe) -> None:
+    """Raise UserError for settings of a stage, in their places in the recipe, with which it could not be run."""
     objective = objective_of(recipe)
-    check_positions(recipe, objective)
+    _check_positions(recipe, objective)
     objective.check()
     if recipe.training.parallelism is not None:
         from .parallelism import check_parallelism
@@ -326,7 +323,7 @@ def check_schedule(training: TrainingSection, total: int) -> None:
         )
 
 
-def check_positions(recipe: Recipe, objective) -> None:
+def _check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
     most = getattr(config, "max_position_embeddings", None)
     if most is None:

@@ -4,7 +4,7 @@ A stage is the recipe with the stage's own settings in their places; so whatever
 recipe does so of a stage. What the stages share is the run: its steps, the peak of its learning rate, its validation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
@@ -71,8 +71,11 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
 # ------------------------------------------------------------------------------------------------- what cannot be
 
 
-def check_stages(recipe: Recipe) -> None:
-    """Raise UserError for the first setting of recipe.stages that cannot be run."""
+def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
+    """Raise UserError for the first setting of recipe.stages that cannot be run.
+
+    check: raises UserError for a recipe, with the settings of a stage in their places, that could not be run.
+    """
     _check_borders(recipe)
     _check_around(recipe)
     _check_rates(recipe)
@@ -93,6 +96,8 @@ def check_stages(recipe: Recipe) -> None:
             raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
         _check_mixture(recipe.data, section, where)
         _check_batch(recipe.training, section, where)
+        with of_stage(stage.number):
+            check(stage.recipe)
 
 
 def _check_borders(recipe: Recipe) -> None:

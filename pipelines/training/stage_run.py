@@ -49,7 +49,7 @@ class StageRun:
 
     def facts(self) -> dict:
         """What run.json says of it."""
-        steps, length = [self.stage.begin, self.stage.end], self.objective.row_lengths()[0]
+        steps, length = [self.stage.begin, self.stage.end], self.objective.lengths().get(LENGTH)
         return {"steps": steps, "rows_per_step": self.per_step, LENGTH: length}
 
 

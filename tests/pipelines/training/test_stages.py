@@ -225,7 +225,11 @@ REFUSED = [
     ([WHOLE | {"weight_decay": 0.1}], {"training": {"weight_decay": 0.0}}, "scales training.weight_decay, which is 0"),
     (
         [WHOLE | {"sequence_length": 8}],
-        {"objective": None, "task": {"name": "sequence_classification", "max_length": 32}},
+        {
+            "objective": None,
+            "data": {"files": "a.jsonl"},
+            "task": {"name": "sequence_classification", "max_length": 32},
+        },
         "stages.0.sequence_length=8: task.name=sequence_classification has no sequence_length",
     ),
 ]
