@@ -142,7 +142,6 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     memory = step_memory(recipe, objective, model, devices, notes)
-    notes += objective.further_costs()
     cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
@@ -153,10 +152,7 @@ def plan_run(
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
-        model=type(model).__name__,
-        parameters=memory.parameters,
-        trained_parameters=memory.parameters - memory.frozen,
-        active_parameters=active_parameters(model),
+        **size_of(model, memory),
         devices=str(devices),
         device_memory=devices.memory,
         **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
@@ -165,8 +161,7 @@ def plan_run(
         rows=rows,
         accumulation=accumulated,
         checkpointing=section.gradient_checkpointing,
-        plain=memory.held(rows, False),
-        checkpointed=memory.held(rows, True),
+        **{name: memory.held(rows, name == "checkpointed") for name in ("plain", "checkpointed")},
         stages=list(stages.values()),
         stage=chosen,
         advice=advise(recipe, memory, stages[chosen], devices, rows, per_node),
@@ -175,6 +170,16 @@ def plan_run(
         **planned_logits(model, memory.batch, rows * memory.sequences),
         **time,
     )
+
+
+def size_of(model, memory: StepMemory) -> dict[str, Any]:
+    """What the model is, and how many parameters it has."""
+    return {
+        "model": type(model).__name__,
+        "parameters": memory.parameters,
+        "trained_parameters": memory.parameters - memory.frozen,
+        "active_parameters": active_parameters(model),
+    }
 
 
 def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:

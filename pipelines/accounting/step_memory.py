@@ -92,6 +92,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         )
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
+    notes += objective.further_costs()
     batch = planned_batch(recipe, objective, model)
     return StepMemory(
         batch=batch,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError, need_package
-from ..recipes.schema import CleanSettings
+from ..recipes.data_section import CleanSettings
 from ..storage.cache import cached_folder, sha
 from ..storage.checksums import hashed_files
 from ..words import counted, working

@@ -9,8 +9,8 @@ import numpy as np
 from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
+from ..recipes.data_section import CleanSettings
 from ..recipes.recipe_files import shipped
-from ..recipes.schema import CleanSettings
 from ..recipes.suite_file import is_suite, read_suite
 from ..words import counted
 from .documents import Corpus, Limits

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..plugins import SOURCES
-from ..recipes.checks import check_data
-from ..recipes.schema import DataSection, SourceSection
+from ..recipes.data_section import SourceSection, check_data
+from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from ..recipes.introspection import family_fields, family_row
-from ..tokenizers.special_tokens import MASK
+from ..recipes.special_tokens import MASK
 from ..transformers_logging import errors_only
 from .families import family_name
 

@@ -17,7 +17,7 @@ from .likelihood import Pair, encode_pairs, log_likelihoods, most_tokens
 
 AUTO, WITHIN_WORD = "auto", "pseudo_log_likelihood_l2r"
 TOKENS = 1 << 14  # that a batch holds at most, of rows with a hidden token
-LOGITS = 1 << 26  # numbers that a batch of next tokens makes at most
+LOGITS = 1 << 24  # numbers that a batch of next tokens makes at most
 
 
 def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> list[float]:

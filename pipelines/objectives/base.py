@@ -53,7 +53,7 @@ class Objective(Measuring, ABC):
     auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so ask an
     instance. families: of fresh models; a checkpoint may be any. By default those that have such a head.
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
-    tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
+    recipes/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
@@ -212,7 +212,7 @@ class Objective(Measuring, ABC):
 
     def check_data(self) -> None:
         """Raise UserError for settings of the data that exclude each other; no file is touched."""
-        from ..recipes.checks import check_data
+        from ..recipes.data_section import check_data
 
         for data in self.data_sections():
             check_data(data)

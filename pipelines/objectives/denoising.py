@@ -6,7 +6,7 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..tokenizers.special_tokens import MASK
+from ..recipes.special_tokens import MASK
 from .base import SHARE
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextSettings

@@ -1,7 +1,7 @@
 """What a recipe may say of data whose rows are labelled examples or images."""
 
 from ..errors import UserError
-from ..recipes.schema import DERIVED_FROM_TEXT
+from ..recipes.data_section import DERIVED_FROM_TEXT
 from .base import Objective
 
 # Settings of the data that are of plain text alone: (name, default).

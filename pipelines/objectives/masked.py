@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import register_objective
-from ..tokenizers.special_tokens import MASK
+from ..recipes.special_tokens import MASK
 from .base import FamiliesWith
 from .looking_ahead import PREFIX_MASK, LooksAhead
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider

@@ -9,8 +9,8 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
+from ..recipes.special_tokens import MASK
 from ..recipes.types import show
-from ..tokenizers.special_tokens import MASK
 from .answering import piped
 from .base import SHARE
 from .finished_model import FinishedModel

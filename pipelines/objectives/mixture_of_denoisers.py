@@ -6,7 +6,7 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..tokenizers.special_tokens import SENTINELS
+from ..recipes.special_tokens import SENTINELS
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .spans import (
     check_sentinels,

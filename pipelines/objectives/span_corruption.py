@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..tokenizers.special_tokens import SENTINELS
+from ..recipes.special_tokens import SENTINELS
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .spans import (
     check_sentinels,

@@ -5,8 +5,8 @@ Lengths and cuts are those of T5's code (Raffel et al. 2020, section 3.1.4; rand
 
 from ..errors import UserError
 from ..lazy import np
+from ..recipes.special_tokens import sentinel
 from ..recipes.types import show
-from ..tokenizers.special_tokens import sentinel
 
 
 def noise_counts(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:

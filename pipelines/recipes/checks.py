@@ -3,31 +3,22 @@
 Everything here reads the recipe alone; what depends on data or checkpoints is checked where they are opened.
 """
 
-import codecs
 import re
 from types import SimpleNamespace
 from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
-from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
+from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from . import introspection
+from .data_section import DERIVED_FROM_TEXT
+from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
-from .schema import (
-    DERIVED_FROM_TEXT,
-    MINIMAL_PAIRS,
-    DataSection,
-    MixtureSource,
-    Recipe,
-    SourceSection,
-    TrainingSection,
-    bounds_of,
-)
+from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
 from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
-SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
 # Schedules that lower the learning rate where validations are no better.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
@@ -187,7 +178,7 @@ def _check_derived(objective) -> None:
             )
         _check_parts(objective, data)
         if data.clean is not None:
-            from .cleaning import check_clean
+            from .data_section import check_clean
 
             check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
@@ -330,85 +321,6 @@ def check_schedule(training: TrainingSection, total: int) -> None:
             f"training.warmup_steps={show(warmup)} and training.decay_steps={show(decay)} take {round(sum(steps))} of "
             f"{total} steps; numbers below 1 are shares of them"
         )
-
-
-def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]) -> None:
-    given = [name for name in SOURCE_KINDS[:3] if getattr(source, name) is not None]
-    given += ["mixture"] if mixture else []
-    among = "source, files, dataset" + (" and mixture" if path == "data" else "")
-    if not given:
-        raise UserError(f"{path} names no data; set one of {among}")
-    if len(given) > 1:
-        names = [f"{path}.{name}" for name in given]
-        raise UserError(f"{' and '.join(names)} are both set; keep one and set the other to null")
-    if source.source is not None and source.source not in SOURCES:
-        raise UserError(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
-    if source.files is not None and not all([source.files] if isinstance(source.files, str) else source.files or [""]):
-        raise UserError(f"{path}.files={show(source.files)} names no file")
-    _check_encoding(source, path)
-    for name in ("config_name", "revision"):
-        if getattr(source, name) is not None and source.dataset is None:
-            raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
-
-
-def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
-    """Raise UserError for validation data of one source of a mixture that exclude other settings."""
-    names = ("validation_files", "validation_split", "validation_fraction")
-    given = [f"{path}.{name}" for name in names if getattr(source, name) is not None]
-    given += [f"data.{name}" for name in names[:2] if given and getattr(data, name) is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} are both set; keep one and set the other to null")
-    if source.validation_split is not None and source.dataset is None:
-        raise UserError(f"{path}.validation_split={show(source.validation_split)} has no effect without {path}.dataset")
-
-
-def _check_encoding(source: SourceSection, path: str) -> None:
-    field = f"{path}.encoding={show(source.encoding)}"
-    try:
-        codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
-    except (LookupError, ValueError):  # also of idna, which is for names of hosts
-        raise UserError(f"{field} is no encoding that Python knows, such as utf-8, latin-1, cp1252 or utf-16") from None
-    files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
-    if source.encoding != "utf-8" and not any(files):
-        raise UserError(f"{field} has no effect without {path}.files")
-
-
-def check_data(data: DataSection) -> None:
-    """Raise UserError for settings of the data section that exclude each other; no file is touched."""
-    _check_source(data, "data", data.mixture)
-    for i, source in enumerate(data.mixture):
-        _check_source(source, f"data.mixture.{i}", [])
-        others = [re.sub(r"\W+", "_", other.name) for other in data.mixture[:i] if other.name is not None]
-        if source.name is not None and re.sub(r"\W+", "_", source.name) in ("", "_", *others):
-            raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
-        _check_validation(source, f"data.mixture.{i}", data)
-    weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
-    if data.derive is not None and weighted is not None:
-        raise UserError(
-            f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)} has no effect with "
-            f"data.derive={data.derive}, which reads all of each source; leave it out"
-        )
-    if data.weights_by != "tokens" and (data.streaming or not data.mixture):
-        why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
-        raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
-    if data.mixture and data.max_documents is not None:
-        raise UserError(
-            "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
-        )
-    for name in ("validation_split", "test_split"):
-        if getattr(data, name) is not None and data.dataset is None:
-            raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
-    for part in ("validation", "test"):
-        if getattr(data, f"{part}_split") is not None and getattr(data, f"{part}_files") is not None:
-            raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
-    if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
-        raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
-    if data.shuffle_buffer is not None:
-        of = f"data.shuffle_buffer={data.shuffle_buffer}"
-        if not data.streaming:
-            raise UserError(f"{of} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
-        if any(source.max_documents for source in (data, *data.mixture)):
-            raise UserError(f"{of} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
 def _check_positions(recipe: Recipe, objective) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import UserError, did_you_mean, nearest
 from ..plugins import OBJECTIVES
 from . import introspection
-from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
+from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
+from .data_section import SOURCE_KINDS
 from .recipe_files import is_file_of, read_yaml_file, without_gone
 from .schema import (
     DEFAULT_NAMES,

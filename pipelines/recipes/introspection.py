@@ -1,4 +1,4 @@
-"""Names, types and defaults read from Python sources without importing them.
+"""Settings as readers see them: fields of our sections, and those that are read from Python sources.
 
 `modeling/configuration*.py` and transformers' TrainingArguments are the only places that say which fields exist, but
 importing either costs seconds; parsing them costs milliseconds.
@@ -6,7 +6,7 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,40 @@ from typing import Any, Literal, Union
 from anyformer.modeling.families import FAMILIES, Family
 from anyformer.modeling.traits import own_fields
 
+from .secrets import without_signatures
+
 OURS = "anyformer_"  # before a family's name in its model_type
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
+
+
+def show(value: Any) -> str:
+    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
+    text = (
+        {True: "true", False: "false", None: "null"}[value]
+        if value is None or value is True or value is False
+        else without_signatures(repr(value))
+    )
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def bounds_of(**limits: float) -> dict[str, float]:
+    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
+    return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
+
+
+LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
+
+
+def doc(help: str, default: Any = None, **kwargs) -> Any:
+    """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
+
+    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
+    """
+    limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
+    metadata = {"help": help, "bounds": bounds_of(**limits)}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
+    return field(default=default, metadata=metadata, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,14 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from ..words import Epochs
-from .introspection import family_names
+from .data_section import DataSection
+from .introspection import doc, family_names
 from .optimizer_rows import ROWS
 from .secrets import without_signatures
 
 LEARNED = ("objective", "task")  # the sections that say what is learned
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
-
-
-def bounds_of(**limits: float) -> dict[str, float]:
-    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
-    return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
-
-
-LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
-
-
-def doc(help: str, default: Any = None, **kwargs) -> Any:
-    """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
-
-    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
-    """
-    limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
-    metadata = {"help": help, "bounds": bounds_of(**limits)}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
-    return field(default=default, metadata=metadata, **kwargs)
 
 
 @dataclass
@@ -86,157 +67,6 @@ class TokenizerSection:
     max_training_bytes: int = doc(
         "the tokenizer is trained on the first so many bytes of text", 200_000_000, at_least=1
     )
-
-
-@dataclass
-class SourceSection:
-    """One source of documents: exactly one of `source`, `files`, `dataset`."""
-
-    source: str | None = doc(
-        "a corpus that needs no files: stdlib (Python's standard library, sources and documentation), stdlib_code (the "
-        "same without its tables of encodings, Unicode and locales), or a plug-in's"
-    )
-    files: str | list[str] | None = doc(
-        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz, .bz2, .xz, .zst), "
-        ".parquet; local, or URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
-    )
-    dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
-    config_name: str | None = doc("configuration of the Hub data set")
-    revision: str | None = doc("revision of the Hub data set")
-    split: str = doc("split of the Hub data set", "train")
-    text_field: str = doc("column or key that holds the text; doc.body.text: a key within keys", "text")
-    encoding: str = doc("encoding of the files, such as utf-8, latin-1, cp1252 or utf-16", "utf-8")
-    document: Literal["file", "line", "paragraph"] = doc("what one document is in a plain text file", "file")
-    max_documents: int | None = doc("stop after this many documents", at_least=1)
-
-
-@dataclass
-class MixtureSource(SourceSection):
-    name: str | None = doc(
-        "what its numbers are called: news makes validation_loss_news; null: the names of its files or of its data set"
-    )
-    weight: float = doc(
-        "share of the training data that comes from this source, relative to the other weights (data.weights_by)",
-        1.0,
-        at_least=1e-6,
-        at_most=1e6,
-    )
-    validation_files: str | list[str] | None = doc("its own local files for validation")
-    validation_split: str | None = doc("its own split of the Hub data set for validation")
-    validation_fraction: float | None = doc(
-        "share of its own documents held back for validation; null: data.validation_fraction", at_least=0, below=1
-    )
-
-
-@dataclass
-class CleanSettings:
-    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths in characters."""
-
-    exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
-    near_duplicates: float | None = doc(
-        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
-        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
-        at_least=0.1,
-        at_most=0.99,
-    )
-    min_length: int | None = doc("leave out shorter documents", at_least=1)
-    max_length: int | None = doc("leave out longer documents", at_least=1)
-    filter: str | None = doc(
-        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
-    )
-    decontaminate: list[str] = doc(
-        "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
-        "recipes (their test split, else validation), suites",
-        [],
-    )
-    decontaminate_words: int = doc("words in a row, without case and punctuation", 13, at_least=4, at_most=100)
-
-
-# Those of data.derive that read any source of plain text.
-DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
-
-
-@dataclass
-class DataSection(SourceSection):
-    description: str | None = doc("what the data are, in a few words, for the model card")
-    mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
-    clean: CleanSettings | None = doc(
-        "what is left out of plain text for training and of validation documents held back from it, such as "
-        "{exact_duplicates: true, decontaminate: [imdb_classify]}; null: nothing"
-    )
-    weights_by: float | Literal["tokens", "documents"] = doc(
-        "what the weights of a mixture are shares of: tokens or documents; a temperature T, a number such as 3: a "
-        "source of N tokens counts as N ** (1 / T), times its weight",
-        "tokens",
-        at_least=1,
-        at_most=1000,
-    )
-    derive: (
-        Literal["next_sentence", "function_summary", "docstring_questions", "docstring_conversations", "entity_kinds"]
-        | None
-    ) = doc(
-        "a task's examples are made of other data: next_sentence: of any text, two sentences and four that may be the "
-        "next (columns context, choices, label); function_summary: of Python sources, functions and the first "
-        "paragraph of their docstrings (code, summary, function); docstring_questions, docstring_conversations: of "
-        "Python sources, what each function does and the first sentence of its docstring (instruction, output; "
-        "messages), validated in other words than trained; entity_kinds: of tagged words, the text and the kinds of "
-        "names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
-    )
-    columns: list[str] | None = doc(
-        "names of the columns of CoNLL files (a word in each line), such as [tokens, pos, chunk, tags]; files of no "
-        "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
-    )
-    streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
-    shuffle_buffer: int | None = doc(
-        "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
-        "pass say; then the next; null: all as they are stored",
-        at_least=2,
-        at_most=10_000_000,
-    )
-    validation_files: str | list[str] | None = doc("local files for validation")
-    validation_split: str | None = doc("split of the Hub data set for validation")
-    validation_fraction: float | None = doc(
-        "share of the documents held back where neither of the above is given; null: 0.05, and of 5,000 labelled "
-        "examples or more at least 500",
-        at_least=0,
-        below=1,
-    )
-    bad_rows: Literal["refuse", "skip"] = doc(
-        "labelled examples and images that cannot be used: refuse: one message names them, and nothing is trained; "
-        "skip: they are left out, and counted by reason",
-        "refuse",
-    )
-    test_files: str | list[str] | None = doc("local files for the final test")
-    test_split: str | None = doc("split of the Hub data set for the final test")
-    test_fraction: float | None = doc(
-        "share of the labelled examples held back for the final test; null: none", above=0, below=1
-    )
-    stratify: bool | None = doc(
-        "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
-        "has one class for an example"
-    )
-    group_field: str | None = doc(
-        "column, such as an author or a patient: labelled examples that are equal in it stay in one of the parts that "
-        "fractions divide"
-    )
-    max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
-    max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
-    num_proc: int | None = doc(
-        "processes that tokenise plain text, with the same result; null: one, whose threads use all cores",
-        at_least=1,
-        at_most=1024,
-    )
-    cache_dir: str | None = doc("where tokenised data is kept; default: $ANYFORMER_CACHE or ~/.cache/anyformer")
-
-    @property
-    def share_held_back(self) -> float:
-        """validation_fraction, or its default."""
-        return 0.05 if self.validation_fraction is None else self.validation_fraction
-
-    @property
-    def by_class(self) -> bool:
-        """stratify, or its default."""
-        return self.test_fraction is not None if self.stratify is None else self.stratify
 
 
 @dataclass

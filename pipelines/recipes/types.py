@@ -9,20 +9,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import UserError, did_you_mean
 from ..words import Epochs, epochs_of
-from .secrets import without_signatures
+from .introspection import show
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 WORDS[Epochs] = "passes over the data such as '0.5 epochs'"
-
-
-def show(value: Any) -> str:
-    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
-    text = (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or value is True or value is False
-        else without_signatures(repr(value))
-    )
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def type_words(annotation: Any) -> str:
@@ -177,7 +167,7 @@ OUTSIDE = {
 
 
 def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
-    """Return `value`; raise UserError where it is outside its bounds, as `schema.bounds_of` gives them."""
+    """Return `value`; raise UserError where it is outside its bounds, as `bounds_of` gives them."""
     for words, limit in bounds.items():
         if isinstance(value, int | float) and OUTSIDE[words](value, limit):
             raise UserError(f"{path}={show(value)} must be {words} {limit}")

@@ -8,9 +8,9 @@ from typing import Any
 from ..errors import UserError, loading_reason
 from ..lazy import tokenizers, transformers
 from ..recipes.schema import TokenizerSection
+from ..recipes.special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from ..storage.cache import cached_folder, sha
 from ..storage.local_facts import forget_loading
-from .special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, TRAINERS, Plan
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..lazy import tokenizers as tk
-from .special_tokens import UNKNOWN
+from ..recipes.special_tokens import UNKNOWN
 
 DEFAULT_VOCAB_SIZE = 8192
 

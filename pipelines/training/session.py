@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -140,6 +141,19 @@ class Session:
         """What makes batches of an objective's rows."""
         return self.engine.collator(objective.collator(self.data.packed))
 
+    def adjusts(self, recipe: Recipe, model) -> list[Callable]:
+        """What gives the groups of a new optimizer other rates, as the recipe says."""
+        from .models import transferred
+        from .optimizers import decay_by_depth
+        from .transfer import scale_rates
+
+        section, found = recipe.training, []
+        if section.layer_decay is not None:
+            found.append(partial(decay_by_depth, decay=section.layer_decay))
+        if section.transfer is not None:
+            found.append(partial(scale_rates, scales=transferred(recipe, self.data, model)))
+        return found
+
     def trainer(
         self,
         model,
@@ -153,7 +167,6 @@ class Session:
         from .compiled_layers import CompiledLayers, compile_arguments
         from .log.trackers import keep_in_run
         from .losses.validation_metrics import ValidationMetrics
-        from .models import transferred
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
@@ -183,8 +196,7 @@ class Session:
             engine=self.engine,
             run_identity=self.identity_text(),
             own_optimizer=own_optimizer(section),
-            layer_decay=section.layer_decay,
-            scales=None if section.transfer is None else transferred(recipe, self.data, model),
+            adjusts=self.adjusts(recipe, model),
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, recipe) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),

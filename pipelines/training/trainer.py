@@ -6,6 +6,7 @@ checkpoint is saved when it appears, whatever save_steps says. Each of these is 
 own; the trainer calls them where Trainer has a hook. How the processes share the model is the engine's (engines/).
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -51,8 +52,7 @@ from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, sums_of_parts
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
-from .optimizers import decay_by_depth, matrices_only, remember_absent
-from .transfer import Scale, scale_rates
+from .optimizers import matrices_only, remember_absent
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -76,8 +76,7 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
-        layer_decay: rate of a layer beside that of the one above it (optimizers.py); None: all have the same.
-        scales: of training.transfer (transfer.py): what AdamW's settings are multiplied by; None: by nothing.
+        adjusts: functions of a new optimizer and its model, which give its groups other rates (optimizers.py).
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -102,8 +101,7 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         own_optimizer: OwnOptimizer | None = None,
-        layer_decay: float | None = None,
-        scales: dict[str, Scale] | None = None,
+        adjusts: Sequence[Callable] = (),
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -119,7 +117,7 @@ class AnyformerTrainer(Trainer):
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, self.layer_decay, self.scales, watch = shares, layer_decay, scales, watch or Watch()
+        self.shares, self.adjusts, watch = shares, adjusts, watch or Watch()
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
@@ -338,10 +336,8 @@ class AnyformerTrainer(Trainer):
             self.optimizer = self.own_optimizer.build(built, set(self.get_decay_parameter_names(built)), self.args)
         with refusals():
             optimizer = super().create_optimizer(model)
-        if fresh and self.layer_decay is not None:
-            decay_by_depth(optimizer, built, self.layer_decay)
-        if fresh and self.scales is not None:
-            scale_rates(optimizer, built, self.scales)
+        for adjust in self.adjusts if fresh else ():
+            adjust(optimizer, built)
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):

@@ -100,13 +100,14 @@ def test_shuffled_documents_come_in_another_order_in_each_pass_and_go_on_from_ev
         corpus = ShuffledCorpus(corpus_of(stream_folder, "shuffled"), 7, [1, number])
         return [(document.text, json.loads(json.dumps(after))) for document, after in corpus.documents_from(place)]
 
-    stored = [document.text for document in corpus_of(stream_folder, "shuffled").documents()]
+    section = DataSection(dataset=str(stream_folder), streaming=True, validation_fraction=0.3, shuffle_buffer=7)
+    held = [document.text for document in open_corpora(section)["validation"].documents()]
     first = of_pass(0)
     texts = [text for text, _ in first]
-    assert sorted(texts) == sorted(stored) and len(set(texts)) == len(texts) < len(LINES)
+    assert sorted([*texts, *held]) == sorted(LINES) and held and {LINES.index(text) % 3 for text in held} == {0}
     blocks = [[LINES.index(text) % 3 for text in texts[at : at + 7]] for at in range(0, 21, 7)]
     assert all(Counter(block)[file] >= 2 for block in blocks for file in range(3))  # of all files in turn
-    assert texts != stored and texts != [text for text, _ in of_pass(1)]
+    assert texts != sorted(texts, key=LINES.index) and texts != [text for text, _ in of_pass(1)]
     for number, (_, place) in enumerate(first):
         assert of_pass(0, place) == first[number + 1 :], number
 
@@ -118,10 +119,13 @@ def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(st
     assert {row["epoch"] for row, _ in rows} >= {0, 1} and all("state" in position for _, position in rows)
     read, original = [], hub_datasets.text_document
     monkeypatch.setattr(hub_datasets, "text_document", lambda text, *rest: read.append(text) or original(text, *rest))
-    for place in (3, 30, len(rows) - 9):
+    for number in (12, 30, len(rows) - 9):
+        position = rows[number][1]
+        key, block = [3, position["pass"]], position["state"]["document"]["block"]
+        order = [one.text for one in ShuffledCorpus(corpus_of(stream_folder, "shuffled"), 7, key).documents()]
         read.clear()
-        assert rows_from(stream, 2, rows[place][1]) == rows[place + 1 : place + 3]
-        assert 0 < len(read) <= 21  # its block, one that is read ahead, and what was held back of the first file
+        assert rows_from(stream, 2, position) == rows[number + 1 : number + 3]
+        assert block > 0 and read and not {*read} & {*order[: 7 * block]}
 
 
 def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monkeypatch):
@@ -174,7 +178,7 @@ def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
 
 def test_sources_that_are_streamed_are_mixed_by_weight_and_have_a_loss_each(stream_recipe, command, tmp_path):
     path = stream_recipe({"max_steps": 3})
-    recipe = parse_yaml(path.read_text())
+    recipe = parse_yaml(path.read_text(), "recipe")
     dataset = recipe["data"]["dataset"]
     mixture = [{"name": "a", "dataset": dataset, "weight": 3.0}, {"name": "b", "dataset": dataset}]
     recipe |= {

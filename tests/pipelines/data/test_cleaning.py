@@ -14,7 +14,8 @@ from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.data.word_sequences import sequences_of, words_of
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.schema import CleanSettings, DataSection, MixtureSource, TokenizerSection
+from anyformer.pipelines.recipes.data_section import CleanSettings, MixtureSource
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 
 RANDOM = random.Random(0)

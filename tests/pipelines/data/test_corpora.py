@@ -22,7 +22,8 @@ from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import SOURCES, register_source
-from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.data_section import MixtureSource
+from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -15,7 +15,8 @@ from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.data_section import MixtureSource
+from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.storage import packed_files
 
 ROWS = [

@@ -14,8 +14,8 @@ from anyformer.pipelines.objectives.denoising import counts, span_lengths
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TokenizerSection, TrainingSection
+from anyformer.pipelines.recipes.special_tokens import MASK
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.tokenizers.special_tokens import MASK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_arrays import TokenArrays

@@ -9,8 +9,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection, ModelSection, Recipe, TokenizerSection
+from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT, sentinel, special_tokens
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.tokenizers.special_tokens import WRITES_EVERY_TEXT, sentinel, special_tokens
 
 TEXT = "".join(
     f"{a}{b}{c} {c}{a}\n"

@@ -12,12 +12,12 @@ from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.data.packing import PackedDataset, tokenize_corpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT
 from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.storage.cache import sha
 from anyformer.pipelines.tokenizers import load
 from anyformer.pipelines.tokenizers.control_tokens import ControlTokens, text_tokenizer
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
-from anyformer.pipelines.tokenizers.special_tokens import WRITES_EVERY_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

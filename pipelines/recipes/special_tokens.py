@@ -4,7 +4,7 @@ none: nothing stands around a text. cls_sep: CLS a SEP, of a pair CLS a SEP b SE
 Standard library only: recipes are checked with it.
 """
 
-from ..recipes.schema import TokenizerSection
+from .schema import TokenizerSection
 
 END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
