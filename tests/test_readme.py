@@ -163,6 +163,9 @@ NOT_RUN = [
     NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
     NotRun("anyformer predict MODEL ", "any model, any file; the pages' own are run", arguments_parse),
+    NotRun(
+        "anyformer evaluate MODEL ", "any model, the Hub, any file; test_minimal_pairs.py has its own", arguments_parse
+    ),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
@@ -317,7 +320,8 @@ def made_tiny(words: list[str]) -> list[str]:
         tiny = [setting for setting in tiny if not setting.startswith(("data.", "evaluation."))]
         return [*words, *tiny, "evaluation.every_steps=2"]
     of_checkpoint = ("stdlib_long_context", *CHATS)
-    if any("name_or_path" in word for word in words) or set(of_checkpoint) & set(words):
+    begins = any("name_or_path" in word and not word.startswith("teacher.") for word in words)
+    if begins or set(of_checkpoint) & set(words):
         return [*words, *(setting for setting in tiny if not setting.startswith("model."))]
     if "multi30k_en_de" in words:
         tiny += ["task.max_new_tokens=4", "training.save_steps=2"]

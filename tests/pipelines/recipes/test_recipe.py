@@ -176,20 +176,27 @@ def in_its_section(setting) -> list[str]:
     """Overrides that make quickstart a recipe that has the setting."""
     section = setting.name.partition(".")[0]
     chosen = [f"{section}={{name: {setting.owners[0]}}}"] if setting.owners else []
+    chosen += ["stages=[{until: 1.0}]"] if section == "stages" else []
     return (["objective=null"] if section == "task" else []) + chosen
+
+
+def name_of(setting) -> str:
+    """Its dotted name, of a stage's in the first stage."""
+    return setting.name.replace("stages.", "stages.0.")
 
 
 def test_every_misspelt_setting_is_refused_with_its_dotted_name_and_the_right_one():
     for setting in SETTINGS:
-        message = sentence("quickstart", *in_its_section(setting), f"{setting.name}x=1")
-        assert message == f"{setting.name}x: no such setting; did you mean {setting.name}?"
+        name = name_of(setting)
+        message = sentence("quickstart", *in_its_section(setting), f"{name}x=1")
+        assert message == f"{name}x: no such setting; did you mean {name}?"
 
 
 def test_every_setting_refuses_a_value_of_another_type():
     for setting in SETTINGS:
-        wrong = "[[]]" if "mapping" in setting.type else "{a: 1}"
-        message = sentence("quickstart", *in_its_section(setting), f"{setting.name}={wrong}")
-        assert message.startswith((f"{setting.name}=", "model.preset", f"{setting.name}.a:")) and "is not" in message
+        wrong, name = "[[]]" if "mapping" in setting.type else "{a: 1}", name_of(setting)
+        message = sentence("quickstart", *in_its_section(setting), f"{name}={wrong}")
+        assert message.startswith((f"{name}=", "model.preset", f"{name}.a:")) and "is not" in message
 
 
 @pytest.mark.parametrize(
