@@ -24,6 +24,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.evaluation.request import is_pairs
 from anyformer.pipelines.experiments.story_file import read_story
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
@@ -91,6 +92,11 @@ def arguments_parse(words: list[str]) -> None:
     args = cli.parse(words[1:])
     if hasattr(args, "recipe"):
         load_recipe(args.recipe, args.overrides)
+
+
+def asks_for_pairs(words: list[str]) -> None:
+    """The command line takes the words, and what they name is a shipped set of minimal pairs or a file of rows."""
+    assert is_pairs(cli.parse(words[1:]).recipe) or words[3].endswith(".jsonl")
 
 
 def story_composes(words: list[str]) -> None:
