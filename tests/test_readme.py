@@ -169,9 +169,7 @@ NOT_RUN = [
     NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
     NotRun("anyformer predict MODEL ", "any model, any file; the pages' own are run", arguments_parse),
-    NotRun(
-        "anyformer evaluate MODEL ", "any model, the Hub, any file; test_minimal_pairs.py has its own", arguments_parse
-    ),
+    NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
