@@ -25,7 +25,9 @@ import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.evaluation.request import is_pairs
+from anyformer.pipelines.experiments.samplers import grid
 from anyformer.pipelines.experiments.story_file import read_story
+from anyformer.pipelines.experiments.sweep_file import read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
@@ -97,6 +99,13 @@ def arguments_parse(words: list[str]) -> None:
 def asks_for_pairs(words: list[str]) -> None:
     """The command line takes the words, and what they name is a shipped set of minimal pairs or a file of rows."""
     assert is_pairs(cli.parse(words[1:]).recipe) or words[3].endswith(".jsonl")
+
+
+def sweep_composes(words: list[str]) -> None:
+    """Every combination of the sweep composes."""
+    sweep = read_sweep(words[2], words[3:])
+    for each in grid(sweep):
+        load_recipe(sweep.settings.recipe, [*sweep.fixed, *each.settings])
 
 
 def story_composes(words: list[str]) -> None:
@@ -183,6 +192,7 @@ NOT_RUN = [
         "later commands have the run as it is; test_extend_run.py extends one",
         arguments_parse,
     ),
+    NotRun("anyformer sweep quickstart ", "three runs; test_sweep.py makes tiny ones", sweep_composes),
     NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
     NotRun(
