@@ -76,8 +76,9 @@ def test_rows_keep_the_shares_and_an_epoch_goes_on_in_each_source_where_the_last
             seen.add((name, inside, turn))
             for each, weight in WEIGHTS.items():
                 assert abs(drawn[each] - sum(drawn.values()) * weight / 4.5) < 1
+        if epoch == 0:  # which ends before a source is read again
+            assert all(drawn[name] <= len(train.parts[name]) for name in WEIGHTS)
     assert len(seen) == 3 * len(rows)
-    assert all(drawn[name] <= 3 * len(train.parts[name]) for name in WEIGHTS)
     assert train.tokens_before(3 * len(rows)).keys() == WEIGHTS.keys() and rows[None]["labels"].max() == -100
 
 
@@ -87,9 +88,8 @@ def test_each_source_has_its_loss_and_its_tokens_in_the_log_and_the_report(sourc
     )
     assert command("train", recipe) == 0
     printed = capsys.readouterr().out
-    assert "rare (11.1% of the rows)" in printed and re.search(
-        r"sources: long: \d+ tokens, its \S+ 0\.\d+ times\n", printed
-    )
+    assert "rare (10.6% of the rows)" in printed  # 9 of 85: an epoch has whole rows of a ninth
+    assert re.search(r"sources: long: \d+ tokens, its \S+ 0\.\d+ times\n", printed)
     lines = lines_of(tmp_path / "run")
     logged = [line for line in lines if "loss" in line]
     assert {name for line in logged for name in line if name.startswith("loss_")} == {f"loss_{n}" for n in WEIGHTS}
