@@ -36,7 +36,7 @@ from .guards.documents_apart import check_documents_apart
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
-from .stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
+from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Session:
             keep_in_run(arguments.output_dir)
         trained, made = trained or rows["train"], AnyformerTrainer
         if recipe.stages:
-            from .staged_trainer import StagedTrainer
+            from .stages.staged_trainer import StagedTrainer
 
             trained = rows_of_run(self.stages, section.seed)
             made = partial(StagedTrainer, stages=StagedTraining(self.stages, trained, self.collator))

@@ -16,7 +16,7 @@ from ...recipes.schema import Recipe
 from ..arguments import data_ranks, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
-from ..stage_run import StageRun
+from ..stages.stage_run import StageRun
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
 

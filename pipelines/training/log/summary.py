@@ -20,7 +20,7 @@ from ..arguments import rows_of
 from ..engines.elastic import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
-from ..stage_run import StageRun
+from ..stages.stage_run import StageRun
 from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 

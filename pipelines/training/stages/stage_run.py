@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..data.mixture_order import shares_of
-from ..data.rows import Rows
-from ..data.staged_rows import StagedRows
-from ..objectives.base import Objective
-from ..recipes.global_batch import micro_batches
-from ..recipes.stage_plan import LENGTH, Stage
-from ..words import counted
+from ...data.mixture_order import shares_of
+from ...data.rows import Rows
+from ...data.staged_rows import StagedRows
+from ...objectives.base import Objective
+from ...recipes.global_batch import micro_batches
+from ...recipes.stage_plan import LENGTH, Stage
+from ...words import counted
 
 
 @dataclass(frozen=True)

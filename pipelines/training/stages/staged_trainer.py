@@ -5,8 +5,8 @@ while it lasts. So a step, a log, a validation and a checkpoint are made by the 
 begins in the stage of its step, and skips the batches that this stage has trained, as Trainer does in an epoch.
 """
 
+from ..trainer import AnyformerTrainer
 from .stage_run import StagedTraining
-from .trainer import AnyformerTrainer
 
 # As of trainer.py: Trainer's private methods, and one that is public and has no documentation.
 OVERRIDDEN_BY_STAGES = ("_init_training_state", "_run_epoch", "_get_train_sampler", "set_initial_training_values")

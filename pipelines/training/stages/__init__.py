@@ -1,0 +1,1 @@
+"""Runs whose rows, lengths and rates change at borders (`stages` of a recipe)."""
