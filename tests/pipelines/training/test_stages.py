@@ -16,11 +16,13 @@ from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSec
 from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
 from anyformer.pipelines.training.guards.audit import read_audit
 from anyformer.pipelines.training.learning_rate import share_of_steps
+from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STAGES, StagedTrainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same_weights
 from test_distributed import needs_deepspeed, rank_main
+from transformers import Trainer
 
 FIRST = {"until": 4, "sequence_length": 16, "learning_rate": "constant"}
 SECOND = {"until": 8, "global_batch_size": 8, "per_device_train_batch_size": 2, "weight_decay": 0.0}
@@ -251,3 +253,9 @@ def test_what_stages_cannot_be_is_one_sentence(stages, changes, sentence):
     with pytest.raises(UserError) as refused:
         recipe_from_dict(made | {"stages": stages})
     assert sentence in str(refused.value)
+
+
+def test_private_methods_of_trainer_that_stages_override_are_those_of_the_table():
+    private = {name for name in vars(StagedTrainer) if name.startswith("_") and not name.startswith("__")}
+    assert private | {"set_initial_training_values"} == set(OVERRIDDEN_BY_STAGES)
+    assert all(hasattr(Trainer, name) for name in OVERRIDDEN_BY_STAGES)
