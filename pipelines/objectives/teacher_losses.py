@@ -1,5 +1,6 @@
 """What a model learns of its teacher: losses beside those of the labels, and the batches they are computed from."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 from ..data.batch_keys import IGNORE_INDEX
@@ -101,13 +102,13 @@ class AnswerLesson(Lesson):
     def weights(self, batch):
         return batch["labels"].ne(IGNORE_INDEX)
 
+    @abstractmethod
     def of_labels(self, outputs, batch: dict, has_label, label_smoothing: float) -> "torch.Tensor":
         """(): the summed loss of the rows with a label; has_label: (B,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_teacher(self, outputs, batch: dict) -> "torch.Tensor":
         """(B,): the loss of each row beside its answer."""
-        raise NotImplementedError
 
     def total(self, outputs, batch, label_smoothing=0.0):
         labels = batch["labels"]

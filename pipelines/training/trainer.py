@@ -80,15 +80,12 @@ class AnyformerTrainer(Trainer):
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
-        scorer: has predictions(logits, labels) -> (N, K) numbers, and compute_metrics(predictions) -> metrics from
-            those of all evaluated rows (see EvaluationSums); None: the loss alone is measured.
+        scorer: what EvaluationSums makes metrics of logits and labels with; None: the loss alone is measured.
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
         logits_of: as in Objective (objectives/base.py).
-        patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
-            not.
+        patience: so many validations without a better `args.metric_for_best_model` end the training; None: none do.
         loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
-        shares: number of steps -> function from a step to its share of the peak learning rate, in place of
-            `args.lr_scheduler_type`; None: there is none.
+        shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
         engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
