@@ -17,6 +17,10 @@ def write_lines(path: Path, rows) -> Path:
     return path
 
 
+def texts(corpus) -> list[str]:
+    return [document.text for document in corpus.documents()]
+
+
 def reviews(path: Path, number=160, seed=0, label=lambda positive: int(positive)) -> Path:
     """Texts of 4 to 30 words with one word that decides: {"text", "label"}."""
     draw, rows = random.Random(seed), []
@@ -229,7 +233,7 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
             "logging_steps": 1,
             "save_steps": 6,
         },
-        "evaluation": {"every_steps": 5},
+        "evaluation": {"every_steps": 5, "bootstrap": 20},
     }
     if family == "decoder":  # it writes answers at the end, token by token
         recipe["evaluation"]["sample_tokens"] = 4

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -68,15 +67,6 @@ def test_extras_are_complete_and_refer_to_extras_that_exist():
     }
     for name in SLOW_TO_IMPORT:  # transformers imports it wherever it is installed
         assert not any(name in text for extra, needs in extras.items() if extra != name for text in needs)
-
-
-def test_the_first_command_does_not_build_deepspeed_and_the_gate_tests_with_it():
-    dev = PROJECT["project"]["optional-dependencies"]["dev"]
-    assert PROJECT["dependency-groups"]["dev"] == ["anyformer[dev]"] and "deepspeed" not in " ".join(dev)
-    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    runs = re.findall(r"uv run .*", gate)
-    assert "uv sync --quiet --extra docs --extra deepspeed" in gate
-    assert len(runs) > 4 and all(run.startswith("uv run --extra deepspeed ") for run in runs)
 
 
 # ------------------------------------------------------------------------------------------------- the wheel

@@ -68,10 +68,10 @@ def blocks(language: str, text: str = TEXT) -> list[str]:
     return list(dict.fromkeys(re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)))
 
 
-def commands() -> list[str]:
+def commands(text: str = TEXT) -> list[str]:
     """Every command: the lines of the bash blocks, and code spans of three words or more that begin with a program."""
-    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks("bash", text) for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     programs = ("anyformer", "torchrun", "accelerate", "uv", "pip", "hf", "python", "deepspeed")
     spans = [span for span in re.findall(r"`([^`\n]+)`", prose) if span.split()[0] in programs and span.count(" ") > 1]
     found = [shlex.join(shlex.split(line, comments=True)).replace("'&&'", "&&") for line in [*lines, *spans]]
@@ -227,6 +227,19 @@ def not_run(command: str) -> list[NotRun]:
 RUN = [command for command in commands() if not not_run(command)]
 
 
+def split_by_kind() -> tuple[list[str], list[str]]:
+    """(README's commands and the first of each verb and what it is of, the others)."""
+    kinds, readme = {}, commands(README)
+    for command in RUN:
+        _, verb, *what = words_of(command)[1]
+        kinds.setdefault((verb, *what[:1]) if verb != "plan" else verb, command)
+    first = [command for command in RUN if command in (*readme, *kinds.values()) or "--help" in command]
+    return first, [command for command in RUN if command not in first]
+
+
+FIRST, OTHERS = split_by_kind()
+
+
 # ------------------------------------------------------------------------------------------- running the rest
 
 
@@ -329,6 +342,7 @@ def made_tiny(words: list[str]) -> list[str]:
         return words
     tiny = [setting for setting in TINY if not (set(TASKS) & set(words) and setting.startswith("objective."))]
     if words[1] == "evaluate":  # a checkpoint brings its own sizes, and there is no training
+        words = [*words, "evaluation.bootstrap=20"]
         return [*words, "task.max_new_tokens=4"] if "multi30k_en_de" in words else words
     if set(IMAGES) & set(words):
         tiny = [setting for setting in tiny if not setting.startswith(("data.", "evaluation."))]
@@ -360,7 +374,7 @@ def writes_into(folder: str, words: list[str]) -> bool:
     return named == [f"training.output_dir={folder}"] or (not named and folder == f"runs/{words[2]}")
 
 
-@pytest.mark.parametrize("command", RUN)
+@pytest.mark.parametrize("command", [*FIRST, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)])
 def test_every_command_for_newcomers_runs(command, on_stage, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
@@ -380,6 +394,11 @@ def test_every_command_for_newcomers_runs(command, on_stage, monkeypatch, capsys
 def test_what_cannot_run_here_is_checked_as_far_as_it_goes(command):
     (row,) = not_run(command)
     row.check(words_of(command)[1])
+
+
+def test_the_commands_that_the_slow_suite_runs_parse_and_their_recipes_compose():
+    for command in OTHERS:
+        arguments_parse(words_of(command)[1])
 
 
 def test_the_table_of_commands_that_do_not_run_has_no_row_too_many():

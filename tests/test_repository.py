@@ -1,7 +1,6 @@
 """Files of the repository that services read: they load, and what they run and name exists."""
 
 import ast
-import json
 import re
 import shlex
 import tomllib
@@ -82,27 +81,6 @@ def test_no_test_is_skipped_in_all_jobs_for_want_of_an_extra():
     tests = [words for words in runs if "pytest" in words]
     assert any(words[-2:] == ["-m", "slow"] for words in tests)
     assert any({"tests/ecosystem", "tests/pipelines"} <= set(words) and "-m" not in words for words in tests)
-
-
-def test_a_release_is_published_from_a_tag_without_a_secret():
-    release = loaded(ROOT / ".github" / "workflows" / "release.yml")
-    job = release["jobs"]["publish"]
-    assert "refs/tags/v" in job["if"] and job["permissions"] == {"id-token": "write"}
-    assert "secrets." not in json.dumps(release)
-
-
-def test_citation_pre_commit_and_development_container_load_and_agree_with_the_project():
-    citation = loaded(ROOT / "CITATION.cff")
-    assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["project"]["license"]
-    assert {"message", "title", "authors"} <= set(citation) and citation["title"] == PROJECT["project"]["name"]
-    (ruff,) = [line for line in PROJECT["project"]["optional-dependencies"]["dev"] if line.startswith("ruff")]
-    assert "==" in ruff  # the only place that says which; hooks and workflows run what it installs
-    others = [path.read_text(encoding="utf-8") for path in (ROOT / ".pre-commit-config.yaml", *WORKFLOWS)]
-    assert not any(re.search(r"uvx ruff|ruff-pre-commit", text) for text in others)
-    folder = ROOT / ".devcontainer"
-    container = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
-    assert (folder / container["build"]["dockerfile"]).is_file()
-    assert f"ARG {next(iter(container['build']['args']))}=" in (ROOT / "docker" / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize("folder", ["anyformer", "modeling", "pipelines", "scripts"])

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from anyformer.modeling.traits import image_sides
@@ -107,21 +108,26 @@ class StepActivations:
 
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
         """What is measured of some rows, once in this process: a sweep plans one model for many devices."""
-        whole = self.build(self.config)
+        whole = self._whole
         backends = [getattr(whole.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
         model = (type(whole), whole.config.to_json_string(), *backends)
         key = (model, batch, self.half, self.on_cpu, checkpointing)
         if key not in MEASURED:
-            MEASURED[key] = self._measured(whole, batch, checkpointing)
+            MEASURED[key] = self._measured(batch, checkpointing)
         return MEASURED[key]
 
-    def _measured(self, whole, batch: Batch, checkpointing: bool) -> Activations:
+    @cached_property
+    def _whole(self):
+        """The model, of which kinds of layers alone are read."""
+        return self.build(self.config)
+
+    def _measured(self, batch: Batch, checkpointing: bool) -> Activations:
         """Of a deep model two models of few layers are measured, which differ by those that are repeated.
 
         Each further layer adds what it keeps; what comes on top of that at the peak is the deeper one's.
         """
         depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        few, more = depths_to_measure(whole, depth)
+        few, more = depths_to_measure(self._whole, depth)
         how = (batch, self.half, self.on_cpu, checkpointing)
         deeper = measured_step(self.build(with_depth(self.config, more)), *how)
         if more == depth:

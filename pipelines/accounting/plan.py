@@ -24,9 +24,17 @@ from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
 from .devices import Devices
-from .flops import FlopCount, active_parameters, measured_flops
+from .flops import FlopCount, active_parameters, peak_flops
 from .memory import FP32, HALF, STAGES, TrainingStates, check_stage
-from .step_memory import OFFLOAD, StepMemory, built_without_weights, planned_config, step_memory
+from .step_memory import (
+    OFFLOAD,
+    StepMemory,
+    built_without_weights,
+    computes_in_half,
+    planned_batch,
+    planned_config,
+    step_memory,
+)
 
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # where nothing says how many there are
@@ -141,8 +149,9 @@ def plan_run(
     anyformer.register()
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
+    batch, half = planned_batch(recipe, objective, model), computes_in_half(section, devices)
+    cache = planned_cache(model, batch, half, context, notes)  # before what takes seconds: it may refuse
     memory = step_memory(recipe, objective, model, devices, notes)
-    cache = planned_cache(model, memory, context, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     stages = planned_stages(memory, section, devices, rows)
@@ -251,19 +260,19 @@ def tried_stages(section: TrainingSection) -> tuple[str, ...]:
     return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
 
 
-def planned_cache(model, memory: StepMemory, context: int | None, notes: list[str]) -> CacheSize | None:
+def planned_cache(model, batch: Batch, half: bool, context: int | None, notes: list[str]) -> CacheSize | None:
     """The cache of generation; a native model's is that of ours with its maths.
 
     Raises UserError for a context that the model has no positions or no cache for.
     """
-    config, batch = model.config, memory.batch
+    config = model.config
     try:
         config = config if config.model_type in FAMILIES else our_config(config)
     except UserError as error:
         notes.append(f"the cache of generation is not counted: {error}")
         return None
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
-    size = cache_size(config, context or own, HALF if memory.half else FP32, batch.tokens if batch.targets else 0)
+    size = cache_size(config, context or own, HALF if half else FP32, batch.tokens if batch.targets else 0)
     if size is not None and getattr(config, "position_encoding", None) == "learned" and (context or 0) > own:
         raise UserError(
             f"--context={context} is longer than the model's max_position_embeddings={own}: learned positions need one "
@@ -391,7 +400,7 @@ def peak_rate(devices: Devices, half: bool) -> tuple[float, str]:
     """(peak FLOP/s of all devices, where the number is from)."""
     dtype = torch.bfloat16 if half else torch.float32
     if devices.is_cpu:
-        return measured_flops(torch.device("cpu"), dtype), f"a {dtype} matrix product timed on this machine"
+        return peak_flops(torch.device("cpu"), dtype)[0], f"a {dtype} matrix product timed on this machine"
     return devices.count * (devices.bf16 if half else devices.fp32), "data sheet, dense"
 
 

@@ -187,17 +187,6 @@ def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypat
     assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
 
 
-def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
-    rows = fake_module("cli.preview", 0)
-    assert main(["preview", "quickstart", "--rows", "2", "training.seed=7"]) == 0
-    assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
-    pushed = fake_module("publishing.publish", "https://hub/a/b")
-    assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1", "--no-check"]) == 0
-    how = {"private": True, "revision": "v1", "license": None, "collection": None, "check": None}
-    assert pushed == [(("runs/x", "a/b"), how)]
-    assert capsys.readouterr().out == "https://hub/a/b\n"
-
-
 def test_the_printed_recipe_is_the_composed_one(capsys):
     assert main(["train", "quickstart", "training.seed=7", "--print-recipe"]) == 0
     printed = recipe_from_dict(parse_yaml(capsys.readouterr().out, "stdout"))

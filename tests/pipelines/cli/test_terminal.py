@@ -32,13 +32,6 @@ def test_everything_and_one_objective_are_json_too(capsys):
     assert capsys.readouterr().err == "anyformer: --legal prints no JSON; leave out --json\n"
 
 
-def test_a_plan_is_json_alone_on_the_standard_output(capsys):
-    assert cli.main(["plan", "quickstart", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["parameters"] > 3_000_000
-    assert "on each device" in printed.err
-
-
 @pytest.fixture
 def terminal(monkeypatch, capsys):
     """What is printed where the standard output is a terminal of 80 columns."""

@@ -17,6 +17,7 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.data_section import CleanSettings, MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from task_data import texts
 
 RANDOM = random.Random(0)
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("ada", "emi", "ilo", "oru", "uve")]
@@ -55,10 +56,6 @@ def section(files, validation=0.0, **clean):
     return DataSection(
         files=f"{files}/train-*.jsonl", validation_fraction=validation, clean=CleanSettings(**clean), cache_dir=cache
     )
-
-
-def texts(corpus):
-    return [document.text for document in corpus.documents()]
 
 
 def test_planted_documents_are_left_out_and_each_reason_is_shown(files):

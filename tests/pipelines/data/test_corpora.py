@@ -27,15 +27,12 @@ from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from task_data import texts
 
 LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
 LINES = [f"line {number} of the text\n" for number in range(200)]
 
 no_fixture_reset = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def texts(corpus):
-    return [document.text for document in corpus.documents()]
 
 
 def write_jsonl(path, rows):

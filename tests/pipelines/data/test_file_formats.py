@@ -18,16 +18,13 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.data_section import MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.storage import packed_files
+from task_data import texts
 
 ROWS = [
     {"text": 'één, "two"\nthree\t', "label": "good"},
     {"text": "a [bracket], a {brace}", "label": "bad"},
     {"text": "x" * 200_000, "label": "long"},
 ]
-
-
-def texts(corpus):
-    return [document.text for document in corpus.documents()]
 
 
 def section(path, **settings):

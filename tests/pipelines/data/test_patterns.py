@@ -9,10 +9,7 @@ from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.patterns import find_files
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection
-
-
-def texts(corpus):
-    return [document.text for document in corpus.documents()]
+from task_data import texts
 
 
 def names(folder, pattern):

@@ -12,6 +12,7 @@ from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.remote_files import with_local_copies
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection
+from task_data import texts
 
 
 @pytest.fixture
@@ -49,10 +50,6 @@ def server(tmp_path):
 
     yield f"http://127.0.0.1:{server.server_port}", folder, asked, end
     end()
-
-
-def texts(corpus):
-    return [document.text for document in corpus.documents()]
 
 
 def test_a_pattern_of_urls_gives_the_documents_and_the_identity_of_the_same_local_files(place, tmp_path):

@@ -55,7 +55,9 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("a text", "tags") else pytest.mark.slow) for name in EXAMPLES]
+)
 def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, command, capsys, name):
     kind, task, row = EXAMPLES[name]
     short = {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
