@@ -10,18 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_readme import SMALL_VOCABULARY, TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("anyformer", "modeling", "pipelines", "configs")  # what the distribution is made of
 DATA = (".typed", ".yaml", ".json", ".jinja", ".html", ".css", ".js")
-
-TINY = [
-    *("model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=64"),
-    *("model.num_attention_heads=2", "model.num_key_value_heads=1", "data.max_documents=20"),
-    *("tokenizer.vocab_size=400", "objective.sequence_length=64", "training.per_device_train_batch_size=2"),
-    *("training.max_steps=2", "evaluation.max_rows=4", "evaluation.sample_tokens=4"),
-]
 
 
 def import_name(file: Path) -> str:
@@ -155,7 +149,7 @@ def test_the_wheel_works_from_another_folder(command, tmp_path):
     for name in ("quickstart", "llama_1b", "causal"):
         assert name in listed
     assert command("train", "quickstart", "--print-recipe") == load_recipe("quickstart").to_yaml()
-    assert "devices: 1 x cpu" in command("train", "quickstart", *TINY)
+    assert "devices: 1 x cpu" in command("train", "quickstart", *TINY, SMALL_VOCABULARY)
     run = tmp_path / "elsewhere" / "runs" / "quickstart"
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     assert (run / "decoder.py").read_bytes() == (ROOT / "modeling" / "decoder.py").read_bytes()

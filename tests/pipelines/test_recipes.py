@@ -195,27 +195,6 @@ def test_a_shipped_recipe_makes_its_first_step_on_its_real_data(
     assert "gradients finite" in capsys.readouterr().out
 
 
-@pytest.fixture
-def hub_folder(tmp_path, text_file):
-    """A data set as load_dataset reads it from a folder: the offline stand-in for one on the Hub."""
-    folder = tmp_path / "dataset"
-    folder.mkdir()
-    lines = text_file.read_text().splitlines(keepends=True)
-    (folder / "train.jsonl").write_text("".join(lines[:20]))
-    (folder / "validation.jsonl").write_text("".join(lines[20:]))
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("streaming", ["true", "false"])
-def test_a_hub_data_set_trains_stored_and_streamed(streaming, tiny_recipe, command, hub_folder, tmp_path):
-    overrides = ["data.files=null", f"data.dataset={hub_folder}", "data.validation_split=validation"]
-    recipe = tiny_recipe(training={"max_steps": 6})
-    assert command("train", recipe, *overrides, f"data.streaming={streaming}") == 0
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert run["status"] == "finished" and run["metrics"]["validation_loss"] < 6.3
-
-
 def test_an_own_checkpoint_and_a_native_one_go_on_training(tiny_recipe, command, tmp_path):
     assert command("train", tiny_recipe(training={"max_steps": 4})) == 0
     first = tmp_path / "run"
@@ -233,20 +212,3 @@ def native_checkpoint(folder, tokenizer_from):
     GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_from).save_pretrained(folder)
     return folder
-
-
-@pytest.mark.slow
-def test_muon_wsd_and_inverse_sqrt_run_through_recipes(tiny_recipe, command, tmp_path):
-    for name, overrides in {
-        "muon-wsd": ["training.optim=muon", "training.lr_scheduler_type=wsd", "training.decay_steps=0.5"],
-        "inverse-sqrt": ["training.lr_scheduler_type=inverse_sqrt", "training.warmup_steps=4"],
-    }.items():
-        out = tmp_path / name
-        recipe = tiny_recipe(training={"max_steps": 16})
-        assert command("train", recipe, *overrides, f"training.output_dir={out}") == 0
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        rates = [line["learning_rate"] for line in lines if "loss" in line]
-        if name == "muon-wsd":  # constant after the warm-up, then down over the last half
-            assert rates[2] == rates[7] > rates[12] > rates[15]
-        else:  # proportional to 1 / sqrt(step) after the warm-up
-            assert rates[4] > rates[9] > rates[15] > 0.4 * rates[4]
