@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
@@ -459,7 +457,3 @@ def nav_pages(nav: list) -> list[str]:
         value = next(iter(entry.values())) if isinstance(entry, dict) else entry
         found += nav_pages(value) if isinstance(value, list) else [value]
     return found
-
-
-def navigation() -> list[str]:
-    return nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])

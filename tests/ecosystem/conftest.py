@@ -48,12 +48,6 @@ def model(speaking_config):
 @pytest.fixture
 def native(model):
     """transformers' own LLaMA with the same weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from anyformer import to_native
 
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    shared += ("num_key_value_heads", "max_position_embeddings", "rope_parameters", "tie_word_embeddings")
-    shared += ("pad_token_id", "bos_token_id", "eos_token_id")
-    fields = {name: getattr(model.config, name) for name in shared}
-    twin = LlamaForCausalLM(LlamaConfig(**fields, rms_norm_eps=model.config.norm_eps)).eval()
-    twin.load_state_dict(model.state_dict())
-    return twin
+    return to_native(model)

@@ -12,7 +12,7 @@ from anyformer.modeling.experts_grouped import IMPLEMENTATION
 from anyformer.modeling.experts_losses import load_balancing_loss, router_z_loss
 from anyformer.modeling.traits import MLP_TYPES
 from family_variants import close
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
@@ -46,7 +46,6 @@ def computed(experts, implementation, x, index, weights) -> tuple:
     return y.detach(), *torch.autograd.grad((y * probe).sum(), (x, weights, *experts.parameters()))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(sorted(MLP_TYPES)),
     biases=st.booleans(),
@@ -128,7 +127,6 @@ def test_a_shared_expert_adds_what_every_token_gets():
     torch.testing.assert_close(sparse(x)[0] - alone(x)[0], expected, **TOLERANCE)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     scoring=st.sampled_from(["softmax", "sigmoid"]),
     normalises=st.booleans(),
@@ -181,7 +179,6 @@ def test_jitter_moves_the_router_in_training_only_and_not_the_tokens():
     assert ((noisy - plain).abs() <= bound + 1e-6).all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 4), length=st.integers(1, 9), top_k=st.integers(1, 3), capacity=st.integers(1, 8))
 def test_no_expert_takes_more_of_a_row_than_its_capacity_and_first_choices_come_first(rows, length, top_k, capacity):
     index = torch.rand(rows * length, 4, generator=torch.Generator().manual_seed(length)).topk(top_k).indices
@@ -203,7 +200,6 @@ def test_the_balance_loss_is_1_for_equal_use_and_grows_to_the_number_of_experts(
     assert load_balancing_loss(alone, torch.full((1, 8, 1), 2), real).item() == pytest.approx(4.0)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 99), sharpness=st.floats(0.1, 5), top_k=st.integers(1, 4))
 def test_equal_use_is_the_least_balance_loss_of_tokens_that_agree(seed, sharpness, top_k):
     logits = sharpness * torch.randn(1, 1, 6, generator=torch.Generator().manual_seed(seed)).expand(1, 10, 6)

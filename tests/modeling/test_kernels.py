@@ -7,7 +7,7 @@ import torch
 import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
 from anyformer.modeling.kernels import seen, tiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM, masking_utils
 
@@ -85,7 +85,6 @@ def dense(mask_function, padding, length: int) -> torch.Tensor:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), length=st.integers(10, 50))
 def test_what_a_mask_shows_is_what_the_tiles_show_and_nothing_else(data, length):
     mask_function, padding = data.draw(mask_functions(length))
@@ -108,7 +107,6 @@ def test_what_a_mask_shows_is_what_the_tiles_show_and_nothing_else(data, length)
             torch.testing.assert_close(got, expected, atol=EXACT, rtol=EXACT)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), length=st.integers(10, 50))
 def test_no_query_sees_a_key_outside_the_bounds_of_its_mask(data, length):
     mask_function, padding = data.draw(mask_functions(length))

@@ -6,7 +6,7 @@ from anyformer.modeling.attention_linear import CHUNK, feature_map, kernel_sums,
 from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.laws import law
 from family_variants import LINEAR, ZOO, tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_laws import check_answer
 from transformers import DynamicCache
@@ -24,7 +24,6 @@ def by_definition(q, k, v, documents):
     return scores @ v.double()
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     length=st.integers(1, 3 * CHUNK + 5),
     batch=st.integers(1, 2),
@@ -45,7 +44,6 @@ def test_chunks_give_the_sums_of_the_definition(length, batch, groups, repeats, 
     torch.testing.assert_close(sums.double(), by_definition(q, k, v, documents), atol=1e-4, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
 @given(pieces=st.lists(st.integers(1, CHUNK + 9), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_a_state_carries_a_row_over_any_pieces(pieces, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -32,7 +32,7 @@ from task_data import texts
 LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
 LINES = [f"line {number} of the text\n" for number in range(200)]
 
-no_fixture_reset = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+no_fixture_reset = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_jsonl(path, rows):

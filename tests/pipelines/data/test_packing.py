@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from token_arrays import TokenArrays
 
 PAD = 9999
-some_settings = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some_settings = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 lengths_of_documents = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 1)
 
 

@@ -12,7 +12,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.schema import DataSection
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, task_recipe, write_lines
 
@@ -25,7 +25,6 @@ def reads(rows):
     return ((str(number), {"label": label, "who": who}) for number, (label, who) in enumerate(rows))
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows_of, shares)
 def test_each_part_has_its_share_of_every_class_to_within_one_row_and_the_same_rows_each_time(rows, fractions):
     plan = SplitPlan(fractions, classes="label")
@@ -40,7 +39,6 @@ def test_each_part_has_its_share_of_every_class_to_within_one_row_and_the_same_r
         assert number < 3 or all(found[label, part] for part in fractions)
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows_of, shares, st.sampled_from([None, "label"]))
 def test_a_group_is_in_one_part(rows, fractions, classes):
     parts = planned_parts(SplitPlan(fractions, classes, groups="who"), reads(rows), None)

@@ -16,7 +16,7 @@ from anyformer.pipelines.metrics.significance import (
     resampled_scores,
     resamples,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 ROUNDING = 1e-9  # sums in another order
@@ -108,7 +108,6 @@ def test_a_correlation_that_does_not_exist_has_no_interval():
     assert intervals(Comparison(["pearson"], [1.0] * 5, [1, 2, 3, 4, 5]), {"pearson": float("nan")}, 20, 0) == {}
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_mcnemar_is_the_binomial_test_of_the_answers_that_one_model_alone_has_right(rows):
     first, second = (np.array(column) for column in zip(*rows))
@@ -153,7 +152,6 @@ def test_what_is_compared_is_kept_only_where_it_is_asked_for():
 # --------------------------------------------------------------------------------------------- probabilities
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(2, 5))
 def test_calibration_error_is_the_mean_gap_of_confidence_and_accuracy_in_fifteen_bins(seed, number, classes):
     draw = np.random.default_rng(seed)

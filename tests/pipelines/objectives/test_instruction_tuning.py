@@ -13,7 +13,7 @@ from anyformer.pipelines.objectives import instruction_tuning
 from anyformer.pipelines.objectives.finished_model import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, task_recipe, write_lines
 
@@ -51,7 +51,6 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         assert prompt["content"].count("\n\n") == 1  # instruction, empty line, input
 
     # Of any conversation: the learned tokens are those of the assistant's texts, in order.
-    @settings(max_examples=40, deadline=None)
     @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
     def law(turns):
         messages = [
@@ -107,7 +106,6 @@ def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
     torch.testing.assert_close(sums[0], sums[1], atol=SAME, rtol=SAME)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
 def test_every_example_has_one_place_and_no_row_is_too_long(lengths):
     rows = best_fit(np.array(lengths), 20)

@@ -8,7 +8,7 @@ from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDatas
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
 from anyformer.pipelines.recipes.schema import Recipe
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
 
@@ -41,7 +41,6 @@ def rows_of(lengths, length, epoch=0):
     return [dataset[number] | {"row_ids": number, "epoch": epoch} for number in range(len(dataset))]
 
 
-some_settings = settings(max_examples=50, deadline=None)
 lengths_of_documents = st.lists(st.integers(0, 60), min_size=1, max_size=12)
 probabilities = st.floats(0.01, 0.99)
 
@@ -49,7 +48,6 @@ probabilities = st.floats(0.01, 0.99)
 # Rows
 
 
-@some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 40))
 def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(lengths, length):
     store, rows = stored(lengths), rows_of(lengths, length)
@@ -69,7 +67,6 @@ def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(length
 # What is predicted
 
 
-@some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 64), probability=probabilities, seed=st.integers(0, 2**63))
 def test_exactly_the_share_of_ordinary_tokens_is_predicted_and_nothing_else_is_touched(
     lengths, length, probability, seed

@@ -7,7 +7,7 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, choices, task_recipe, write_lines
 
@@ -70,7 +70,6 @@ def test_one_of_context_and_question_may_be_empty_but_not_both(prepare, tmp_path
         train({}, {"context": "", "question": " "})
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
 def test_a_batch_holds_every_choice_in_its_place(lengths, data):
     from types import SimpleNamespace

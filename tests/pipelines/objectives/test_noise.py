@@ -16,7 +16,7 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TokenizerSection, TrainingSection
 from anyformer.pipelines.recipes.special_tokens import MASK
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
 
@@ -24,7 +24,6 @@ SENTENCES = ["ab cd.", " efg!", " hij ab?", " c.", " defghij ab cd ef gh."]
 MODES = ["<|R|>", "<|S|>", "<|X|>"]
 MIDDLES = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
 FAMILY = {"fill_in_the_middle": "decoder"}
-some_settings = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**63)
 documents = st.lists(st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=9).map("".join), min_size=1, max_size=5)
 
@@ -98,7 +97,6 @@ def stand_in_order(pieces: list[str], text: str) -> bool:
     return text.startswith(first) and text.endswith(last) and place <= len(text) - len(last)
 
 
-@some_settings
 @given(texts=documents, infill=st.floats(0.05, 0.9), mean=st.floats(1, 8), seed=seeds)
 def test_each_mask_stands_for_a_span_and_as_many_tokens_as_asked_for_are_left_out(letters, texts, infill, mean, seed):
     own = {"infill_rate": infill, "mean_span_length": mean, "permute_rate": 0.0}
@@ -113,7 +111,6 @@ def test_each_mask_stands_for_a_span_and_as_many_tokens_as_asked_for_are_left_ou
             assert len(noisy) - noisy.count(MASK) * (len(MASK) - 1) <= len(text)
 
 
-@some_settings
 @given(texts=documents, seed=seeds)
 def test_sentences_change_places_within_their_document(letters, texts, seed):
     objective, rows = made("denoising", letters, texts, 1000, seed=seed, infill_rate=0.0)
@@ -141,7 +138,6 @@ def put_back(source, target):
     return re.sub(r"<extra_id_\d+>", lambda found: spans.pop(found[0]), source), spans
 
 
-@some_settings
 @given(texts=documents, seed=seeds, length=st.integers(8, 120))
 def test_each_denoiser_leaves_out_what_its_target_says(letters, texts, seed, length):
     objective, rows = made("mixture_of_denoisers", letters, texts, length, seed=seed)
@@ -180,7 +176,6 @@ def test_denoisers_are_drawn_by_their_weights_and_leave_out_their_shares(letters
 # ---------------------------------------------------------------------------------------- prefixes and middles
 
 
-@some_settings
 @given(texts=documents, seed=seeds, low=st.floats(0, 0.9), more=st.floats(0.01, 1))
 def test_prefix_and_rest_are_the_row_and_the_cut_is_where_it_may_be(letters, texts, seed, low, more):
     high = min(1.0, low + more)
@@ -195,7 +190,6 @@ def test_prefix_and_rest_are_the_row_and_the_cut_is_where_it_may_be(letters, tex
         assert max(1, round(low * 40)) <= read <= max(min(39, round(high * 40)), round(low * 40), 1)
 
 
-@some_settings
 @given(texts=documents, seed=seeds)
 def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix(letters, texts, seed):
     objective, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
@@ -213,7 +207,6 @@ def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix(letters, te
                 assert first > 0 and here[first:].all()
 
 
-@some_settings
 @given(texts=documents, seed=seeds)
 def test_a_decoders_prefix_is_what_it_does_not_predict_and_never_padding(letters, texts, seed):
     objective, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
@@ -228,7 +221,6 @@ def test_a_decoders_prefix_is_what_it_does_not_predict_and_never_padding(letters
                     assert not prefix[begin:end].any()
 
 
-@some_settings
 @given(texts=documents, seed=seeds)
 def test_a_decoders_masks_are_seen_by_all_and_have_a_token_before_them(letters, texts, seed):
     objective, rows = made("masked", letters, texts, 40, family="decoder", seed=seed)
@@ -270,7 +262,6 @@ def arranged_back(text, letters):
     return first + filled + last, "PSM"
 
 
-@some_settings
 @given(texts=documents, seed=seeds, packed=st.booleans(), rate=st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_rearranged_document_is_the_document_and_each_token_is_predicted_as_often(letters, texts, seed, packed, rate):
     texts = texts if packed else texts[:1]

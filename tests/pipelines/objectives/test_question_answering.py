@@ -14,12 +14,11 @@ from anyformer.pipelines.objectives.finished_model import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, NAMES, NEUTRAL, contexts, task_recipe, write_lines
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-few = settings(max_examples=25, deadline=None)
 TOKENIZERS = {
     "byte_bpe": {"type": "byte_bpe", "vocab_size": 300},
     "wordpiece": {"type": "wordpiece", "vocab_size": 60},
@@ -56,7 +55,6 @@ def example(context: str, text: str | None, start: int = 0, question: str = "who
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@few
 @given(words=WORDS, data=st.data(), stride=st.integers(0, 12))
 def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_answer(
     objectives, kind, words, data, stride
@@ -92,7 +90,6 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
     assert holds or stride < len(objective.tokenizer(answer)["input_ids"]) + 1  # a larger overlap holds any answer
 
 
-@few
 @given(
     st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=9),
     st.data(),

@@ -16,7 +16,7 @@ from anyformer.pipelines.objectives.sentence_pairs import PairLosses, SentencePa
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.tokenizers.word_marks import WordMarks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
 from torch.nn import functional
@@ -71,7 +71,6 @@ some_documents = st.lists(st.lists(st.integers(2, 30), min_size=1, max_size=8), 
 # Pieces and pairs
 
 
-@settings(max_examples=60, deadline=None)
 @given(documents=some_documents, length=st.integers(2, 50))
 def test_pieces_are_whole_sentences_in_order_and_nothing_is_lost_but_single_tokens(documents, length):
     rows = pair_rows(documents, length, "sentence_order")
@@ -91,7 +90,6 @@ def test_pieces_are_whole_sentences_in_order_and_nothing_is_lost_but_single_toke
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
 @given(documents=some_documents, length=st.integers(2, 50), seed=st.integers(0, 2**63))
 def test_labels_are_true(kind, documents, length, seed):
     rows = pair_rows(documents, length, kind)
@@ -156,7 +154,6 @@ def batch_rows(rows, numbers, epoch=0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 9), order=st.permutations(range(6)), size=st.integers(1, 6))
 def test_a_batch_holds_its_pairs_whatever_stands_beside_them(kind, seed, epoch, order, size):
     rows = pair_rows([[5, 9, 4, 7, 6], [12, 3, 8], [30, 6, 5, 11]], 24, kind)

@@ -9,12 +9,11 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import SpanCorruption, SpanCorruptionCollator
 from anyformer.pipelines.objectives.spans import noise_counts, random_segments, raw_length, sentinel_ids
 from anyformer.pipelines.recipes.schema import Recipe
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
 
 PAD, EOS, WORDS = 0, 1, 1000
-some_settings = settings(max_examples=60, deadline=None)
 densities, span_lengths = st.floats(0.02, 0.6), st.floats(1, 10)
 
 
@@ -69,7 +68,6 @@ def real(ids, mask=None):
     return ids[ids != IGNORE_INDEX].tolist() if mask is None else ids[mask.bool()].tolist()
 
 
-@some_settings
 @given(
     tokens=st.integers(1, 900),
     length=st.integers(3, 200),
@@ -90,7 +88,6 @@ def test_source_and_target_together_are_the_text(tokens, length, density, span, 
         assert names == sentinels[: len(names)] == [token for token in target if token >= WORDS]  # in order, from 0
 
 
-@some_settings
 @given(length=st.integers(3, 600), density=st.floats(0.01, 0.5), span=st.floats(1.5, 40))
 def test_every_full_row_fills_the_encoder_exactly_and_the_targets_too(length, density, span):
     raw = raw_length(length, density, span)

@@ -14,7 +14,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.sequence_classification import SequenceClassification
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, reviews, task_recipe, write_lines
 
@@ -262,7 +262,6 @@ def test_rows_travel_to_worker_processes(prepare):
 # ---- batches
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=300), st.integers(1, 16), st.integers(0, 5))
 def test_a_pass_holds_each_row_once_and_is_a_function_of_seed_and_epoch(lengths, batch_size, epoch):
     def order(seed, epoch):

@@ -15,11 +15,10 @@ from anyformer.pipelines.objectives.tag_schemes import (
     word_of_each_token,
 )
 from anyformer.pipelines.recipes.compose import load_recipe
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, tagged, task_recipe, write_lines
 
-few = settings(max_examples=25, deadline=None)
 TOKENIZERS = {
     "byte_bpe": {"type": "byte_bpe", "vocab_size": 300},
     "wordpiece": {"type": "wordpiece", "vocab_size": 60},
@@ -51,7 +50,6 @@ def objectives(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@few
 @given(words=WORDS, data=st.data(), longest=st.sampled_from([8, 48]), at=st.sampled_from(["first", "last", "all"]))
 def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectives, kind, words, data, longest, at):
     objective = objectives[kind]
@@ -82,7 +80,6 @@ def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectiv
     assert all(label == -100 for label, word in zip(labels, of_tokens) if word is None)
 
 
-@few
 @given(words=WORDS)
 def test_words_of_tokens_are_those_of_transformers_where_it_splits_by_words(objectives, words):
     tokenizer = objectives["wordpiece"].tokenizer
@@ -95,7 +92,6 @@ def test_words_of_tokens_are_those_of_transformers_where_it_splits_by_words(obje
 entities = st.lists(st.tuples(st.sampled_from(["", "PER", "LOC"]), st.integers(1, 3)), min_size=1, max_size=6)
 
 
-@few
 @given(entities, st.lists(st.integers(1, 4), min_size=18, max_size=18), st.sampled_from(["bio", "bioes"]))
 def test_tags_of_all_tokens_mark_the_same_entities(found, lengths, scheme):
     tags = []

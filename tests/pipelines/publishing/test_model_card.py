@@ -17,7 +17,7 @@ from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.model_folder import open_model_folder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -303,7 +303,6 @@ def saved_model(tmp_path_factory):
     return open_model_folder(folder)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(alphabet="`a\n", max_size=40), min_size=1, max_size=10))
 def test_no_text_escapes_from_its_code_block(saved_model, texts):
     texts = [f"a{text}" for text in texts]  # a sample without text is left out

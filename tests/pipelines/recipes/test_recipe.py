@@ -24,7 +24,7 @@ from anyformer.pipelines.recipes.schema import (
     parts_of_recipe,
 )
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 RECIPES = sorted(shipped("recipes"))
@@ -157,7 +157,6 @@ def test_yaml_is_read_back_equal(data):
     layers=st.integers(1, 100),
     run_name=st.none() | st.text() | looks_like_something_else,
 )
-@settings(max_examples=25, deadline=None)
 def test_any_recipe_survives_being_saved(description, prompts, kwargs, rate, seed, layers, run_name):
     data = load_recipe("quickstart").to_dict()
     data["description"] = description

@@ -18,7 +18,7 @@ from anyformer.pipelines.storage.cache import sha
 from anyformer.pipelines.tokenizers import load
 from anyformer.pipelines.tokenizers.control_tokens import ControlTokens, text_tokenizer
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 TEXT = (
@@ -68,7 +68,6 @@ RARE = st.sampled_from(["👩‍👩‍👧", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "�
 
 
 @pytest.mark.parametrize("name", WRITES_EVERY_TEXT)
-@settings(max_examples=150, deadline=None)
 @given(text=st.lists(PARTS | RARE, max_size=8).map("".join))
 def test_types_with_bytes_give_back_every_text(trained, name, text):
     tokenizer, _ = trained[name]
@@ -90,7 +89,6 @@ def test_byte_fallback_numbers_bytes_then_characters_and_writes_rare_ones_in_byt
 
 
 @pytest.mark.parametrize("name", ["char", "unigram"])
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(st.sampled_from(sorted(set(TEXT)))))
 def test_char_and_unigram_give_back_every_text_of_known_characters(trained, name, text):
     tokenizer, _ = trained[name]

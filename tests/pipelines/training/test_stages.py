@@ -135,7 +135,7 @@ class Numbers(Rows):
         return {"number": number}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=5), st.integers(0, 3))
 def test_rows_of_one_length_are_all_trained_before_one_is_again_whatever_the_borders(stages, seed):
     lengths, counts = zip(*stages)
@@ -175,7 +175,7 @@ def test_a_stage_alone_has_the_schedule_of_transformers():
         assert [staged(step) for step in range(40)] == pytest.approx([plain(step) for step in range(40)], abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(2, 20), st.integers(1, 20), st.sampled_from(["decay", "cosine"]), st.floats(0.1, 0.9))
 def test_a_stage_begins_at_the_rate_where_the_last_one_ended(first, second, kind, low):
     stages = {"until": first, "learning_rate": kind, "min_lr_rate": low}, {"until": 1.0, "learning_rate": "constant"}
