@@ -13,6 +13,7 @@ import anyformer
 
 from ..errors import UserError
 from ..interop.matching import our_config
+from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
@@ -149,8 +150,7 @@ def plan_run(
     anyformer.register()
     objective, section, notes = objective_of(recipe), recipe.training, []
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
-    batch, half = planned_batch(recipe, objective, model), computes_in_half(section, devices)
-    cache = planned_cache(model, batch, half, context, notes)  # before what takes seconds: it may refuse
+    cache = planned_cache(recipe, objective, model, devices, context, notes)  # before what takes seconds: it may refuse
     memory = step_memory(recipe, objective, model, devices, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
@@ -260,12 +260,15 @@ def tried_stages(section: TrainingSection) -> tuple[str, ...]:
     return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
 
 
-def planned_cache(model, batch: Batch, half: bool, context: int | None, notes: list[str]) -> CacheSize | None:
+def planned_cache(
+    recipe: Recipe, objective: Objective, model, devices: Devices, context: int | None, notes: list[str]
+) -> CacheSize | None:
     """The cache of generation; a native model's is that of ours with its maths.
 
     Raises UserError for a context that the model has no positions or no cache for.
     """
-    config = model.config
+    config, batch = model.config, planned_batch(recipe, objective, model)
+    half = computes_in_half(recipe.training, devices)
     try:
         config = config if config.model_type in FAMILIES else our_config(config)
     except UserError as error:
