@@ -250,6 +250,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Predict tokens where they stand.
@@ -259,8 +260,12 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
                 head on labelled positions only.
+            kept_tokens: (K,), an index among all B * T; without labels. `logits` (1, K, V) are of these tokens alone,
+                which saves the others' head and last feed-forward part.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
+        if kept_tokens is not None and self.last_mlp_is_for_heads:
+            labelled = kept_tokens
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -272,7 +277,10 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             kept_tokens=labelled,
             **kwargs,
         )
-        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits, labelled)
+        hidden_states = outputs.last_hidden_state
+        if kept_tokens is not None and labelled is None:
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
+        loss, logits = self.predict(hidden_states, labels, num_items_in_batch, return_logits, labelled)
         return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 

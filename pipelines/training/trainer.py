@@ -314,11 +314,11 @@ class AnyformerTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs = self.model_loss.model_inputs(inputs)
+        labels = inputs.get("labels")  # now: a loss of the objective gets the whole batch in their place
         if self.compute_loss_func is not None:
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
             inputs = self.model_loss.training_inputs(inputs, needs_logits=self.part_losses is not None)
-        labels = inputs.get("labels")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
