@@ -278,7 +278,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
-        if kept_tokens is not None and labelled is None:
+        if kept_tokens is not None:
             hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
         loss, logits = self.predict(hidden_states, labels, num_items_in_batch, return_logits, labelled)
         return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
