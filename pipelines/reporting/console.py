@@ -27,10 +27,10 @@ def print_table(
 
     numbers: the columns that are aligned to the right.
     """
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    console, table = wide_console(soft_wrap=True), Table(*map(Text, columns), show_edge=False)
+    console, table = wide_console(soft_wrap=True), Table(*(Column(Text(name)) for name in columns), show_edge=False)
     for column in table.columns[numbers]:
         column.justify = "right"
     for row in rows:
