@@ -139,7 +139,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def of_one(state_dict: dict) -> dict:
-    """A state dict with a part for each of two optimizers, as checkpoints had until December 2026, as that of one."""
+    """A state dict with a part for each of two optimizers, as earlier checkpoints have, as that of one."""
     if "param_groups" in state_dict:
         return state_dict
     states, groups, first = {}, [], 0
