@@ -174,17 +174,14 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
-    watts, watts_source = planned_power(devices.name, devices.count)
     time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
         **size_of(model, memory),
-        devices=str(devices),
-        device_memory=devices.memory,
+        **facts_of_devices(devices, price),
         **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
         per_node=per_node,
-        half=memory.half,
         rows=rows,
         accumulation=accumulated,
         checkpointing=section.gradient_checkpointing,
@@ -193,19 +190,29 @@ def plan_run(
         stage=chosen,
         advice=advise(recipe, memory, stages[chosen], devices, rows, per_node),
         cache=cache,
-        watts=watts,
-        watts_source=watts_source,
-        hourly_price=None if price is None else price * devices.count,
         notes=notes,
         **planned_logits(model, memory.batch, rows * memory.sequences),
         **time,
     )
 
 
+def facts_of_devices(devices: Devices, price: float | None) -> dict[str, Any]:
+    """Their names, memory, power and price; price: of a device for an hour."""
+    watts, source = planned_power(devices.name, devices.count)
+    return {
+        "devices": str(devices),
+        "device_memory": devices.memory,
+        "watts": watts,
+        "watts_source": source,
+        "hourly_price": None if price is None else price * devices.count,
+    }
+
+
 def size_of(model, memory: StepMemory) -> dict[str, Any]:
-    """What the model is, and how many parameters it has."""
+    """What the model is, how many parameters it has, and whether it computes in half precision."""
     return {
         "model": type(model).__name__,
+        "half": memory.half,
         "parameters": memory.parameters,
         "trained_parameters": memory.parameters - memory.frozen,
         "active_parameters": active_parameters(model),
