@@ -24,7 +24,6 @@ HEADS_OF_TASKS = {
 
 
 def is_adapter(name_or_path: str | Path) -> bool:
-    """Whether this is the folder of an adapter."""
     folder = Path(name_or_path).expanduser()
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
