@@ -108,14 +108,14 @@ def _known_kinds(c):
 def _setting_faults(c):
     """Settings that a kind of attention needs and lacks, or that no layer uses (they would be silently ignored)."""
     used = attention_kinds(c)
-    for setting in dict.fromkeys(name for kind in ATTENTION_KINDS.values() for name in kind.needs):
-        meanings = {name: kind.needs[setting] for name, kind in ATTENTION_KINDS.items() if setting in kind.needs}
-        using, value = next((kind for kind in used if kind in meanings), None), getattr(c, setting, None)
-        if using is not None and value is None:
-            yield f"{setting} is not set, but {using} layers need it: {meanings[using]}"
-        elif using is None and value is not None:
-            known = " or ".join(kind for kind in meanings if kind in kinds_of_family(c)) or "no such setting here"
+    for setting in dict.fromkeys(name for kind in ATTENTION_KINDS.values() for name in (*kind.needs, *kind.sizes)):
+        readers = [name for name, kind in ATTENTION_KINDS.items() if setting in kind.needs or setting in kind.sizes]
+        using, value = next((kind for kind in used if kind in readers), None), getattr(c, setting, None)
+        if using is None and value is not None:
+            known = " or ".join(kind for kind in readers if kind in kinds_of_family(c)) or "no such setting here"
             yield f"{setting}={value} is used by no layer; name {known} in attention_pattern or leave {setting} null"
+        elif using is not None and value is None and setting in ATTENTION_KINDS[using].needs:
+            yield f"{setting} is not set, but {using} layers need it: {ATTENTION_KINDS[using].needs[setting]}"
 
 
 def _rule_faults(c, rules):

@@ -102,6 +102,7 @@ CASES = {
     "sliding_window is not set, but sliding_attention layers need it": {"attention_pattern": ["sliding_attention"]},
     "attention_stride is not set, but strided_attention layers need it": {"attention_pattern": ["strided_attention"]},
     "sliding_window=256 is used by no layer; name sliding_attention in attention_pattern": {"sliding_window": 256},
+    "linear_key_head_dim=4 is used by no layer; name gated_delta_attention or": {"linear_key_head_dim": 4},
     "attention_stride=4 is used by no layer": {"attention_stride": 4},
     "sliding_window=0 is not a positive number": {"sliding_window": 0},
     "say different things; leave layer_types null": {
