@@ -159,7 +159,7 @@ class CausalLanguageModel:
         inputs = kwargs | {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         inputs |= {"attention_mask": attention_mask, "position_ids": position_ids}
         outputs = self.model(past_key_values=past_key_values, use_cache=use_cache, **inputs)
-        hidden_states, loss, logits, mtp_loss = outputs.last_hidden_state, None, None, None
+        hidden_states, loss, losses, logits, mtp_loss = outputs.last_hidden_state, None, None, None, None
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
         if self.returns_logits(return_logits, shift_labels):
@@ -168,11 +168,11 @@ class CausalLanguageModel:
         if shift_labels is not None and logits is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0:
             loss = loss_of_logits(logits, shift_labels, num_items_in_batch)
         elif shift_labels is not None:
-            loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
+            loss, losses = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
         if self.mtp is not None and self.training and loss is not None:
             mtp_loss = self.mtp(self.model, self.lm_head, hidden_states, shift_labels, num_items_in_batch, **inputs)
             loss = loss + self.config.mtp_loss_coef * mtp_loss
-        own = {"logits": logits, "mtp_loss": mtp_loss}
+        own = {"logits": logits, "mtp_loss": mtp_loss, "row_losses": None if losses is None else losses.sum(-1)}
         return self.head_output(
             CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **own
         )

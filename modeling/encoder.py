@@ -216,18 +216,19 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
         return needed_BT.flatten().nonzero()[:, 0]
 
     def predict(self, hidden_states, labels, num_items_in_batch, return_logits, labelled) -> tuple:
-        """(loss or None, logits or None); see AnyformerEncoderForMaskedLM.forward. labelled: of labelled_tokens."""
+        """(loss, (B,) losses of rows, logits), each None where it is not made; see AnyformerEncoderForMaskedLM.forward.
+
+        labelled: of labelled_tokens.
+        """
         if not self.returns_logits(return_logits, labels):
-            loss = masked_language_model_loss(
-                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch, labelled
-            )
-            return loss, None
+            how = (hidden_states, labels, num_items_in_batch, labelled)
+            return *masked_language_model_loss(self.lm_head, self.head_transform, *how), None
         logits = self.lm_head(hidden_states if self.head_transform is None else self.head_transform(hidden_states))
         if labels is None:
-            return None, logits
+            return None, None, logits
         if num_items_in_batch is None:
             num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
-        return loss_of_logits(logits, labels, num_items_in_batch), logits
+        return loss_of_logits(logits, labels, num_items_in_batch), None, logits
 
 
 class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
@@ -250,6 +251,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Predict tokens where they stand.
@@ -259,8 +261,12 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
                 head on labelled positions only.
+            kept_tokens: (K,), an index among all B * T; without labels. `logits` (1, K, V) are of these tokens alone,
+                which saves the others' head and last feed-forward part.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
+        if kept_tokens is not None and self.last_mlp_is_for_heads:
+            labelled = kept_tokens
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -272,8 +278,13 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             kept_tokens=labelled,
             **kwargs,
         )
-        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits, labelled)
-        return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
+        hidden_states = outputs.last_hidden_state
+        if kept_tokens is not None:
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
+        how = (labels, num_items_in_batch, return_logits, labelled)
+        loss, row_losses, logits = self.predict(hidden_states, *how)
+        own = {"logits": logits, "row_losses": row_losses}
+        return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, **own)
 
 
 class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
@@ -328,9 +339,8 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         if pooled is None:
             pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
-        masked_lm_loss, logits = self.predict(
-            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, labelled
-        )
+        how = (labels, num_items_in_batch, return_logits, labelled)
+        masked_lm_loss, row_losses, logits = self.predict(outputs.last_hidden_state, *how)
         loss, sentence_loss = masked_lm_loss, None
         if next_sentence_label is not None:
             if num_items_in_batch is None or labels is None:
@@ -345,6 +355,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
             loss,
             next_sentence_label if labels is None else labels,
             num_items_in_batch,
+            row_losses=row_losses,
             prediction_logits=logits,
             seq_relationship_logits=relationship,
             masked_lm_loss=masked_lm_loss,

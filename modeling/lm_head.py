@@ -57,7 +57,10 @@ NO_LOGITS = "this training step made its loss without logits; pass return_logits
 
 
 class WithoutLogits(ModelOutput):
-    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them."""
+    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them.
+
+    row_losses: (B,), of each row the summed cross-entropy of its labels, without label smoothing and without gradients.
+    """
 
     def __getattr__(self, name):
         raise AttributeError(NO_LOGITS if name in LOGITS else f"{type(self).__name__} has no attribute {name!r}")
@@ -71,6 +74,7 @@ class WithoutLogits(ModelOutput):
 def without_logits(output_class: type) -> type:
     """The class of such outputs; pickle finds it in the module of `output_class`, as <its name>WithoutLogits."""
     kept = [(each.name, each.type, None) for each in fields(output_class) if each.name not in LOGITS]
+    kept.append(("row_losses", torch.FloatTensor | None, None))
     made = make_dataclass(f"{output_class.__name__}WithoutLogits", kept, bases=(WithoutLogits,))
     made.__module__, output_class.without_logits = output_class.__module__, made
     return made
@@ -86,14 +90,15 @@ class FillsOutputs:
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 
-    def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
+    def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, row_losses=None, **own):
         """The output of a head: loss, fields of its own, and those of the base model's `outputs` that the class has.
 
         labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
+        row_losses: as in WithoutLogits; outputs with logits have none.
         """
         for name in LOGITS:
             if name in own and own[name] is None:
-                del own[name]
+                own = {key: x for key, x in own.items() if key != name} | {"row_losses": row_losses}
                 output_class = output_class.without_logits
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
         return output_class(loss=loss, **own, **passed_on)
@@ -122,13 +127,13 @@ class LanguageModelHead(nn.Linear):
         self.multiplier = getattr(config, "logit_multiplier", 1.0)
 
     def forward(self, hidden_states, labels=None, num_items_in_batch=None, label_smoothing: float = 0.0):
-        """(B, T, D) -> logits (B, T, V); with `labels` (B, T), aligned with the predictions, -> scalar loss."""
+        """(B, T, D) -> logits (B, T, V); with `labels` (B, T), aligned with the predictions: as language_model_loss."""
         if self.multiplier != 1:
             hidden_states = hidden_states * self.multiplier
         if labels is None:
             logits = super().forward(hidden_states)
             return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        return linear_cross_entropy(
+        loss, losses = linear_cross_entropy(
             hidden_states.flatten(0, -2),
             self.weight,
             labels.flatten(),
@@ -136,12 +141,15 @@ class LanguageModelHead(nn.Linear):
             softcap=self.softcap,
             bias=self.bias,
             label_smoothing=label_smoothing,
+            return_losses=True,
         )
+        return loss, losses.view(labels.shape)
 
 
 def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
-    """(B, T, D) and labels (B, T), aligned with the predictions -> scalar loss, without holding the logits.
+    """(B, T, D) and labels (B, T), aligned with the predictions -> (scalar loss, (B, T) losses), without the logits.
 
+    The losses are the cross-entropy of each label, without smoothing and gradients; 0 of one that is not counted.
     A head of our own computes it from its weight. Tensor parallelism splits that weight and hooks the head
     (`_is_hooked` is transformers' mark), and PEFT wraps heads. Such heads compute logits, some rows at a time and once
     more in the backward pass.
@@ -149,20 +157,24 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
     if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
-    def chunk_loss(hidden, targets):
-        return summed_loss(head(hidden), targets, label_smoothing)
+    def chunk_losses(hidden, targets):
+        logits = head(hidden)
+        with torch.no_grad():
+            losses = cross_entropy(logits, targets, "none")
+        return cross_entropy(logits, targets, "sum", label_smoothing), losses
 
-    total = sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels))
-    return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
+    found = [checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels)]
+    total, losses = sum(total for total, _ in found), torch.cat([losses for _, losses in found]).view(labels.shape)
+    return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch), losses
 
 
 def loss_of_logits(logits, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
-    """As `language_model_loss`, of logits (B, T, V) that the caller returns, too: the loss is then a function of them.
+    """The loss alone, of logits (B, T, V) that the caller returns, too: it is then a function of them.
 
     Their copy in fp32 is made some rows at a time.
     """
     labels = labels.to(logits.device)
-    total = sum(summed_loss(*chunk, label_smoothing) for chunk in chunks(logits, labels))
+    total = sum(cross_entropy(*chunk, "sum", label_smoothing) for chunk in chunks(logits, labels))
     return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -171,9 +183,9 @@ def chunks(x, labels):
     return zip(x.flatten(0, -2).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
 
 
-def summed_loss(logits, labels, label_smoothing: float):
+def cross_entropy(logits, labels, reduction: str, label_smoothing: float = 0.0):
     return nn.functional.cross_entropy(
-        logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+        logits.float(), labels, ignore_index=IGNORE_INDEX, reduction=reduction, label_smoothing=label_smoothing
     )
 
 
@@ -194,7 +206,8 @@ _add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 
 def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_gradient, needs_bias) -> tuple:
-    """Returns the summed loss, (e - s target) (R, V), counted / s (R, 1) and the bias's gradient (V); None: not needed.
+    """Returns the summed loss, the losses without smoothing (R), (e - s target) (R, V), counted / s (R, 1) and the
+    bias's gradient (V); None: not needed.
 
     target is what the row's softmax should be: onehot(label), or with smoothing eps (1 - eps) onehot(label) + eps / V.
     """
@@ -206,14 +219,18 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
         slope_RV = torch.addcmul(logits_RV.new_ones(()), logits_RV, logits_RV, value=-1)  # tanh'(z) = 1 - tanh(z)^2
         logits_RV.mul_(softcap)
     at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
-    if smoothing:
-        at_target_R1 = torch.lerp(at_target_R1, logits_RV.mean(dim=-1, keepdim=True), smoothing)
+    mean_R1 = logits_RV.mean(dim=-1, keepdim=True) if smoothing else None
     # Values near 1e-38 have denormal products, ten times slower (a fresh T5's logits); beside 1, e^-60 counts as 0.
     e_RV = torch.threshold_(logits_RV.sub_(top_R1), -60, -torch.inf).exp_()
     s_R1 = e_RV.sum(dim=-1, keepdim=True)
-    loss = torch.where(counted_R1, s_R1.log() + top_R1 - at_target_R1, 0).sum()
+    log_sum_R1 = s_R1.log() + top_R1
+    losses_R1 = torch.where(counted_R1, log_sum_R1 - at_target_R1, 0)
+    loss = losses_R1.sum()
+    if smoothing:
+        loss = torch.where(counted_R1, log_sum_R1 - torch.lerp(at_target_R1, mean_R1, smoothing), 0).sum()
+    losses_R = losses_R1[:, 0]
     if not needs_gradient:
-        return loss, None, None, None
+        return loss, losses_R, None, None, None
     s_at_label_R1 = s_R1 if not smoothing else (1 - smoothing) * s_R1
     if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
         columns = torch.arange(e_RV.shape[1], device=e_RV.device)
@@ -227,25 +244,26 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     scale_R1 = counted_R1 / s_R1
     # Before e is rounded to half: a sum over tokens has no other chance to be exact, and costs one reading of e.
     grad_bias_V = (e_RV.t() @ scale_R1)[:, 0] if needs_bias else None
-    return loss, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
+    return loss, losses_R, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
 
 
 def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, needs) -> tuple:
-    """The summed loss and the gradients of x, weight and bias, some rows at a time, by three products.
+    """The summed loss, the losses (N) and the gradients of x, weight and bias, some rows at a time, by three products.
 
     With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s target) / s. The division and
     the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
     """
     needs_x, needs_weight, needs_bias = needs
-    grads_x, grad_weight, grad_bias = [], None, None
+    losses, grads_x, grad_weight, grad_bias = [], [], None, None
     weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
     total = x_ND.new_zeros((), dtype=torch.float32)
     for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
         x_RD = x_RD.to(dtype)
-        loss, e_RV, scale_R1, bias_part = _loss_of_rows(
+        loss, losses_R, e_RV, scale_R1, bias_part = _loss_of_rows(
             x_RD, weight, bias, labels_R, softcap, smoothing, any(needs), needs_bias
         )
         total = total + loss
+        losses.append(losses_R)
         if needs_x:
             grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
         if needs_weight:
@@ -259,25 +277,26 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
         if needs_bias:
             grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
         del e_RV  # or the next chunk would be made while this one is still held
-    return total, torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias
+    return total, torch.cat(losses), torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
     """sum over i of the cross-entropy of softmax(x_i W^T + b) against y_i, with all gradients made in the forward pass.
 
-    rows: of a chunk.
+    Beside it the terms of the sum, which have no gradients and no smoothing. rows: of a chunk.
     """
 
     @staticmethod
     def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing):
         inputs, needs = (x_ND, weight_VD, bias_V, labels_N, dtype), ctx.needs_input_grad[:3]
-        total, *gradients = _by_rows(*inputs, rows, softcap, smoothing, needs)
+        total, losses_N, *gradients = _by_rows(*inputs, rows, softcap, smoothing, needs)
         ctx.save_for_backward(*gradients)
-        return total
+        ctx.mark_non_differentiable(losses_N)
+        return total, losses_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_total):
+    def backward(ctx, grad_total, _):
         gradients = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
             scaled = (None if g is None else g * grad_total.to(g.dtype) for g in gradients)
@@ -296,7 +315,8 @@ def linear_cross_entropy(
     softcap: float | None = None,
     bias: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
-) -> torch.Tensor:
+    return_losses: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Cross-entropy of `hidden @ weight.T + bias` against `labels`, in fp32, as a scalar.
 
     Args:
@@ -307,6 +327,8 @@ def linear_cross_entropy(
         bias: (V,), or None for none.
         label_smoothing: this share of each label's probability is spread evenly over all V entries (Szegedy et al.
             2016, section 7; Vaswani et al. 2017, section 5.4), as in torch's `cross_entropy`.
+        return_losses: return (the scalar, the cross-entropy (N,) of each label), the latter without smoothing and
+            without gradients; 0 where it is not counted.
 
     Under autocast the products run in the autocast dtype, as those of a Linear layer do.
     """
@@ -317,12 +339,13 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device_type)
     rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
     with torch.autocast(device_type, enabled=False):
-        total = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, dtype, rows, softcap, label_smoothing)
+        how = (dtype, rows, softcap, label_smoothing)
+        total, losses = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, *how)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):
         num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    return (total / num_items_in_batch, losses) if return_losses else total / num_items_in_batch
 
 
 def _rows_per_chunk(tokens: int, vocabulary: int, dtype, logits_per_chunk: int | None, softcap: float | None) -> int:

@@ -39,7 +39,8 @@ class Pooler(nn.Module):
 
 
 def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None, labelled=None):
-    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions.
+    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions, and (B,)
+    the sums of those of each row, without gradients.
 
     `transform` (None: nothing) and `head` run on those positions only, about one in seven of them all. Their number is
     read on the host. A graph of fixed shapes, compiled or exported, runs them on every position. Where none is
@@ -47,10 +48,14 @@ def masked_language_model_loss(head, transform, hidden_states, labels, num_items
     """
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
+    rows, length = labels.shape
     if not torch.compiler.is_compiling():
         labels = labels.flatten()
         labelled = (labels != IGNORE_INDEX).nonzero()[:, 0] if labelled is None else labelled
         hidden_states, labels = hidden_states.flatten(0, -2).index_select(0, labelled), labels[labelled]
     if transform is not None:
         hidden_states = transform(hidden_states)
-    return language_model_loss(head, hidden_states, labels, num_items_in_batch)
+    loss, losses = language_model_loss(head, hidden_states, labels, num_items_in_batch)
+    if labels.ndim == 1:
+        losses = losses.new_zeros(rows * length).index_copy(0, labelled, losses)
+    return loss, losses.view(rows, length).sum(-1)

@@ -67,7 +67,7 @@ class MultiTokenPrediction(nn.Module):
             labels = pad(shift_labels, (0, k), value=IGNORE_INDEX)[:, k:]
             if documents is not None:
                 labels = labels.masked_fill(pad(documents, (0, k), value=-1)[:, k:] != documents, IGNORE_INDEX)
-            losses.append(language_model_loss(head, hidden_BTD, labels, num_items_in_batch))
+            losses.append(language_model_loss(head, hidden_BTD, labels, num_items_in_batch)[0])
         return sum(losses) / len(losses)
 
 

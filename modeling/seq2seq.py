@@ -299,14 +299,16 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             decoder_loss_mask=None if labels is None else labels != IGNORE_INDEX,
             **kwargs,
         )
-        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        hidden_states, loss, row_losses, logits = outputs.last_hidden_state, None, None, None
         if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
         if labels is not None and logits is not None:
             loss = loss_of_logits(logits, labels, num_items_in_batch, label_smoothing)
         elif labels is not None:
-            loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
-        return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
+            loss, losses = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
+            row_losses = losses.sum(-1)
+        own = {"logits": logits, "row_losses": row_losses}
+        return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, **own)
 
 
 class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):

@@ -3,14 +3,14 @@
 Standard library only: a mistake in a name is told before torch is imported.
 """
 
+import os
 import re
 from dataclasses import dataclass
 
 from ..errors import UserError, nearest
 from .host_memory import memory_of_this_machine
 
-# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts,
-# as words of their own: an L40 is no L4.
+# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; row_of says which row is a device's.
 DATA_SHEET_BF16 = {
     "GB200": 2500e12,
     "GH200": 989e12,
@@ -29,6 +29,25 @@ DATA_SHEET_BF16 = {
 }
 # The same sheets, fp32 outside of tensor cores: what torch computes fp32 in unless it is allowed to round to TF32.
 DATA_SHEET_FP32 = {"B200": 75e12, "H200": 67e12, "H100": 67e12, "A100": 19.5e12}
+# The most that a card takes, in watts, of the same sheets; of several forms the one with most (SXM).
+BOARD_WATTS = {
+    "GB200": 1200,
+    "GH200": 1000,
+    "B200": 1000,
+    "H200 NVL": 600,
+    "H200": 700,
+    "H100 PCIe": 350,
+    "H100 NVL": 400,
+    "H100": 700,
+    "A100": 400,
+    "L40S": 350,
+    "L4": 72,
+    "A10": 150,
+    "RTX 4090": 450,
+    "RTX 3090": 350,
+}
+CORE_WATTS = 10  # a core of a server and its share of the memory, roughly: processors of 64 cores take 280 to 400
+OTHER_WATTS = 300  # a card that is not in the table
 
 CPU = "cpu"
 # The number in the name x 10^9 bytes. The cards report about 5 % more, which the driver's own memory and the gaps of
@@ -40,6 +59,22 @@ MEMORY = {
     "H200-141GB": 141_000_000_000,
     "B200-192GB": 192_000_000_000,
 }
+
+
+def row_of(table: dict, name: str) -> str | None:
+    """The first key of a table that is in a device's name, as words of their own: an L40 is no L4."""
+    return next((key for key in table if re.search(rf"\b{re.escape(key)}\b", name)), None)
+
+
+def watts_of(name: str) -> tuple[float, str]:
+    """(the most watts that a device takes, where the number is from); `cpu`: all cores of this machine together."""
+    if name == CPU:
+        cores = os.cpu_count() or 1
+        return CORE_WATTS * cores, f"{CORE_WATTS} W assumed for each of {cores} cores"
+    key = row_of(BOARD_WATTS, name)
+    if key is None:
+        return OTHER_WATTS, f"assumed, as {name} is in no table"
+    return BOARD_WATTS[key], f"the most that an {key} takes"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size
 from .devices import Devices
+from .energy import JOULES, planned_power
 from .flops import FlopCount, active_parameters, measured_flops
 from .memory import FP32, HALF, STAGES, TrainingStates, check_stage
 from .step_memory import OFFLOAD, StepMemory, built_without_weights, planned_config, step_memory
@@ -54,7 +55,8 @@ class Plan:
     host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
     None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make. by_stage:
     of a recipe with stages (recipes/stage_plan.py) the plan of each; the rest is then of the stage that takes most
-    memory, and steps and seconds of all.
+    memory, and steps and seconds of all. watts: of all devices at their most. hourly_price: of all devices; None: not
+    given.
     """
 
     name: str
@@ -90,12 +92,25 @@ class Plan:
     steps: int
     steps_source: str
     seconds: float
+    watts: float
+    watts_source: str
+    hourly_price: float | None = None
     notes: list[str] = field(default_factory=list)
     by_stage: "list[Plan]" = field(default_factory=list)
 
     @property
     def tokens_of_run(self) -> int:
         return sum(each.tokens_per_step * each.steps for each in self.by_stage or [self])
+
+    @property
+    def kwh(self) -> float:
+        """Of the run, estimated."""
+        return self.watts * self.seconds / JOULES
+
+    @property
+    def cost(self) -> float | None:
+        """Of the run, in the currency of the price."""
+        return None if self.hourly_price is None else self.hourly_price * self.seconds / 3600
 
     @property
     def chosen(self) -> StagePlan:
@@ -107,7 +122,7 @@ class Plan:
         for row, stage in zip(found["stages"], self.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
         found["by_stage"] = [each.to_dict() for each in self.by_stage]
-        return found
+        return found | {"kwh": self.kwh, "cost": self.cost}
 
 
 def plan_run(
@@ -119,6 +134,7 @@ def plan_run(
     mfu: float = 0.4,
     per_node: int = PER_NODE,
     until_trained: bool = False,
+    price: float | None = None,
 ) -> Plan:
     """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from.
 
@@ -127,13 +143,14 @@ def plan_run(
         context: tokens that the cache holds; None: as many as the model has positions, else a row's.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
+        price: of a device for an hour; None: the cost is not reckoned.
         until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
 
     Raises:
         UserError: a checkpoint that cannot be read, or settings that do not go together.
     """
     if recipe.stages:
-        how = {"context": context, "mfu": mfu, "per_node": per_node, "until_trained": until_trained}
+        how = {"context": context, "mfu": mfu, "per_node": per_node, "until_trained": until_trained, "price": price}
         return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
@@ -148,6 +165,7 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, section)
     per_node = min(per_node, devices.count)
+    watts, watts_source = planned_power(devices.name, devices.count)
     time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
@@ -166,6 +184,9 @@ def plan_run(
         stage=chosen,
         advice=advise(recipe, memory, stages[chosen], devices, rows, per_node),
         cache=cache,
+        watts=watts,
+        watts_source=watts_source,
+        hourly_price=None if price is None else price * devices.count,
         notes=notes,
         **planned_logits(model, memory.batch, rows * memory.sequences),
         **time,

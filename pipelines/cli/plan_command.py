@@ -1,6 +1,7 @@
 """`anyformer plan`: what a run would take, before there is any data or a GPU."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--per-node", type=at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
     )
+    parser.add_argument("--price", type=float, help="of a device for an hour, in any currency: the run's cost is said")
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
     add_trust(parser)
@@ -62,7 +64,9 @@ def run(args) -> int:
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
-    how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node}
+    if args.price is not None and not 0 <= args.price < math.inf:
+        raise UserError(f"--price={args.price:g} is what a device costs in an hour, such as 2.5")
+    how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node, "price": args.price}
     if args.output is not None:
         check_writable(Path(args.output))
     if is_story(args.recipe):
@@ -119,7 +123,8 @@ def print_story(plans: "dict[str, Plan]") -> None:
     print_facts(console, facts(first)[:2])
     console.print(table_of("step", plans))
     notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes)
-    print_facts(console, [("rate", rate_of(first)), *(("note", note) for note in notes)])
+    spent = spent_in(list(plans.values()))
+    print_facts(console, [("rate", rate_of(first)), *spent, *(("note", note) for note in notes)])
 
 
 def table_of(noun: str, plans: "dict[str, Plan]"):
@@ -227,6 +232,16 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("FLOPs", f"{four_digits(plan.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
         ("time", f"{time_words(plan.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
+    return found + spent_in([plan])
+
+
+def spent_in(plans: "list[Plan]") -> list[tuple[str, str]]:
+    """Energy, and money where there is a price, of runs on the same devices."""
+    first, kwh, hours = plans[0], sum(plan.kwh for plan in plans), sum(plan.seconds for plan in plans) / 3600
+    found = [("energy", f"{four_digits(kwh)} kWh, estimated: {first.watts_source}")]
+    if first.hourly_price is not None:
+        cost = sum(plan.cost for plan in plans)
+        found.append(("cost", f"{cost:,.2f}: {four_digits(hours)} hours at {first.hourly_price:g} for {first.devices}"))
     return found
 
 

@@ -3,12 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from ..errors import UserError
 from ..metrics.significance import differences
 from ..recipes.schema import Recipe
-from ..reporting.console import wide_console
+from ..reporting.console import print_table
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
 from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds
@@ -96,17 +94,14 @@ def cells(result: ModelComparison, name: str) -> list[str]:
 
 def print_comparison(result: ModelComparison) -> None:
     """One table: each metric of both models, the difference, and how sure it is."""
-    console, a, b = wide_console(soft_wrap=True), result.first, result.second
-    console.print(
-        f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {human_time(a.seconds + b.seconds)}", markup=False
+    a, b = result.first, result.second
+    took = human_time(a.seconds + b.seconds)
+    console = print_table(
+        f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {took}\nA: {a.model}\nB: {b.model}",
+        ["metric", "A", "B", "B - A", "p", "test"],
+        [[name.replace("_", " "), *cells(result, name)] for name in a.metrics],
+        numbers=slice(1, 5),
     )
-    console.print(f"A: {a.model}\nB: {b.model}", markup=False)
-    table = Table("metric", "A", "B", "B - A", "p", "test", title=None, show_edge=False)
-    for column in table.columns[1:5]:
-        column.justify = "right"
-    for name in a.metrics:
-        table.add_row(name.replace("_", " "), *cells(result, name))
-    console.print(table)
     for name, row in result.differences.items():
         if "first_alone" in row:
             console.print(

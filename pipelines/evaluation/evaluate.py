@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from rich.table import Table
 from torch.utils.data import Dataset, Subset
 
 import anyformer
@@ -28,7 +27,7 @@ from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
-from ..reporting.console import wide_console
+from ..reporting.console import print_table
 from ..reporting.interpret import between
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
@@ -293,17 +292,15 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = wide_console(soft_wrap=True)
-    console.print(
+    console = print_table(
         f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
         f"{human_time(result.seconds)}",
-        markup=False,
+        ["metric", "value"],
+        [
+            [name.replace("_", " "), with_bounds(value, result.intervals.get(name))]
+            for name, value in result.metrics.items()
+        ],
     )
-    table = Table("metric", "value", title=None, show_edge=False)
-    table.columns[1].justify = "right"
-    for name, value in result.metrics.items():
-        table.add_row(name.replace("_", " "), with_bounds(value, result.intervals.get(name)))
-    console.print(table)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
     if result.classes is not None:

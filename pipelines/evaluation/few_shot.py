@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
-from rich.table import Table
 
 import anyformer
 
@@ -26,7 +25,7 @@ from ..objectives.base import Objective
 from ..objectives.measuring import evenly_spread
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
-from ..reporting.console import wide_console
+from ..reporting.console import print_table
 from ..storage.cache import cache_folder
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
@@ -224,20 +223,18 @@ def prompt_of(solved: Sequence[Question], question: Question, written: Callable[
 
 def print_few_shot(result: FewShotResult) -> None:
     """One table: a row for each number of shots."""
-    console = wide_console(soft_wrap=True)
-    console.print(
-        f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
-        f"{by_words(result)}, {human_time(result.seconds)}",
-        markup=False,
-    )
     names = list(next(iter(result.shots.values()))["metrics"])
-    table = Table("shots", *(name.replace("_", " ") for name in names), "prompts cut", title=None, show_edge=False)
-    for column in table.columns:
-        column.justify = "right"
+    rows = []
     for number, row in result.shots.items():
         shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
-        table.add_row(str(number), *shown, f"{row['cut']:,}")
-    console.print(table)
+        rows.append([str(number), *shown, f"{row['cut']:,}"])
+    print_table(
+        f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
+        f"{by_words(result)}, {human_time(result.seconds)}",
+        ["shots", *(name.replace("_", " ") for name in names), "prompts cut"],
+        rows,
+        numbers=slice(None),
+    )
 
 
 def by_words(result: FewShotResult) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import torch
 import transformers
-from rich.table import Table
 
 import anyformer
 
@@ -13,7 +12,7 @@ from ..errors import loading
 from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
-from ..reporting.console import wide_console
+from ..reporting.console import print_table
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
 from .evaluate import load, with_bounds
@@ -95,16 +94,13 @@ def head_of(config) -> str:
 
 def print_pairs(result: PairEvaluation) -> None:
     """One table: a row for each value of the first column of groups, and one for all."""
-    console = wide_console(soft_wrap=True)
-    console.print(
+    column, groups = next(iter(result.groups.items()), ("", {}))
+    print_table(
         f"{result.model} on {result.task}: {result.pairs:,} pairs of {result.data}, by "
         f"{result.score.replace('_', ' ')}, {human_time(result.seconds)}",
-        markup=False,
+        [column or "pairs", "good one likelier", "pairs"],
+        [
+            [name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"]
+            for name, row in [*groups.items(), ("all", vars(result))]
+        ],
     )
-    column, rows = next(iter(result.groups.items()), ("", {}))
-    table = Table(column or "pairs", "good one likelier", "pairs", title=None, show_edge=False)
-    for each in table.columns[1:]:
-        each.justify = "right"
-    for name, row in (rows | {"all": vars(result)}).items():
-        table.add_row(name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}")
-    console.print(table)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import evaluate
-from rich.table import Table
 
 from ..errors import UserError
 from ..recipes.schema import Recipe
 from ..recipes.suite_file import Suite, read_suite
-from ..reporting.console import wide_console
+from ..reporting.console import print_table
 from ..words import human_time
 from .compare import check_loads
 from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
@@ -54,17 +53,14 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
 
 def print_suite(result: SuiteResult) -> None:
     """One table: a row for each metric of each task."""
-    console = wide_console(soft_wrap=True)
-    console.print(f"{result.model} on {result.suite}, {human_time(result.seconds)}", markup=False)
-    table = Table("task", "metric", "value", "examples", "data", title=None, show_edge=False)
-    for column in table.columns[2:4]:
-        column.justify = "right"
+    rows = []
     for task, of_task in result.results.items():
         about = [f"{of_task.examples:,}", f"{of_task.data} ({of_task.split})"]
         for number, (name, value) in enumerate(of_task.metrics.items()):
             shown = with_bounds(value, of_task.intervals.get(name))
-            table.add_row("" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about))
-    console.print(table)
+            rows.append(["" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about)])
+    title = f"{result.model} on {result.suite}, {human_time(result.seconds)}"
+    print_table(title, ["task", "metric", "value", "examples", "data"], rows, numbers=slice(2, 4))
 
 
 class EvaluationSuite(evaluate.EvaluationSuite):

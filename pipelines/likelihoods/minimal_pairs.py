@@ -1,6 +1,6 @@
 """Minimal pairs: of a good text and a bad one a model should find the good one likelier (Warstadt et al. 2020)."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,21 @@ class MinimalPairs:
     def __len__(self) -> int:
         return len(self.good)
 
+    def check(self, model, tokenizer) -> None:
+        """Raise UserError where the model cannot score the texts as the settings say."""
+        from .whole_texts import check_texts
+
+        check_texts(model, tokenizer, self.texts(range(len(self))), self.settings.score, self.settings.add_bos)
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """The good and the bad text of some pairs, one after the other, as they are scored."""
+        return [self.settings.before + text[number] for number in numbers for text in (self.good, self.bad)]
+
     def scores(self, model, tokenizer, numbers: list[int]) -> list[tuple[float, float]]:
         """The scores of the good and the bad text of some pairs, as text_scores gives them."""
         from .whole_texts import text_scores
 
-        texts = [text[number] for number in numbers for text in (self.good, self.bad)]
-        texts = [self.settings.before + text for text in texts]
-        found = text_scores(model, tokenizer, texts, self.settings.score, self.settings.add_bos)
+        found = text_scores(model, tokenizer, self.texts(numbers), self.settings.score, self.settings.add_bos)
         return list(zip(found[::2], found[1::2]))
 
 

@@ -98,10 +98,14 @@ class TaughtTexts(Taught):
                 )
             texts = (self.asked(row, place) for source in asked for place, row in source)
             chunks = watched(list(in_batches(texts, TEXTS_AT_ONCE)), "teacher, texts")
-            return self.completed_answers(np.concatenate([self.answers(chunk) for chunk in chunks]))
+            found = self.completed_answers(np.concatenate([self.answers(chunk) for chunk in chunks]))
+            if self.teacher.cut:
+                print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
+            return found
 
-        self.lesson = self.made_lesson()
-        return rows | {"train": WithReference.cached(joined, cache, key, compute)}
+        self.lesson, train = self.made_lesson(), WithReference.cached(joined, cache, key, compute)
+        self.teacher.let_go()
+        return rows | {"train": train}
 
     def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
         """What is learned of the answers to all examples."""

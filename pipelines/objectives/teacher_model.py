@@ -14,10 +14,13 @@ from ..adapters import is_adapter, load_config, load_model
 from ..data.reference import weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
+from ..storage.checksums import crc32
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
+from .text import UNLIMITED
 
 SETTING = "teacher.name_or_path"
+POOLING = "1_Pooling/config.json"  # of a folder of sentence-transformers
 
 
 class Teacher:
@@ -46,8 +49,9 @@ class Teacher:
 
     @cached_property
     def identity(self) -> list:
-        """JSON that changes whenever its weights do."""
-        return weights_identity(self.path)
+        """JSON that changes whenever its answers do."""
+        files = [Path(self.path) / name for name in ("tokenizer.json", POOLING)]
+        return weights_identity(self.path) + [[file.name, crc32(file)] for file in files if file.is_file()]
 
     @property
     def parameters(self) -> int:
@@ -77,14 +81,17 @@ class Teacher:
     @property
     def pooling(self) -> str:
         """How its tokens' vectors become the text's, as a folder of sentence-transformers says: "mean" or "first"."""
-        file = Path(self.path) / "1_Pooling" / "config.json"
+        file = Path(self.path) / POOLING
         says = json.loads(file.read_text()) if file.is_file() else {}
         return "first" if says.get("pooling_mode_cls_token") else "mean"
 
     @cached_property
     def tokenizer(self) -> Any:
         with loading(self.words):
-            return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+            found = transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+        if found.model_max_length > UNLIMITED:
+            found.model_max_length = getattr(self.config, "max_position_embeddings", None) or found.model_max_length
+        return found
 
     @property
     def processor(self) -> Any:
@@ -115,6 +122,10 @@ class Teacher:
                 f"{self.words} lacks the weights {', '.join(missing[:3])}; it cannot answer, train it first"
             )
         return model.to(device).eval().requires_grad_(False)
+
+    def let_go(self) -> None:
+        """Free the memory of the model, which is loaded again where it is asked again."""
+        self.__dict__.pop("model", None)
 
     @torch.no_grad()
     def logits(self, inputs: dict) -> torch.Tensor:

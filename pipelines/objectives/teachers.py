@@ -93,6 +93,11 @@ class TaughtTokens(Taught):
         if section.stored and self.recipe.data.streaming:
             raise UserError("teacher.stored=true needs stored data, and data.streaming=true; set teacher.stored=false")
 
+    def before_training(self) -> None:
+        super().before_training()
+        if self.name == "masked" and self.by_decoder and getattr(self.teacher.config, "mask_token_id", None) is None:
+            raise UserError(f"{self.teacher.words} has not learned to fill in masks; take a decoder that has")
+
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         if "teacher" in self.__dict__:  # looked at: this is for a training
@@ -114,6 +119,8 @@ class TaughtTokens(Taught):
             rows, ask = rows | {"train": self.stored(rows["train"], size, cache)}, None
         if ask is not None or self.teacher.config.model_type not in FAMILIES:
             self.reads_beside = self.teacher.model  # loaded before any step
+        if ask is None:
+            self.teacher.let_go()
         self.lesson = TokenLesson(section.weight, section.temperature, self.shifts_labels, size, ask)
         return rows
 

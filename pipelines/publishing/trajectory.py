@@ -52,7 +52,8 @@ def branch_names(folder: Path, steps: list[int], by: str) -> list[str]:
         raise UserError(f"--trajectory words: {folder} does not say how many words its training text has; take steps")
     seen = [step * run["rows_per_step"] * train["words"] / train["rows"] for step in steps]
     for digits in range(3, 12):
-        names = [f"{number / 1e6:.{digits}g}M-words" for number in seen]
+        rounded = [f"{float(f'{number / 1e6:.{digits}g}'):f}" for number in seen]  # without an exponent
+        names = [f"{number.rstrip('0').rstrip('.')}M-words" for number in rounded]
         if len(set(names)) == len(names):
             break
     return names

@@ -121,6 +121,15 @@ class LoraSettings:
 
 
 @dataclass
+class PartNorms:
+    """Norms that the gradients of parts of the model are clipped to, each part by itself; 0: it is not clipped."""
+
+    embeddings: float = doc("tables of tokens and positions; of a tied head, too", 1.0, zero_or_at_least=1e-6)
+    layers: float = doc("all layers together", 1.0, zero_or_at_least=1e-6)
+    head: float = doc("what comes after the layers: the last norm, the head", 1.0, zero_or_at_least=1e-6)
+
+
+@dataclass
 class TransferSettings:
     """Rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
 
@@ -196,7 +205,12 @@ class TrainingSection:
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, at_least=1e-12)
     weight_decay: float = doc("decoupled weight decay on matrices", 0.1, at_least=0, at_most=100)
     adam_beta2: float = doc("AdamW's second beta", 0.95, at_least=0, below=1)
-    max_grad_norm: float = doc("gradients are clipped to this norm; 0: not clipped", 1.0, zero_or_at_least=1e-6)
+    max_grad_norm: float | PartNorms = doc(
+        "gradients are clipped to this norm, 0: not clipped; or a norm for each part of the model, such as "
+        "{embeddings: 1.0, layers: 0.5, head: 1.0}",
+        1.0,
+        zero_or_at_least=1e-6,
+    )
     lr_scheduler_type: str = doc("cosine, wsd, inverse_sqrt, or a name transformers knows", "cosine")
     lr_scheduler_kwargs: dict[str, Any] = doc("arguments of the schedule, such as {min_lr_rate: 0.1}", {})
     warmup_steps: float = doc("steps of linear warm-up; below 1: share of all steps", 0.02, at_least=0)

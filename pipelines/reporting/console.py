@@ -1,6 +1,7 @@
-"""The console that tables are printed on."""
+"""The console that tables are printed on, and the table of what was measured."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,3 +18,23 @@ def wide_console(**how: Any) -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, **how)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: slice = slice(1, None)
+) -> "Console":
+    """Print a line and a table below it; returns the console, for what stands below both.
+
+    numbers: the columns that are aligned to the right.
+    """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    console, table = wide_console(soft_wrap=True), Table(*(Column(Text(name)) for name in columns), show_edge=False)
+    for column in table.columns[numbers]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(title, markup=False)
+    console.print(table)
+    return console

@@ -273,6 +273,8 @@ def environment_of(log: RunLog) -> dict[str, Any]:
     run = log.run
     found = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
     found |= {"hardware": run.get("hardware"), "processes": run.get("world_size"), "engine": run.get("engine")}
+    if energy := run.get("energy"):
+        found["energy"] = f"{energy['kwh']:.3g} kWh, {energy['how']}"
     found |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
     return {name: value for name, value in found.items() if value is not None}
 

@@ -15,7 +15,7 @@ from ..recipes.checks import check_schedule
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import sharing_rows
-from ..recipes.schema import Recipe, TrainingSection
+from ..recipes.schema import PartNorms, Recipe, TrainingSection
 from ..recipes.usual_rates import settled
 from .compiled_layers import COMPILING
 from .engines.asked import check_world_size, engine_for
@@ -139,7 +139,8 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "optim": optimizer_of(section.optim).runs_as or section.optim,
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
-        "max_grad_norm": section.max_grad_norm,
+        # Norms of parts the engine sees to; Trainer clips nothing then.
+        "max_grad_norm": 0.0 if isinstance(section.max_grad_norm, PartNorms) else section.max_grad_norm,
         "lr_scheduler_type": scheduler,
         "lr_scheduler_kwargs": scheduler_kwargs,
         "warmup_steps": section.warmup_steps,

@@ -99,6 +99,7 @@ class Session:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
         if recipe.teacher is not None:
             name, beside = recipe.teacher.name_or_path, self.data.objective.reads_beside
+            self.data.objective.reads_beside = None  # one whose answers are stored is not kept in memory
             self.data.facts["teacher_weights"] = sha(weights_identity(name))
             if beside is not None and self.data.packed:
                 check_documents_apart(beside, name, self.data.objective, self.data.rows.values(), "teacher")
@@ -166,11 +167,14 @@ class Session:
         from .checkpoints.weight_average import WeightAverage
         from .compiled_layers import CompiledLayers, compile_arguments
         from .log.trackers import keep_in_run
+        from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
         section, objective, rows = recipe.training, objective or self.data.objective, self.data.rows
+        if self.pairs is not None:
+            self.pairs.check(plain(model), objective.tokenizer)
         measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation, self.pairs)
         gather_experts_whole(model)
         of_stages = any(stage.learning_rate is not None for stage in recipe.stages)

@@ -314,17 +314,17 @@ class AnyformerTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs = self.model_loss.model_inputs(inputs)
+        labels = inputs.get("labels")  # now: a loss of the objective gets the whole batch in their place
         if self.compute_loss_func is not None:
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
-            inputs = self.model_loss.training_inputs(inputs, needs_logits=self.part_losses is not None)
-        labels = inputs.get("labels")
+            inputs = self.model_loss.training_inputs(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
             self.parts.add(outputs, inputs, num_items_in_batch)
             if self.part_losses is not None:
-                self.part_losses.add(self.model_loss.logits(outputs), labels, self._rows)
+                self.part_losses.add(*self.model_loss.of_rows(outputs), labels, self._rows)
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model=None):
@@ -358,7 +358,7 @@ class AnyformerTrainer(Trainer):
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
-            logs.update(self.own_rates.of_step)
+            logs.update(self.own_rates.of_step | self.engine.norms_of_parts())
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(source_tokens(self.bare_rows, rows_of(self.args), self.state.global_step))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
@@ -414,12 +414,12 @@ class AnyformerTrainer(Trainer):
             if total is not None:
                 self._sums.add(total, count)
             elif self.parts.told_apart_by is not None:
-                outputs = self.model_loss.outputs(model, inputs, self._sums.part_losses is not None)
-                total = self._sums.add_parts(outputs, inputs, self.model_loss.logits(outputs), rows)
+                outputs = self.model_loss.outputs(model, inputs)
+                total = self._sums.add_parts(outputs, inputs, *self.model_loss.of_rows(outputs), rows)
             else:
-                needs_logits = self.scorer is not None or self._sums.part_losses is not None
-                total, logits = self.model_loss.sum(model, inputs, needs_logits=needs_logits)
-                self._sums.add(total, count, logits, inputs["labels"], rows)
+                needed = self.scorer is not None, self._sums.part_losses is not None
+                total, *of_rows = self.model_loss.sum(model, inputs, *needed)
+                self._sums.add(total, count, *of_rows, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)
 
     def _averaged(self):

@@ -249,6 +249,24 @@ def test_logits_come_in_evaluation_and_on_request(variant):
         assert ("logits" in model.train()(**batch, return_logits=wanted)) == given
 
 
+@every(FIRST[:-1])
+def test_a_step_says_the_losses_of_its_rows_without_logits_that_stay_alive(variant):
+    subject = ZooSubject.of(variant)
+    model, batch = subject.fresh(training=True).double(), subject.labelled()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = model(**batch).row_losses
+    kept = [x for x in kept if x.untyped_storage().data_ptr() not in weights and x.ndim > 1]  # not a bias's gradient
+    assert kept and not any(x.shape[-1] == 97 for x in kept)
+    shifts = variant.family in ("decoder", "moe")
+    labels = pad(batch["labels"][:, 1:], (0, 1), value=-100) if shifts else batch["labels"]
+    logits = model(**batch, return_logits=True).logits
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    close(found, losses.sum(-1), FP32)
+    assert not found.requires_grad
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", FIRST[:-1], ids=str)
 def test_who_reads_logits_that_a_step_did_not_make_is_told_how_to_get_them(variant, compiled, request):

@@ -272,7 +272,10 @@ def test_the_loss_of_a_head_is_that_of_its_logits_with_smoothing_too(hooked, num
     logits = head(hidden).flatten(0, 1)
     exact = plain(logits, torch.eye(30), labels.flatten(), label_smoothing=0.1, reduction="sum")
     exact = exact / ((labels != -100).sum() if num_items is None else num_items)
-    got = language_model_loss(head, hidden, labels, num_items, label_smoothing=0.1)
+    got, losses = language_model_loss(head, hidden, labels, num_items, label_smoothing=0.1)
+    each = plain(logits.detach(), torch.eye(30), labels.flatten(), reduction="none").view(3, 11)
+    torch.testing.assert_close(losses, each, atol=1e-6, rtol=1e-5)
+    assert not losses.requires_grad
     torch.testing.assert_close(got, exact, atol=1e-6, rtol=1e-5)
     for ours, theirs in zip(gradients_of(got, head), gradients_of(exact, head)):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
@@ -291,7 +294,9 @@ def test_masked_loss_equals_that_of_all_positions(compiled, num_items):
     if compiled:
         torch.compiler.reset()
         loss = torch.compile(loss, fullgraph=True, dynamic=False, backend="aot_eager")
-    got = loss(head, transform, hidden, labels, num_items)
+    got, of_rows = loss(head, transform, hidden, labels, num_items)
+    each = torch.nn.functional.cross_entropy(logits.detach(), labels.flatten(), reduction="none")
+    torch.testing.assert_close(of_rows, each.view(labels.shape).sum(-1), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(got, exact, atol=1e-6, rtol=1e-5)
     leaves = [hidden, *head.parameters(), *transform.parameters()]
     for ours, theirs in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(exact, leaves)):
@@ -320,8 +325,8 @@ def test_without_labelled_positions_the_masked_loss_and_every_gradient_are_zero(
     if compiled:
         torch.compiler.reset()
         loss = torch.compile(loss, fullgraph=True, dynamic=False, backend="eager")
-    got = loss(head, transform, hidden, labels, num_items)
-    assert got == 0
+    got, of_rows = loss(head, transform, hidden, labels, num_items)
+    assert got == 0 and not of_rows.any()
     for gradient in torch.autograd.grad(got, [hidden, *head.parameters(), *transform.parameters()]):
         assert not gradient.any()
 
@@ -329,5 +334,6 @@ def test_without_labelled_positions_the_masked_loss_and_every_gradient_are_zero(
 def test_without_a_transform_the_head_reads_the_hidden_states_themselves():
     head, _ = head_and_transform(embedding_size=8)
     hidden, labels = masked_batch()
-    got = masked_language_model_loss(head, None, hidden, labels)
-    torch.testing.assert_close(got, language_model_loss(head, hidden, labels), atol=1e-6, rtol=1e-5)
+    got, of_rows = masked_language_model_loss(head, None, hidden, labels)
+    loss, losses = language_model_loss(head, hidden, labels)
+    torch.testing.assert_close((got, of_rows), (loss, losses.sum(-1)), atol=1e-6, rtol=1e-5)

@@ -5,12 +5,13 @@ Nothing here imports torch at its top, so that mistakes are sentences before a p
 
 import os
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, sharing_rows, words_of
-from ...recipes.schema import Recipe, TrainingSection
+from ...recipes.schema import PartNorms, Recipe, TrainingSection
 
 # Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
 BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
@@ -35,6 +36,7 @@ class Engine:
     whole = False  # whether each process holds weights and optimizer states whole
     wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
     builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
+    clips_itself = False  # whether it clips gradients by a norm of its own, that of all together
     keeps_steps = False  # whether losses and gradients of whole steps stay inside it
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle
     loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
@@ -77,6 +79,16 @@ class Engine:
             raise UserError(
                 f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but "
                 f"{splitter} keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
+            )
+        if self.clipped_parts is not None and self.clips_itself:
+            raise UserError(
+                f"training.max_grad_norm has a norm for each part of the model, but {splitter} clips all gradients by "
+                f"one norm; set it to a number, or train under DDP, FSDP2 or a mesh without pp"
+            )
+        if self.clipped_parts is not None and section.log_gradient_norms_per_layer:
+            raise UserError(
+                "training.log_gradient_norms_per_layer=true reckons with one norm that all gradients are clipped to, "
+                "but training.max_grad_norm has one for each part, which are logged anyway; set it to false"
             )
         if section.log_gradient_norms_per_layer and splitter is not None:
             raise UserError(
@@ -244,9 +256,25 @@ class Engine:
         """Add the gradients of a batch; return its loss."""
         return by_trainer()
 
+    @cached_property
+    def clipped_parts(self):
+        """What clips the gradients of each part of the model by itself; None: all are clipped together."""
+        if not isinstance(self.section.max_grad_norm, PartNorms):
+            return None
+        from ..guards.clipped_parts import ClippedParts
+
+        return ClippedParts(self.section.max_grad_norm)
+
     def grad_norm(self, trainer, by_trainer):
-        """The norm of all gradients."""
-        return by_trainer()
+        """The norm that all gradients had; where parts have norms of their own, they are clipped here."""
+        if self.clipped_parts is None:
+            return by_trainer()
+        trainer.accelerator.unscale_gradients()
+        return by_trainer(grad_norm=self.clipped_parts.clip(trainer.model))
+
+    def norms_of_parts(self) -> dict[str, float]:
+        """For the log, where parts of the model are clipped by norms of their own."""
+        return {} if self.clipped_parts is None else self.clipped_parts.log()
 
     def summed_loss(self, trainer, inputs: dict):
         """The loss summed over the labels of a batch, without gradients; None: a process can compute it by itself."""

@@ -77,7 +77,7 @@ class Mesh(Engine):
         share_out_rows(loader, self.reading_together)
 
     def grad_norm(self, trainer, by_trainer):
-        norm = by_trainer()
+        norm = super().grad_norm(trainer, by_trainer)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
@@ -125,6 +125,7 @@ class Stages(Mesh):
     """A mesh whose processes each have some layers (pipeline.py); `model.pipeline` trains and measures them."""
 
     repeats_weights = False
+    clips_itself = True
 
     def share(self, model, device):
         from .pipeline import cut_into_stages

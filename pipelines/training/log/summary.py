@@ -142,6 +142,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     trained, parameters = run.get("trained_parameters"), run.get("parameters")
     if trained is not None and trained < parameters:
         print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
+    if "energy" in run:
+        print_facts([("energy", f"{run['energy']['kwh']:.3g} kWh, {run['energy']['how']}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     there = [
         name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()

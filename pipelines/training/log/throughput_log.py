@@ -1,5 +1,6 @@
 """Throughput: tokens per second, share of the peak FLOP/s (MFU) and memory, for the training log."""
 
+import os
 import resource
 import sys
 import time
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
+from ...accounting.energy import EnergyMeter
 from ...accounting.flops import FlopCount, count_tokens, peak_flops
 from ..lora import plain
 from ..losses.evaluation_sums import float64_device
@@ -31,11 +33,14 @@ class ThroughputLog:
         self._flop_count, self._peak = flop_count, None
         self.seconds = self.waited = 0.0
         self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
+        self._energy: EnergyMeter | None = None
 
     def start(self) -> None:
         """Training begins now; memory of trials before it does not count."""
         if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.args.device)
+        if self.args.process_index == 0:
+            self._energy = energy_meter(self.args)
         self._clock = time.perf_counter()
 
     @contextmanager
@@ -91,9 +96,20 @@ class ThroughputLog:
         }
 
     def facts(self) -> dict[str, float]:
-        """For the run's file: seconds of training, and the share of them spent waiting for batches."""
+        """For the run's file: seconds of training, the share of them spent waiting for batches, energy up to now."""
         share = self.waited / max(self.seconds, 1e-9)
-        return {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
+        found = {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
+        return found | ({} if self._energy is None else {"energy": self._energy.facts()})
+
+
+def energy_meter(args: TrainingArguments) -> EnergyMeter:
+    """Of the machine of this process, for all that take part."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    machines = max(1, args.world_size // here)
+    if args.device.type != "cuda":
+        return EnergyMeter("cpu", machines=machines)
+    known = [torch.cuda.get_device_properties(n) for n in range(min(here, torch.cuda.device_count()))]
+    return EnergyMeter(known[0].name, [str(each.uuid) for each in known], machines)
 
 
 def peak_memory(device: torch.device) -> int:

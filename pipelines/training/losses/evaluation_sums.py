@@ -57,10 +57,12 @@ class EvaluationSums:
         self.predictions: list[torch.Tensor] = []
         self.numbers: list[torch.Tensor] = []  # of the rows of the predictions
 
-    def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None, rows=None) -> None:
+    def add(
+        self, total: torch.Tensor, count: torch.Tensor, logits=None, row_losses=None, labels=None, rows=None
+    ) -> None:
         """Add a batch: the sum of its losses, its counted labels, and for a scorer or parts its logits and labels.
 
-        rows: their numbers; None: the collator of a plug-in has left them out.
+        row_losses: as PartLosses.add. rows: their numbers; None: the collator of a plug-in has left them out.
         """
         self.sums += torch.stack([total, count]).to(self.sums)
         if self.scorer is not None:
@@ -71,12 +73,12 @@ class EvaluationSums:
                 numbers = numbers.repeat_interleave((labels != IGNORE_INDEX).sum(-1))
             self.numbers.append(numbers)
         if self.part_losses is not None:
-            self.part_losses.add(logits, labels, rows)
+            self.part_losses.add(logits, row_losses, labels, rows)
 
-    def add_parts(self, outputs, batch: dict, logits=None, rows=None) -> torch.Tensor:
+    def add_parts(self, outputs, batch: dict, logits=None, row_losses=None, rows=None) -> torch.Tensor:
         """Add a batch whose outputs have losses divided by 1; returns the sum of its first part.
 
-        logits, rows: as `add` takes them, for the parts that rows are of.
+        logits, row_losses, rows: as `add` takes them, for the parts that rows are of.
         """
         found = self.told_apart_by.sums(outputs, batch, 1)
         found = {name: stacked(pair).to(self.sums) for name, pair in found.items()}
@@ -84,7 +86,7 @@ class EvaluationSums:
         first = found[self.told_apart_by.losses[0]]
         self.sums += first
         if self.part_losses is not None:
-            self.part_losses.add(logits, batch["labels"], rows)
+            self.part_losses.add(logits, row_losses, batch["labels"], rows)
         return first[0]
 
     def metrics(self, accelerator) -> dict:

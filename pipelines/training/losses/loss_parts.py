@@ -55,17 +55,17 @@ class PartLosses:
         self.sums = sums
 
     @torch.no_grad()
-    def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: Sequence[int]) -> None:
-        """Add a batch: logits (B, T, V), labels (B, T), the numbers of its rows (B,)."""
+    def add(self, logits, row_losses: torch.Tensor | None, labels: torch.Tensor, rows: Sequence[int]) -> None:
+        """Add a batch: logits (B, T, V), not read where its rows' losses (B,) are known; labels (B, T), the numbers of
+        its rows (B,)."""
         if self.shifts_labels:  # the labels, not the logits, which would be copied
             labels = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-        chunks = zip(logits.detach().flatten(0, 1).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
-        losses = [cross_entropy(x.float(), y, ignore_index=IGNORE_INDEX, reduction="none") for x, y in chunks]
-        losses = torch.cat(losses).view(labels.shape)
-        of_rows = torch.stack([losses.sum(dim=1), labels.ne(IGNORE_INDEX).sum(dim=1).to(losses)], dim=1)
+        if row_losses is None:
+            row_losses = losses_of(logits, labels)
+        of_rows = torch.stack([row_losses, labels.ne(IGNORE_INDEX).sum(dim=1).to(row_losses)], dim=1)
         numbers = rows.tolist() if torch.is_tensor(rows) else rows
         places = torch.tensor([self.parts.index(self.part_of(int(number))) for number in numbers])
-        places = places.to(losses.device, non_blocking=True)
+        places = places.to(row_losses.device, non_blocking=True)
         sums = of_rows.new_zeros(len(self.parts), 2).index_add_(0, places, of_rows)
         self.sums = sums if self.sums is None else self.sums + sums.to(self.sums)
 
@@ -75,6 +75,13 @@ class PartLosses:
             return {}
         sums, self.sums = reduce(self.sums).tolist(), None
         return {f"loss_{name}": total / count for name, (total, count) in zip(self.parts, sums) if count}
+
+
+def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The summed losses of rows (B,), of logits (B, T, V) and labels (B, T) that stand beside their predictions."""
+    chunks = zip(logits.detach().flatten(0, 1).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
+    losses = [cross_entropy(x.float(), y, ignore_index=IGNORE_INDEX, reduction="none") for x, y in chunks]
+    return torch.cat(losses).view(labels.shape).sum(dim=1)
 
 
 class LossParts:

@@ -117,10 +117,9 @@ class ModelLoss:
         """What of a batch the model gets where the loss is the objective's."""
         return {name: x for name, x in batch.items() if name not in self.own.beside}
 
-    def training_inputs(self, inputs: dict, needs_logits: bool = False) -> dict:
+    def training_inputs(self, inputs: dict) -> dict:
         """The arguments of a forward pass that computes the training loss itself."""
-        logits = {"return_logits": True} if needs_logits and self._skips_logits else {}
-        return {**inputs, **self._training_extras, **logits}
+        return {**inputs, **self._training_extras}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
         """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.
@@ -136,26 +135,33 @@ class ModelLoss:
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
 
     def logits(self, outputs) -> torch.Tensor | None:
-        """Of a model's outputs; None where it was asked for none."""
+        """Of a model's outputs; None where they have none."""
         return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
 
-    def outputs(self, model: torch.nn.Module, inputs: dict, needs_logits: bool = False):
+    def of_rows(self, outputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(logits, losses of a batch's rows) for PartLosses: a model of ours says the losses, another has logits."""
+        return self.logits(outputs), outputs.get("row_losses")
+
+    def outputs(self, model: torch.nn.Module, inputs: dict):
         """The outputs of an exact model with its loss summed over a batch's labels."""
-        extras = {"return_logits": needs_logits} if self._skips_logits else {}
+        extras = {"return_logits": False} if self._skips_logits else {}
         return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
 
-    def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
+    def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool, needs_rows: bool = False) -> tuple:
+        """(loss summed over a batch's labels, without smoothing; logits; losses of its rows).
+
+        None instead of logits where nobody needs them; needs_rows: of the last two one at least is there.
+        """
         if self.own is not None:
             outputs = model(**self._seen(inputs))
-            return self.own.total(outputs, inputs), self.own.logits(outputs, inputs) if needs_logits else None
+            logits = self.own.logits(outputs, inputs) if needs_logits or needs_rows else None
+            return self.own.total(outputs, inputs), logits, None
         if self.is_exact and not needs_logits:
-            return self.outputs(model, inputs).loss, None
+            outputs = self.outputs(model, inputs)
+            return outputs.loss, *(self.of_rows(outputs) if needs_rows else (None, None))
         without = {name: x for name, x in self.inputs_for_logits(inputs).items() if name != "labels"}
         outputs = model(**without)
         total = loss_of_logits(
             outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels, logits_of=self.logits_of
         )
-        if not needs_logits:
-            return total, None
-        return total, self.logits(outputs)
+        return total, self.logits(outputs) if needs_logits or needs_rows else None, None

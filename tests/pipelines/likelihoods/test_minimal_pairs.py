@@ -97,6 +97,21 @@ def test_scores_in_batches_are_those_of_one_text_at_a_time(kind, score, tokens, 
     assert found[0] == found[-1] and len(set(found)) == len(TEXTS)
 
 
+@pytest.mark.parametrize("kind, score", [("bert", "pseudo_log_likelihood"), ("gpt2", "log_probability")])
+def test_texts_of_the_same_tokens_are_a_tie(kind, score, monkeypatch):
+    """In single precision, each text in a batch of its own."""
+    from anyformer.pipelines.likelihoods import whole_texts
+
+    monkeypatch.setattr(whole_texts, "TOKENS", 1)
+    tokenizer = tokenizer_of(framed=kind == "bert")
+    model, asked = model_of(kind, len(tokenizer)).float(), []
+    model.register_forward_hook(lambda module, args, kwargs, output: asked.append(1), with_kwargs=True)
+    one = text_scores(model, tokenizer, ["a story"], score)
+    passes = len(asked)
+    assert text_scores(model, tokenizer, ["a story", "a  story"], score) == 2 * one
+    assert len(asked) == 2 * passes  # not asked twice
+
+
 @pytest.mark.parametrize(
     "kind, score, sentence",
     [
@@ -174,6 +189,7 @@ def test_the_shipped_suite_and_its_mistakes(tmp_path, tiny_recipe, command, caps
     from anyformer.pipelines.evaluation.request import is_pairs, pairs_request
 
     (tmp_path / "config.json").write_text("{}")
+    pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
     assert is_pairs("blimp") and not is_pairs("sentences") and not is_pairs("quickstart")
     _, name, settings = pairs_request(str(tmp_path), "blimp", ["minimal_pairs.files=x.jsonl"], 10)
     assert (name, settings.files, settings.dataset, settings.max_pairs) == ("blimp", "x.jsonl", None, 10)
@@ -187,6 +203,7 @@ def test_the_shipped_suite_and_its_mistakes(tmp_path, tiny_recipe, command, caps
     for evaluation, sentence in [
         ({"minimal_pairs": {}}, "needs files or dataset"),
         ({"best_metric": "minimal_pairs", "every_steps": 3}, "not measured during training"),
+        ({"minimal_pairs": {"files": str(pairs), "score": "pseudo_log_likelihood"}}, "has not learned to fill in"),
     ]:
         assert command("train", tiny_recipe(evaluation=evaluation)) == 2
-        assert sentence in capsys.readouterr().err
+        assert sentence in capsys.readouterr().err and not (tmp_path / "run" / "metrics.jsonl").exists()

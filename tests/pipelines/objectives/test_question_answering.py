@@ -131,7 +131,7 @@ def test_the_loss_is_the_mean_over_both_ends_of_real_tokens_by_our_head_and_from
     expected = model(**inputs).loss
     loss = ModelLoss(model, shifts_labels=False, accepts_loss_kwargs=False, label_smoothing=0.1, own=objective.loss())
     for needs_logits in (False, True):
-        total, logits = loss.sum(model, batch, needs_logits)
+        total, logits, _ = loss.sum(model, batch, needs_logits)
         torch.testing.assert_close(total / loss.count(batch), expected)
     assert logits.shape == (5, 2, batch["input_ids"].shape[1])
     each = [objective.collator(False)([rows[i]]) for i in range(5)]  # nothing is padded

@@ -118,6 +118,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
         torch.testing.assert_close(top[:, :5], q.gather(-1, row["teacher_ids"]), atol=HALF, rtol=HALF)
         torch.testing.assert_close(top.sum(-1), torch.ones(48), atol=HALF, rtol=HALF)
         assert (q.topk(5).values - q.gather(-1, row["teacher_ids"])).abs().max() < HALF
+    assert "model" not in data.objective.teacher.__dict__  # nothing asks it any more
     shard = sorted(rows.shards[0].folder.parent.iterdir())[1]
     shutil.rmtree(shard)  # as where a kill came before it
     again = prepare_data(load_recipe(recipe), for_training=True)
@@ -224,6 +225,7 @@ def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path)
     with torch.no_grad():
         said = model(**tokenizer(text, return_tensors="pt")).logits[0].flip(0)  # by the names of the classes
     torch.testing.assert_close(rows[few + 3]["reference"], said.float(), atol=1e-4, rtol=1e-4)
+    assert "model" not in prepared.objective.teacher.__dict__  # nothing asks it any more
     batch = prepared.collator([rows[0], rows[few + 3]])
     logits = torch.randn(2, 2, requires_grad=True)
     p, q = (logits / 2).log_softmax(-1), (batch["reference"] / 2).log_softmax(-1)
@@ -271,6 +273,20 @@ def test_a_masked_student_asks_its_teacher_of_what_is_hidden_anew(tiny_recipe, t
     assert len(logged) == 12 and sum(logged[-3:]) < sum(logged[:3])
 
 
+def test_a_teacher_reads_no_more_than_it_has_positions_for_and_other_reading_gives_other_answers(tmp_path):
+    from anyformer.pipelines.objectives.teacher_model import Teacher
+
+    folder, identities = encoder(tmp_path, "AutoModel", max_position_embeddings=48), []
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": None}))
+    (folder / "1_Pooling").mkdir()
+    for first in (True, False):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": first}))
+        teacher = Teacher(str(folder), "AutoModel")
+        identities.append(teacher.identity)
+    assert teacher.tokenizer.model_max_length == 48 and identities[0] != identities[1]
+
+
 def test_vectors_longer_than_the_models_are_their_principal_components():
     from anyformer.pipelines.objectives.taught_texts import principal
 
@@ -305,6 +321,10 @@ def test_mistakes_are_one_sentence_before_any_work(student, teacher, tiny_recipe
             "objective.name=fill_in_the_middle",
             "evaluation.metrics=[]",
         ): "teacher does not go with objective.name=fill_in_the_middle",
+        (
+            "objective={name: masked, sequence_length: 48}",
+            "evaluation.metrics=[]",
+        ): "has not learned to fill in masks; take a decoder that has",
         ("objective={name: distillation}",): "did you mean teacher.name_or_path?",
         ("tokenizer={type: byte_bpe, vocab_size: 300}",): "has another tokenizer: 258 entries, of which",
     }.items():
@@ -321,6 +341,20 @@ def test_mistakes_are_one_sentence_before_any_work(student, teacher, tiny_recipe
     task = {"name": "sequence_classification", "max_length": 32}
     path = task_with_teacher(tiny_recipe, tmp_path, task, folder, labelled(tmp_path))
     assert "tells LABEL_0, LABEL_1, LABEL_2 apart, but the classes are LABEL_0, LABEL_1" in refused(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", [False, True])
+def test_of_several_sources_each_has_its_loss_beside_that_of_the_teacher(student, text_file, command, tmp_path, stored):
+    other, lines = tmp_path / "other.jsonl", text_file.read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[:3]))
+    sources = [{"files": str(text_file), "name": "all", "max_documents": 3}, {"files": str(other), "name": "few"}]
+    data = {"files": None, "mixture": sources, "max_documents": None}
+    recipe = student(data=data, teacher={"stored": stored}, training={"max_steps": 3})
+    assert command("train", recipe) == 0
+    parts = {"teacher_loss", "labels_loss", "loss_all", "loss_few"}
+    logged = [line for line in lines_of(tmp_path / "run") if "teacher_loss" in line]
+    assert len(logged) == 3 and parts <= {name for line in logged for name in line}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.model_card import MARKER
 from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder, resolve_repo_id
+from anyformer.pipelines.publishing.trajectory import branch_names
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import commit
@@ -104,6 +105,13 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     assert hub.files("tester/tiny")["README.md"].decode() == card
     commits = [r for r in hub.server.requests if "/commit/" in r[1]]
     assert len(commits) == 3
+
+
+def test_branches_are_called_by_words_without_exponents_and_apart(tmp_path):
+    facts = {"rows_per_step": 1000, "data": {"train": {"words": 5 * 10**9, "rows": 10**6}}}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert branch_names(tmp_path, [1, 250, 1000], "words") == ["5M-words", "1250M-words", "5000M-words"]
+    assert branch_names(tmp_path, [2000, 2001], "words") == ["10000M-words", "10005M-words"]
 
 
 LOAD_REVISIONS = """

@@ -1,0 +1,69 @@
+"""Laws of training.max_grad_norm with a norm for each part of the model."""
+
+import json
+import math
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.schema import ParallelismSettings, PartNorms, Recipe, TrainingSection
+from anyformer.pipelines.training.engines.asked import engine_for
+from anyformer.pipelines.training.guards.clipped_parts import ClippedParts
+from run_folders import lines_of
+
+import anyformer
+
+PARTS = {"embeddings": ("embed_tokens",), "layers": ("layers.",), "head": ("model.norm.", "lm_head")}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_part_is_clipped_to_its_norm_and_one_with_0_is_not(tied):
+    config = anyformer.AnyformerDecoderConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, tie_word_embeddings=tied
+    )
+    model = anyformer.AnyformerDecoderForCausalLM(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    own = {part: [name for name in before if any(w in name for w in words)] for part, words in PARTS.items()}
+    assert sorted(name for names in own.values() for name in names) == sorted(before)
+    clipped = ClippedParts(PartNorms(embeddings=0.5, layers=0.0, head=1e3))  # the last one is above the norm there is
+    total = clipped.clip(model)
+    torch.testing.assert_close(total, torch.nn.utils.get_total_norm(before.values()))
+    for part, names in own.items():
+        norm = torch.nn.utils.get_total_norm([before[name] for name in names])
+        assert clipped.log()[f"grad_norm_{part}"] == pytest.approx(norm.item())
+        scale = 0.5 / norm if part == "embeddings" else 1.0
+        for name in names:
+            torch.testing.assert_close(model.get_parameter(name).grad, before[name] * scale)
+
+
+@pytest.mark.slow
+def test_norms_of_parts_are_logged_and_a_killed_run_ends_bit_identical(tiny_recipe, whole_and_killed):
+    training = {"max_steps": 6, "save_steps": 2, "logging_steps": 1, "max_grad_norm": {"layers": 0.01, "head": 0}}
+    whole, _ = whole_and_killed(5, tiny_recipe(training=training))
+    assert json.loads((whole / "run.json").read_text())["recipe"]["training"]["max_grad_norm"] == {
+        "embeddings": 1.0,
+        "layers": 0.01,
+        "head": 0.0,
+    }
+    for line in (line for line in lines_of(whole) if "grad_norm" in line):
+        parts = [value for name, value in line.items() if name.startswith("grad_norm_")]
+        assert math.hypot(*parts) == pytest.approx(line["grad_norm"], rel=1e-5) and line["grad_norm_layers"] > 0.01
+
+
+def test_engines_that_clip_by_one_norm_and_norms_of_layers_are_refused(monkeypatch):
+    section = TrainingSection(output_dir="x", max_grad_norm=PartNorms())
+    engine_for(section).check_run(Recipe(training=section), False)
+    section.parallelism = ParallelismSettings(pp=2)
+    with pytest.raises(UserError, match=r"max_grad_norm has .* but training.parallelism clips all gradients by one"):
+        engine_for(section).check_run(Recipe(training=section), False)
+    section.parallelism = None
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(UserError, match="but DeepSpeed clips all gradients by one norm; set it to a number"):
+        engine_for(section).check_run(Recipe(training=section), False)
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
+    section.log_gradient_norms_per_layer = True
+    with pytest.raises(UserError, match="log_gradient_norms_per_layer=true reckons with one norm"):
+        engine_for(section).check_run(Recipe(training=section), False)
