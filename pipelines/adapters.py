@@ -24,9 +24,14 @@ HEADS_OF_TASKS = {
 
 
 def is_adapter(name_or_path: str | Path) -> bool:
-    """Whether this is the folder of an adapter."""
     folder = Path(name_or_path).expanduser()
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def refuse_adapter(source: str | Path) -> None:
+    """Raise UserError where the MODEL of a command is an adapter."""
+    if is_adapter(source):
+        raise UserError(f"MODEL={source} is an adapter; make a whole model of it first: anyformer merge {source} OUT")
 
 
 def _entry(folder: str | Path, key: str):

@@ -15,7 +15,6 @@ LEAVES = {
     "adapters",
     "aliases",
     "backends",
-    "environment",
     "errors",
     "generation",
     "lazy",

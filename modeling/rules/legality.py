@@ -132,10 +132,10 @@ def _has_global_tokens(c) -> bool:
     return any(ATTENTION_KINDS[kind].global_tokens for kind in attention_kinds(c))
 
 
-def _divisors(number: int, near: int, most: int = 3) -> str:
-    """The divisors of `number` nearest to `near`, as words: `4, 8 and 16`."""
+def _divisors(number: int, near: int) -> str:
+    """The three divisors of `number` nearest to `near`, as words: `4, 8 and 16 do`."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
-    found = sorted(sorted(divisors, key=lambda d: abs(math.log(d / near)))[:most])
+    found = sorted(sorted(divisors, key=lambda d: abs(math.log(d / near)))[:3])
     return f"{', '.join(map(str, found[:-1]))} and {found[-1]} do" if len(found) > 1 else f"{found[0]} does"
 
 

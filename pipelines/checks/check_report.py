@@ -121,7 +121,7 @@ def ask(subject: Subject, name: str) -> Answer:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            if why := module.unclaimed(subject):
+            if hasattr(module, "unclaimed") and (why := module.unclaimed(subject)):
                 findings.append(Finding("", Verdict.NOT_CLAIMED, why=why))
             else:
                 findings.extend(module.ask(subject))

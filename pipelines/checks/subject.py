@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def reads_text(self) -> bool:
-        """Whether what it reads are tokens."""
         return self.kind != "image" and "input_ids" in self.rows(1, 4)
 
     @property

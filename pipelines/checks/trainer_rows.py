@@ -1,27 +1,12 @@
 """Rows for a plain Trainer, and the Trainer."""
 
-import torch
+
+def rows_of(batch: dict) -> list[dict]:
+    """The rows of a batch, one by one, as a data set."""
+    return [{name: x[row].cpu() for name, x in batch.items()} for row in range(len(batch["labels"]))]
 
 
-class Rows(torch.utils.data.Dataset):
-    """The rows of a batch, one by one."""
-
-    def __init__(self, batch: dict):
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch["labels"])
-
-    def __getitem__(self, index: int) -> dict:
-        return {name: x[index] for name, x in self.batch.items()}
-
-
-def rows_of(batch: dict) -> Rows:
-    """A data set of a labelled batch."""
-    return Rows({name: x.cpu() for name, x in batch.items()})
-
-
-def plain_trainer(model, folder: str, rows: Rows | None = None, **arguments):
+def plain_trainer(model, folder: str, rows: list[dict] | None = None, **arguments):
     """transformers' own Trainer, silent, on the device of the model."""
     from transformers import Trainer, TrainingArguments
 

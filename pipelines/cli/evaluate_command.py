@@ -109,17 +109,8 @@ def run(args) -> int:
         raise UserError("--predictions are of one task; remove it, or name a single task")
     if args.by_position:
         refuse_json(args, "--by-position")
-    measure = (
-        _pairs
-        if of_pairs
-        else _suite
-        if of_suite
-        else _compare
-        if not of_one
-        else _one_model
-        if args.shots is None
-        else _few_shot
-    )
+    of_shots = _few_shot if args.shots is not None else _one_model
+    measure = _pairs if of_pairs else _suite if of_suite else of_shots if of_one else _compare
     with json_alone(args.json) as args.answer:
         measure(args)
     if of_one:

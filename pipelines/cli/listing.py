@@ -36,7 +36,6 @@ def syntax_of(module: str) -> ast.Module:
 
 
 def first_line(module: str) -> str:
-    """The first line of a module's docstring."""
     return ast.get_docstring(syntax_of(module)).splitlines()[0].rstrip(".")
 
 

@@ -31,7 +31,6 @@ def json_alone(asked: bool) -> Iterator[list]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
     from ..storage.json_text import json_text
 
     print(json_text(value))

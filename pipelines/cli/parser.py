@@ -173,7 +173,6 @@ def add_overrides(parser) -> None:
 
 
 def add_trust(parser) -> None:
-    """Add --trust-remote-code."""
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
 
 
@@ -186,7 +185,6 @@ def add_backends(parser, what: str) -> None:
 
 
 def add_json(parser) -> None:
-    """Add the option `--json` to a verb."""
     parser.add_argument(
         "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
     )

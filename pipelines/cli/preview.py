@@ -20,9 +20,9 @@ def rows_to_show(train, wanted: int) -> list[int]:
     return sorted({*chosen[:nearest], packed, *chosen[nearest + 1 :]})
 
 
-def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> int:
-    """Print `rows` rows of the training data of a recipe; nothing is trained. Returns the exit code 0."""
-    console = console or Console(highlight=False, soft_wrap=True)
+def preview(recipe: Recipe, rows: int) -> None:
+    """Print `rows` rows of the training data of a recipe; nothing is trained."""
+    console = Console(highlight=False, soft_wrap=True)
     data = prepare_data(recipe, progress=console.is_terminal)
     console.print(aligned(describe_data(data), console.width if console.is_terminal else None), markup=False)
     console.print(data.objective.legend())
@@ -30,4 +30,3 @@ def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> in
     numbered = zip(range(rows), train) if train.is_stream else ((i, train[i]) for i in rows_to_show(train, rows))
     for number, row in numbered:
         data.objective.show(console, train, number, row)
-    return 0

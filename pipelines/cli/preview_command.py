@@ -19,6 +19,6 @@ def run(args) -> int:
     say_loading()
     from .preview import preview
 
-    code = preview(recipe, args.rows)
+    preview(recipe, args.rows)
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run    # one step of it; then without --dry-run")
-    return code
+    return 0

@@ -127,7 +127,6 @@ def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: 
 
 
 def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:
-    """The source of a split that has one of its own, or None."""
     files = getattr(section, f"{split}_files")
     if files:
         limits = replace(limits, encoding=section.encoding)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ..environment import variable
 from ..errors import UserError
 from ..tokenizers.control_tokens import ControlTokens
 from .documents import Corpus, Document
@@ -170,11 +169,13 @@ class EncodedStream:
 @contextmanager
 def _processes(number: int, encoder: Encoder, framing: Framing) -> Iterator[Callable]:
     """The `submit` of processes that encode; UserError where one of them is killed."""
+    from accelerate.utils import patch_environment
+
     # A fork has the tokenizer at once; elsewhere than on Linux the system's own libraries do not survive one.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(number, context, _start_process, (encoder, framing))
     try:
-        with variable(_PARALLELISM, "false"):  # or tokenizers complains of every fork
+        with patch_environment(**{_PARALLELISM: "false"}):  # or tokenizers complains of every fork
             pool.submit(int).result()
         yield pool.submit
     except BrokenProcessPool:

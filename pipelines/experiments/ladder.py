@@ -23,14 +23,11 @@ class Rung:
 
 
 def widths_of(recipe: Recipe, given: list[int] | None) -> list[int]:
-    """The hidden sizes of a ladder, ascending. Raises UserError for fewer than three, or for no whole heads."""
+    """The hidden sizes of a ladder, ascending; `in_width` looks at each. Raises UserError for fewer than three."""
     head = head_size(recipe.model.fields, OF_IT)
     if given is None:
         own = recipe.model.fields["hidden_size"]
         given = sorted({max(1, round(own * part / head)) * head for part in PARTS_OF_WIDTH})
-    wrong = [width for width in given if width % head or width < head]
-    if wrong:
-        raise UserError(f"--widths: {wrong[0]} is no multiple of {head}, the size of a head of this recipe")
     if len(set(given)) < 3:
         raise UserError(
             f"--widths {','.join(map(str, given))}: a law is fitted to two sizes or more, and tried on a larger one; "

@@ -15,21 +15,20 @@ from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..training.run import train
 from ..words import counted
-from .ladder import FEWEST, Rung
+from .ladder import Rung
 from .scaling_law import PUBLISHED, bootstrap, fit, interval, slope
 
 FILE, PICTURE = "scaling.json", "scaling.png"
 REPEATED = 4  # passes over the same text that are worth nearly as much as new text (Muennighoff et al. 2023, figure 5)
 
 
-def train_ladder(load: Callable[[list[str]], Recipe], rungs: list[Rung], *, quiet: bool = False) -> int:
+def train_ladder(load: Callable[[list[str]], Recipe], rungs: list[Rung]) -> int:
     """Train the runs of a ladder, or go on: each is an ordinary run, and one that is finished is not made again.
 
     load: settings -> the recipe with them. Returns the exit code: that of the first run which was stopped, else 0.
     """
     for number, rung in enumerate(rungs, 1):
-        if not quiet:
-            print(f"run {number} of {len(rungs)}: width {rung.width}, {counted(rung.steps, 'step')}, in {rung.folder}")
+        print(f"run {number} of {len(rungs)}: width {rung.width}, {counted(rung.steps, 'step')}, in {rung.folder}")
         code = train(load(rung.settings), quiet=True)  # its result is a line of the table
         if code:
             return code
@@ -64,16 +63,11 @@ def measured(rung: Rung) -> dict:
 def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
     """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png where matplotlib is there.
 
-    The widest model's runs are not fitted: they show how well the law predicts. Raises UserError for too few runs.
+    The widest model's runs are not fitted: they show how well the law predicts.
     """
     runs = [measured(rung) for rung in rungs]
     widest = max(run["width"] for run in runs)
     known = [run for run in runs if run["width"] < widest]
-    if len(known) < FEWEST:
-        raise UserError(
-            f"there are {counted(len(known), 'run')} without the widest, and five numbers are fitted to them; {FEWEST} "
-            f"are needed"
-        )
     columns = [[run[name] for run in known] for name in ("parameters", "tokens", "loss")]
     law = fit(*columns)
     others = bootstrap(*columns, law, resamples, recipe.training.seed)

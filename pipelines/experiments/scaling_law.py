@@ -48,11 +48,6 @@ class Law:
         """With c times the compute (6 N D), the best N grows c to the power of this, the best D with the rest of it."""
         return self.beta / (self.alpha + self.beta)
 
-    def best_parameters(self, flops: float) -> float:
-        """The parameters that a training of so many FLOPs (6 N D) is best spent on (Hoffmann et al., equation 4)."""
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
-        return ratio * (flops / 6) ** self.share_of_parameters
-
 
 def fit(parameters, tokens, losses, begin: Law | None = None) -> Law:
     """The law that fits the runs best.

@@ -24,7 +24,7 @@ def recipe_with_seed(recipe: Recipe, seed: int) -> Recipe:
     return copy
 
 
-def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False, quiet: bool = False) -> int:
+def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> int:
     """Train the recipe once with each seed, or go on; then print a table and write output_dir/seeds.json.
 
     Each run is the one that `training.seed=N training.output_dir=.../seed-N` makes, and one that is finished is not
@@ -44,7 +44,7 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False, quie
     found = {}
     for seed in seeds:
         one = recipe_with_seed(recipe, seed)
-        code = train(one, dry_run=dry_run, quiet=quiet)
+        code = train(one, dry_run=dry_run)
         if code or dry_run:
             return code
         run = Path(one.training.output_dir)
@@ -54,8 +54,7 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False, quie
         result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(found)}
         path = Path(recipe.training.output_dir) / FILE
         write_atomically(path, json_text(result) + "\n")
-        if not quiet:
-            console.rule(f"{recipe.name} with {len(seeds)} seeds", align="left")
-            console.print(comparing_table(found))
-            console.print(f"written to {path}", markup=False)
+        console.rule(f"{recipe.name} with {len(seeds)} seeds", align="left")
+        console.print(comparing_table(found))
+        console.print(f"written to {path}", markup=False)
     return 0

@@ -38,10 +38,10 @@ def sample_pixels(store: ImageStore, number: int = SAMPLE) -> np.ndarray:
     return store.pixels.reshape(count, channels, -1)[image, :, inside]
 
 
-def fit_clusters(store: ImageStore, number: int, cache: Path, field: str) -> np.ndarray:
+def fit_clusters(store: ImageStore, number: int, cache: Path) -> np.ndarray:
     """Centres float32 (number, 3) of the training images' colours, from dark to bright; kept in the cache.
 
-    Raises UserError, beginning with the recipe's `field`, where there are fewer colours than clusters.
+    Raises UserError where there are fewer colours than clusters.
     """
 
     def build(folder: Path) -> None:
@@ -49,7 +49,9 @@ def fit_clusters(store: ImageStore, number: int, cache: Path, field: str) -> np.
 
         colors, counts = np.unique(sample_pixels(store), axis=0, return_counts=True)
         if len(colors) < number:
-            raise UserError(f"{field}={number}, but the training images have {len(colors)} different colours only")
+            raise UserError(
+                f"objective.clusters={number}, but the training images have {len(colors)} different colours only"
+            )
         kmeans = KMeans if len(colors) <= EXACT else MiniBatchKMeans
         settings = {} if kmeans is KMeans else {"batch_size": 1 << 14}
         fitted = kmeans(number, n_init=3, random_state=0, **settings).fit(to_unit(colors), sample_weight=counts)

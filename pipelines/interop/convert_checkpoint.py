@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anyformer.modeling.families import FAMILIES
 
-from ..adapters import is_adapter
+from ..adapters import refuse_adapter
 from ..backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_flash
 from ..errors import UserError, loading
 from ..generation import locate_model
@@ -56,10 +56,7 @@ def convert(
     check_direction(to)
     destination = destination_folder(destination)
     source = locate_model(str(source))
-    if is_adapter(source):
-        raise UserError(
-            f"MODEL={source} is an adapter; make a whole model of it first, with anyformer merge {source} OUT"
-        )
+    refuse_adapter(source)
     import anyformer
 
     from .conversion import from_native, load_config, load_model, to_native

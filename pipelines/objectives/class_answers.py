@@ -32,7 +32,6 @@ class Answers:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return self.row(len(self.true) - 1) + 1
 
 
@@ -57,9 +56,11 @@ class ClassReports:
             return None
         confidence, right = self.certainty()
         chosen = surest_mistakes(confidence, right)
-        numbers = numbers_with_labels(rows, numbers, self.answers.count)
-        of_rows = [numbers[self.row_of(place)] for place in chosen]
-        places = places_of(source, [*self.columns().values()][-1], of_rows) if rows_are_examples(rows) else {}
+        if self.answers.count < len(numbers):  # rows without a label have no answer
+            numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
+        of_rows, places = [numbers[self.row_of(place)] for place in chosen], {}
+        if not rows.facts.get("empty"):  # of sentences without a word there is no row, and numbers are others
+            places = places_of(source, [*self.columns().values()][-1], of_rows)
         return {
             "unit": self.unit,
             **self.judged_classes(),
@@ -99,18 +100,6 @@ class ClassReports:
     def as_read(self, place: int, row: dict) -> dict[str, str]:
         """The "text" or "image" of an answer's row, as the model reads it."""
         return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
-
-
-def numbers_with_labels(rows: "Rows", numbers: Sequence[int], count: int) -> Sequence[int]:
-    """Those of the rows `numbers` that have a label, where `count` of them do: the others have no answer."""
-    if count == len(numbers):
-        return numbers
-    return [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
-
-
-def rows_are_examples(rows: "Rows") -> bool:
-    """Whether each example of the data became a row; sentences without a word do not."""
-    return not rows.facts.get("empty")
 
 
 def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:

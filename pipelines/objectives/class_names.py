@@ -10,13 +10,8 @@ MOST = 200  # classes that are compared with each other
 FEW = 10  # rows, below which a class is called rare
 
 
-def near_equal(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(name, the more frequent one that it may be): equal but for case and spaces, or alike and much rarer."""
-    names = sorted(counts, key=lambda name: (-counts[name], name))[:MOST]
-    return [(rare, often) for often, rare in combinations(names, 2) if _may_be_one(often, rare, counts)]
-
-
 def _may_be_one(often: str, rare: str, counts: Mapping[str, int]) -> bool:
+    """Whether two names are equal but for case and spaces, or alike and one much rarer."""
     first, second = ("".join(name.casefold().split()).strip(".,;:") for name in (often, rare))
     if first == second:
         return True
@@ -48,7 +43,9 @@ def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) 
         rare = {name: number for name, number in counts.items() if 0 < number < few}
         if rare:
             notes.append(f"rare: {_listed([f'{name!r} with {number:,}' for name, number in rare.items()], '')}")
-        if near := near_equal(counts):
+        names = sorted(counts, key=lambda name: (-counts[name], name))[:MOST]
+        near = [(rare, often) for often, rare in combinations(names, 2) if _may_be_one(often, rare, counts)]
+        if near:
             pairs = [f"{rare!r} ({counts[rare]:,}) and {often!r} ({counts[often]:,})" for rare, often in near]
             notes.append(f"classes that may be one: {_listed(pairs, '')}")
     return notes

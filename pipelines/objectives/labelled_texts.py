@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.cells import filled_text_of, text_of
+from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -72,7 +72,7 @@ class LabelledTexts(TextTask):
     answers_by = auto_class
 
     def asked(self, row: dict, place: str) -> dict[str, str]:
-        texts = [filled_text_of(row, column, field, place) for field, column in self.text_columns().items()]
+        texts = [self.text_in(row, column, field, place) for field, column in self.text_columns().items()]
         return dict(zip(("text", "text_pair"), texts))
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -95,9 +95,6 @@ class LabelledTexts(TextTask):
         section = self.settings
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
-
-    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        return filled_text_of(row, column, field, place)
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as what `encoded` gives, and labels."""

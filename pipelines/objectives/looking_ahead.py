@@ -18,7 +18,7 @@ PREFIX_MASK = "prefix_mask"  # key of a batch
 
 
 class LooksAhead:
-    """A mixin for objectives over text that models of several kinds learn, a decoder among them."""
+    """A mixin, before the base class, for objectives over text that several kinds of models learn, decoders too."""
 
     @cached_property
     def config(self) -> Any:
@@ -39,9 +39,18 @@ class LooksAhead:
 
     @property
     def by_decoder(self) -> bool:
-        """Whether a decoder of ours learns it."""
         family = FAMILIES.get(self.config.model_type) if self.family is None else self.family
         return family is not None and not family.bidirectional and not family.has_decoder
+
+    def check(self) -> None:
+        super().check()
+        if self.family is not None and self.by_decoder:
+            self.check_ahead()
+
+    def open(self):
+        if self.by_decoder:
+            self.check_ahead()
+        return super().open()
 
     def check_ahead(self) -> None:
         """Raise UserError for a decoder whose tokens cannot see those after them."""

@@ -48,16 +48,6 @@ class Masked(LooksAhead, MaskingObjective):
     def shifts_labels(self) -> bool:
         return self.by_decoder
 
-    def check(self) -> None:
-        super().check()
-        if self.family is not None and self.by_decoder:
-            self.check_ahead()
-
-    def open(self):
-        if self.by_decoder:
-            self.check_ahead()
-        return super().open()
-
     def framing(self) -> str:
         return self.recipe.tokenizer.framing or ("none" if self.by_decoder else self.special_tokens)
 

@@ -57,7 +57,6 @@ class MaskedImage(ImageObjective):
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
         return self.grid[0] * self.grid[1]
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "MaskedImageRows":

@@ -146,7 +146,6 @@ class Mixture(SeveralParts, TextObjective):
 
     @cached_property
     def has_pairs(self) -> bool:
-        """Whether a part is of pairs of sentences."""
         return self.first.loss_parts() is not None
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.batch_keys import row_ids
-from ..data.cells import texts_of
+from ..data.cells import text_of, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -90,10 +90,10 @@ class MultipleChoice(ClassScores, TextTask):
         return 4 if isinstance(choices, str) else len(choices)
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        """The text of a column, or the choices of a list, one on each line."""
+        """The text of a column, which may be empty, or the choices of a list, one on each line."""
         if field == "choices_field":
             return "\n".join(texts_of(row, column, field, place, "choice"))
-        return super().text_in(row, column, field, place)
+        return text_of(row, column, field, place)
 
     # ---- data
 
@@ -270,7 +270,6 @@ class MultipleChoice(ClassScores, TextTask):
 
 
 def is_letter(value: Any) -> bool:
-    """Whether a label is the letter of a choice."""
     return isinstance(value, str) and len(value) == 1 and value.isascii() and value.isalpha()
 
 

@@ -8,6 +8,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
 from ..metrics import check_metrics
+from .class_task import held
 
 
 class NumberTask:
@@ -61,6 +62,5 @@ def number_of(value: Any, field: str, place: str) -> float:
         with suppress(ValueError):
             number = float(value)
     if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
-        held = "null" if value is None else repr(value)
-        raise UserError(f"{field}: {place} holds {held}, which is no finite number")
+        raise UserError(f"{field}: {place} holds {held(value)}, which is no finite number")
     return float(number)

@@ -37,7 +37,6 @@ class SeveralParts:
         """The objective or task that the settings `part` are of, bound to a recipe of its own."""
 
     def label_of(self, part: Any) -> str:
-        """What the numbers of a part are called."""
         return getattr(part, self.label_field)
 
     def check_labels(self) -> None:

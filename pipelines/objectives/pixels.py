@@ -131,7 +131,7 @@ class Pixels(ImageObjective):
 
         store = prepare_images(source, self.processor, self.shape, cache)
         if self.processor.clusters is None:
-            self.processor.clusters = fit_clusters(store, self.settings.clusters, cache, "objective.clusters")
+            self.processor.clusters = fit_clusters(store, self.settings.clusters, cache)
         return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), self.classes.get(split))
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:

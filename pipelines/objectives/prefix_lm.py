@@ -48,8 +48,6 @@ class PrefixLM(LooksAhead, Reconstruction):
                 f"objective.shortest_prefix={show(section.shortest_prefix)} is more than "
                 f"objective.longest_prefix={show(section.longest_prefix)}; exchange them"
             )
-        if self.family is not None and self.by_decoder:
-            self.check_ahead()
 
     def open(self):
         if not self.has_encoder and not self.by_decoder:
@@ -58,8 +56,6 @@ class PrefixLM(LooksAhead, Reconstruction):
                 f"model.name_or_path={name!r} ({self.config.model_type}) is causal throughout, and {self.setting} "
                 f"shows a prefix in both directions; convert it (anyformer convert {name} FOLDER), or learn causal"
             )
-        if self.by_decoder:
-            self.check_ahead()
         return super().open()
 
     @property

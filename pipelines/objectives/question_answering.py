@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ..data.batch_keys import EPOCH, ROW_IDS
-from ..data.cells import filled_text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -21,7 +20,7 @@ from .answer_spans import best_spans, context_of, tokens_of_answer
 from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
 from .measuring import evenly_spread
-from .showing import answer_text
+from .showing import sequence_text
 from .text_task import TextTask
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
@@ -105,9 +104,6 @@ class QuestionAnswering(TextTask):
 
     def text_columns(self) -> dict[str, str]:
         return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
-
-    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        return filled_text_of(row, column, field, place)
 
     # ---- data
 
@@ -377,7 +373,7 @@ class QuestionAnswering(TextTask):
     def show(self, console, rows, number: int, row: dict) -> None:
         first, last = row["labels"].tolist()
         console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
-        console.print(answer_text(row["input_ids"].tolist(), first, last, self.tokenizer))
+        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer, range(first, last + 1)))
 
 
 class WindowCollator:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import row_ids
-from ..data.cells import filled_text_of
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, rich_text, torch
@@ -221,7 +220,7 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         return {name: column for name, column in fields.items() if name != "text_pair_field" or column in there}
 
     def asked(self, row: dict, place: str) -> list[str]:
-        return [filled_text_of(row, column, field, place) for field, column in self.asked_columns(row).items()]
+        return [self.text_in(row, column, field, place) for field, column in self.asked_columns(row).items()]
 
     def predict(self, finished: FinishedModel, asked: list[list[str]]) -> list[dict[str, Any]]:
         texts = [text for each in asked for text in each]

@@ -39,7 +39,6 @@ def is_label(labels):
 
 
 def print_lines(console, lines: list[str]) -> None:
-    """Lines of numbers, dimmed."""
     for line in lines:
         console.print(line, markup=False, style="dim")
 
@@ -160,12 +159,14 @@ def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
     return lines
 
 
-def sequence_text(ids: list[int], tokenizer) -> "rich_text.Text":
-    """Tokens of one sequence, special ones set off; labels' padding is left out."""
+def sequence_text(ids: list[int], tokenizer, answer: range = range(0)) -> "rich_text.Text":
+    """Tokens of one sequence, special ones and those of an `answer` set off; labels' padding is left out."""
     special, text = set(tokenizer.all_special_ids), rich_text.Text()
-    for number in ids:
+    for place, number in enumerate(ids):
         if number != IGNORE_INDEX:
-            text.append(token_text(tokenizer, number), style=PREDICTED if number in special else "cyan")
+            style = PREDICTED if number in special else "cyan"
+            style = f"magenta {NOT_PREDICTED}" if place in answer else style
+            text.append(token_text(tokenizer, number), style=style)
     return text
 
 
@@ -187,16 +188,6 @@ def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokeni
             tag = own if kind in kinds else None
         unpredicted = PREDICTED if number in special else f"{color} {NOT_PREDICTED}"
         text.append(token, style=unpredicted if own is None else color)
-    return text
-
-
-def answer_text(ids: list[int], first: int, last: int, tokenizer) -> "rich_text.Text":
-    """Tokens of a question and its context, the answer from token `first` to `last` set off."""
-    special, text = set(tokenizer.all_special_ids), rich_text.Text()
-    for place, number in enumerate(ids):
-        style = PREDICTED if number in special else "cyan"
-        style = f"magenta {NOT_PREDICTED}" if first <= place <= last else style
-        text.append(token_text(tokenizer, number), style=style)
     return text
 
 

@@ -263,7 +263,6 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
 
     def rows_of(self, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
-        """The rows of one text."""
         from ..data.packing import StreamingPackedDataset
 
         section = self.settings
@@ -295,7 +294,6 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return self.settings.sequence_length, self.settings.sequence_length
 
     def is_streamed(self, split: str) -> bool:
-        """Whether nothing of a split is stored."""
         return split == "train" and self.recipe.data.streaming
 
     def tokenization(self, source: "Corpus", cache: Path):

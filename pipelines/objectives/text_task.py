@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..data.cells import text_of
+from ..data.cells import filled_text_of
 from ..errors import UserError
 from ..storage.cache import sha
 from .base import Objective
@@ -47,7 +47,7 @@ class TextTask(Tokenized, Objective):
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text in one of the `text_columns` of an example; raises UserError for what is none."""
-        return text_of(row, column, field, place)
+        return filled_text_of(row, column, field, place)
 
     def check(self) -> None:
         check_examples(self)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import filled_text_of, text_of
+from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -81,9 +81,6 @@ class Translation(TextTask):
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
-
-    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        return filled_text_of(row, column, field, place)
 
     def lengths(self) -> dict[str, int | None]:
         section = self.settings
@@ -211,7 +208,6 @@ class Translation(TextTask):
         return self.measure_texts(texts, [references[number] for number in numbers])
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        """Metrics of translations."""
         return self.compare(predictions, references)
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:

@@ -143,7 +143,6 @@ class Columns:
 
 
 def parts(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """The rows in lists of `size`."""
     rows = iter(rows)
     while part := list(islice(rows, size)):
         yield part

@@ -159,7 +159,6 @@ class RunFacts:
 
     @property
     def samples(self) -> list[dict[str, str]]:
-        """The samples that have a text."""
         return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
 
 

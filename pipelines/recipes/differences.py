@@ -6,7 +6,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..plugins import OBJECTIVES
-from .recipe_files import without_gone
 from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show
@@ -80,7 +79,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = (flat_settings(_numbered(without_signatures(without_gone(side)))) for side in (old, new))
+    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
     for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name

@@ -157,7 +157,6 @@ def family_names() -> tuple[str, ...]:
 
 
 def family_row(family: str) -> Family:
-    """The row of a family such as "decoder"."""
     return FAMILIES[OURS + family]
 
 

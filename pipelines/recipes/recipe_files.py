@@ -80,17 +80,3 @@ def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
         except UserError:  # load_recipe has a sentence for it
             return False
     return name_or_path in shipped(folder) and name_or_path not in shipped("recipes")
-
-
-# Settings of earlier versions, which wrote every default into the recipes of their runs: so they mean nothing.
-GONE = {"training": {"async_save": False, "auto_batch": False}}
-
-
-def without_gone(data: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without settings of earlier versions at the value that does nothing."""
-
-    def kept(section: str, settings: Any) -> Any:
-        gone = GONE.get(section, {}) if isinstance(settings, dict) else {}
-        return {k: v for k, v in settings.items() if k not in gone or v != gone[k]} if gone else settings
-
-    return {section: kept(section, settings) for section, settings in data.items()}

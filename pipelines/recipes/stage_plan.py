@@ -56,7 +56,6 @@ def end_of(until: float, total: int) -> int:
 
 
 def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
-    """The recipe as it is in a stage."""
     changed = {name: value for name, value in vars(section).items() if value is not None}
     training = {name: changed[name] for name in ("global_batch_size", "per_device_train_batch_size") if name in changed}
     if "global_batch_size" in training:

@@ -141,7 +141,6 @@ def parts_in(log: RunLog) -> list[str]:
 
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
-    """The charts of one run."""
     marks, some = marks_of(log), validated_on(log.run)
     found = [
         chart(

@@ -36,7 +36,6 @@ class Measured:
 
 
 def measured(log: RunLog) -> list[Measured]:
-    """The metrics of a run."""
     found = []
     for name, value in log.metrics.items():
         split, _, metric = name.partition("_")

@@ -22,7 +22,6 @@ PARTS = (
 
 
 def part_of(tensor: str) -> str:
-    """What a tensor is for, by its name."""
     return next((part for part, pattern in PARTS if re.search(pattern, tensor)), "other")
 
 

@@ -23,7 +23,6 @@ LOOK = {
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -39,7 +39,6 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        """The folder's."""
         return self.folder.resolve().name
 
     @property
@@ -121,7 +120,6 @@ class RunLog:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained on."""
         return int(self.axes["tokens"][-1]) if self.train and self.axes["tokens"][-1] else None
 
     @property

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import anyformer
 
-from ..adapters import is_adapter, load_config
+from ..adapters import load_config, refuse_adapter
 from ..checks.inputs import pixels, text
 from ..errors import UserError, first_line, loading
 from ..generation import locate_model
@@ -44,8 +44,7 @@ def export(source: str, to: str, destination: str | os.PathLike, *, trust_remote
             that differ.
     """
     folder, source = destination_folder(destination, "--out"), locate_model(source)
-    if is_adapter(source):
-        raise UserError(f"MODEL={source} is an adapter; make a whole model of it first: anyformer merge {source} OUT")
+    refuse_adapter(source)
     anyformer.register()
     trust = {"trust_remote_code": trust_remote_code}
     with working("loading the weights"), silent(), loading(f"MODEL={source}"):

@@ -8,7 +8,7 @@ from anyformer.modeling.rules.serving import VLLM, refusal
 
 import anyformer
 
-from ..adapters import is_adapter, load_config
+from ..adapters import load_config, refuse_adapter
 from ..errors import UserError, loading, need_package
 from ..generation import check_writes_text, locate_model
 from ..interop.convert_checkpoint import convert, saved_tokenizer
@@ -27,8 +27,7 @@ def server_command(source: str, host: str, port: int, *, trust_remote_code: bool
     """
     anyformer.register()
     source = locate_model(source)
-    if is_adapter(source):
-        raise UserError(f"MODEL={source} is an adapter; make a whole model of it first: anyformer merge {source} OUT")
+    refuse_adapter(source)
     with silent(), loading(f"MODEL={source}"):
         config = load_config(source, trust_remote_code=trust_remote_code)
     check_writes_text(source, config)

@@ -124,30 +124,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict):
-        """Raises UserError for states of other parameters: earlier versions gave routers to Muon, experts to AdamW."""
-        try:
-            super().load_state_dict(of_one(state_dict))
-        except (ValueError, KeyError) as error:
-            raise UserError(
-                "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
-                "and AdamW; begin from its weights, by model.name_or_path, in another output_dir"
-            ) from error
+        super().load_state_dict(state_dict)
         groups = iter(self.param_groups)
         for part in self.parts.values():
             part.param_groups = list(islice(groups, len(part.param_groups)))
         self._share_groups()
-
-
-def of_one(state_dict: dict) -> dict:
-    """A state dict with a part for each of two optimizers, as earlier checkpoints have, as that of one."""
-    if "param_groups" in state_dict:
-        return state_dict
-    states, groups, first = {}, [], 0
-    for part in state_dict.values():
-        states |= {first + number: state for number, state in part["state"].items()}
-        groups += [group | {"params": [first + number for number in group["params"]]} for group in part["param_groups"]]
-        first += sum(len(group["params"]) for group in part["param_groups"])
-    return {"state": states, "param_groups": groups}
 
 
 def muon_parameter_names(model: torch.nn.Module) -> set[str]:

@@ -17,7 +17,6 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
 from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same, assert_same_weights, lines_of, saved_weights
@@ -255,12 +254,6 @@ def test_a_stream_goes_on_with_other_numbers_of_processes(workers, shuffle_buffe
         assert abs(ours["loss"] - expected["loss"]) <= TOLERANCE
     seen = Counter((line["epoch"], row) for line in read_audit(run) for row in line["rows"])
     assert set(seen.values()) == {1} and len(seen) == 12 * 8
-
-
-def test_a_checkpoint_without_a_position_is_refused_in_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="does not say how far the stream was read") as caught:
-        StreamPosition(EndlessStream([])).begin(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 class Nothing(list):

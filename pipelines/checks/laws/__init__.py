@@ -1,7 +1,7 @@
-"""The laws. A law is a row here and a module (packing_law.py) with two functions and, where it matters, a constant:
+"""The laws. A law is a row here and a module (packing_law.py) with a function and, where they matter, two names more:
 
-`unclaimed(subject) -> str`: why the class does not promise it; empty where it does.
 `ask(subject) -> Iterator[Finding]`: the comparisons, one finding each. It gets models by `subject.fresh`.
+`unclaimed(subject) -> str`: why the class does not promise it; empty where it does, as all do without this function.
 MUST_RUN = True: an error raised by the model is a failure; otherwise the question counts as not asked.
 """
 
@@ -37,7 +37,6 @@ LAWS = {
 
 
 def law(name: str):
-    """The module of a law."""
     return importlib.import_module(f".{name}_law", __name__)
 
 

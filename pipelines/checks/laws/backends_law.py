@@ -14,10 +14,6 @@ FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 BF16 = 2**-9  # its rounding: the least that is granted
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     batches = {"rows": subject.rows()}

@@ -14,10 +14,6 @@ STEPS = (
 )
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     batch = subject.rows(3)

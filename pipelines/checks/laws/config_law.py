@@ -9,10 +9,6 @@ from ..subject import Subject
 MUST_RUN = True
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 def ask(subject: Subject) -> Iterator[Finding]:
     config = subject.fresh().config
     with tempfile.TemporaryDirectory() as folder:

@@ -14,10 +14,6 @@ BOUNDS = ((torch.bfloat16, 0.15), (torch.float16, 0.03))
 BOUND_OF_LOSS = 0.02
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     batch = subject.rows()

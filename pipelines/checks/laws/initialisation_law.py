@@ -13,10 +13,6 @@ from .saving_law import differing, tensors
 FEW = 256  # numbers from which on a spread is told
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 def ask(subject: Subject) -> Iterator[Finding]:
     like = subject.fresh()
     with unwritten_is_nan():

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from anyformer.modeling.families import FAMILIES
 
+from ...interop.matching import ARCHITECTURES
 from ..findings import Finding, Verdict, not_claimed
 from ..source_lines import mask_without_positions, state_layers, unpacked_by_mask
 from ..subject import Subject
-from ..ways_out import converted_family
 
 LENGTHS = (5, 1, 7, 4)
 MASK, CACHE = "attention_mask=torch.ones_like(ids)", "use_cache=True"
@@ -133,9 +133,9 @@ def about(subject: Subject) -> dict:
 
 
 def way_out(subject: Subject) -> str:
-    family = converted_family(subject.config)
-    if family:
-        return f"anyformer convert MODEL FOLDER: our {family} family holds the same architecture and keeps them apart"
+    if row := ARCHITECTURES.get(subject.config.model_type):
+        held = f"our {row.family} family holds the same architecture and keeps them apart"
+        return f"anyformer convert MODEL FOLDER: {held}"
     return "train unpacked (task.packing=false, or rows of one document): no family of ours holds this architecture"
 
 

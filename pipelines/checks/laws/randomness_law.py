@@ -13,10 +13,6 @@ STEPS = (
 )
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     model, batch = subject.fresh(), subject.rows()

@@ -26,10 +26,6 @@ STEPS_OF_TIES = (
 )
 
 
-def unclaimed(subject: Subject) -> str:
-    return ""
-
-
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
     model, batch = subject.fresh(), subject.rows()

@@ -5,22 +5,17 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...recipes.compose import LEFT_OPEN
-from ...recipes.schema import Recipe, TrainingSection
+from ...recipes.schema import Recipe
 from ...storage.ownership import find_foreign
 from ..engines.elastic import check_engine_of
 from .run_folder import stored_run
 
 
 def with_values_of_run(recipe: Recipe) -> Recipe:
-    """The recipe with what the run in output_dir has where both leave it open: versions may find other values usual.
-
-    Earlier versions had one default for whatever was trained.
-    """
-    stored, kept = stored_run(Path(recipe.training.output_dir)) or {"recipe": {}}, {}
-    for name, there in (stored["recipe"].get("training") or {}).items():
-        left_open = f"training.{name}" in stored.get("chosen", {}) or there == getattr(TrainingSection, name, None)
-        if f"training.{name}" in recipe.chosen and name in LEFT_OPEN and left_open:
-            kept[name] = there
+    """The recipe with what the run in output_dir has where both leave it open: versions may find other values usual."""
+    stored = stored_run(Path(recipe.training.output_dir)) or {}
+    both = {name for name in LEFT_OPEN if f"training.{name}" in stored.get("chosen", {}).keys() & recipe.chosen.keys()}
+    kept = {name: stored["recipe"]["training"][name] for name in LEFT_OPEN if name in both}
     chosen = recipe.chosen | {f"training.{name}": "as the run began with" for name in kept}
     return replace(recipe, training=replace(recipe.training, **kept), chosen=chosen) if kept else recipe
 

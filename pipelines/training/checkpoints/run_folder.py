@@ -16,7 +16,7 @@ from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
 from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
-from ...recipes.global_batch import SETTINGS, rows_per_step, same_step
+from ...recipes.global_batch import SETTINGS, same_step
 from ...recipes.schema import Recipe, TrainingSection
 from ...recipes.stage_plan import stages_of
 from ...reporting.run_log import COMPLETING
@@ -63,14 +63,6 @@ def stored_run(folder: Path) -> dict[str, Any] | None:
         if stored is not None and (file.name != "run.json" or stored.get("status") == "finished"):
             return stored
     return None
-
-
-def rows_of_stored(stored: dict) -> int | None:
-    """The rows of a step of a stored run; None where it does not say how many processes trained it."""
-    processes = stored.get("world_size")
-    if "rows_per_step" in stored or processes is None:
-        return stored.get("rows_per_step")
-    return rows_per_step(section_of(stored["recipe"]), processes)
 
 
 @dataclass
@@ -135,13 +127,13 @@ class RunFolder:
             stored = read_identity(checkpoint / RUN_FILE)
             if stored is not None:
                 same = same_step(section_of(stored["recipe"]), self.recipe.training)
-                return rows_of_stored(stored) if same else None
+                return stored.get("rows_per_step") if same else None
         return None
 
     def recipe_of(self, stored: dict) -> dict:
         """The recipe of a stored run, with this one's words for a step of as many rows."""
         recipe = stored["recipe"]
-        if self.rows_per_step is None or rows_of_stored(stored) != self.rows_per_step:
+        if self.rows_per_step is None or stored.get("rows_per_step") != self.rows_per_step:
             return recipe
         own = {name: getattr(self.recipe.training, name) for name in SETTINGS}
         return recipe | {"training": recipe["training"] | own}

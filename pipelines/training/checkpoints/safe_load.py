@@ -9,12 +9,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from accelerate.utils import patch_environment
 from transformers.trainer_pt_utils import safe_globals
 
-from ...environment import variable
 from ...errors import UserError
 
-FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch/serialization.py: over what the caller says
+FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}  # torch/serialization.py: over what the caller says
 PICKLES = ("*.pt", "*.pth")
 
 
@@ -63,7 +63,7 @@ def plain_shards_alone(folder: Path) -> Iterator[None]:
             f"{folder / '.metadata'} is no table of contents of shards ({error}), so it was not read; delete this "
             f"checkpoint to go on from the one before it"
         ) from error
-    with variable(FORCE, "1"):
+    with patch_environment(**FORCED):
         yield
 
 
@@ -73,7 +73,7 @@ def plain_data_alone(deepspeed: bool) -> Iterator[None]:
     if not deepspeed:
         yield
         return
-    with variable(FORCE, "1"), torch.serialization.safe_globals(of_deepspeed()):
+    with patch_environment(**FORCED), torch.serialization.safe_globals(of_deepspeed()):
         yield
 
 

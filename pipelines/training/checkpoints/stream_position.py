@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from ...data.endless import BEGINNING, EndlessStream, decoded
-from ...errors import UserError
 from ...storage.atomic import write_atomically
 
 FILE = "stream.json"
@@ -24,13 +23,11 @@ class StreamPosition:
         self._begin, self._latest = BEGINNING, None  # the latter as bytes, of the last row that this process trained
 
     def begin(self, checkpoint: str | Path | None) -> None:
-        """Training begins: at the stream's beginning, or where the checkpoint's ended.
-
-        Raises UserError for a checkpoint without a position.
-        """
+        """Training begins: at the stream's beginning, or where the checkpoint's ended."""
         if self.stream is None:
             return
-        self._begin, self._latest = BEGINNING if checkpoint is None else read(Path(checkpoint)), None
+        file = None if checkpoint is None else Path(checkpoint) / FILE
+        self._begin, self._latest = BEGINNING if file is None else json.loads(file.read_text(encoding="utf-8")), None
         self.stream.load_state_dict(self._begin)
 
     def trained(self, positions: torch.Tensor | None) -> None:
@@ -50,13 +47,3 @@ class StreamPosition:
         latest = accelerator.gather(self._latest[None])[-1]  # the last process has the last rows of a batch
         if accelerator.is_main_process:
             write_atomically(folder / FILE, json.dumps(decoded(latest)))
-
-
-def read(checkpoint: Path) -> dict:
-    try:
-        return json.loads((checkpoint / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{checkpoint} does not say how far the stream was read (an older version wrote it); "
-            f"delete it to start over, or choose another training.output_dir"
-        ) from None

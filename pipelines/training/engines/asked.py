@@ -23,7 +23,6 @@ ENGINES: dict[type[Engine], object] = {
 
 
 def engine_for(section: TrainingSection) -> Engine:
-    """The engine of a run."""
     return next(engine for engine, is_asked in ENGINES.items() if is_asked(section))(section)
 
 

@@ -23,6 +23,5 @@ class Watch:
 
 
 def watch_of(section: TrainingSection, trusts_checkpoints: bool = False) -> Watch:
-    """The watch that a recipe asks for."""
     names = ("stall_minutes", "router_warning")
     return Watch(StepGuard(section), **{n: getattr(section, n) for n in names}, trusts_checkpoints=trusts_checkpoints)

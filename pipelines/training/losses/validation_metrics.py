@@ -60,7 +60,6 @@ class ValidationMetrics:
         return range(total) if self.most is None else evenly_spread(total, self.most)
 
     def validated(self) -> Dataset | None:
-        """The rows that are validated."""
         if self.rows is None or self.most is None or self.most >= len(self.rows):
             return self.rows
         return Subset(self.rows, self.numbers)

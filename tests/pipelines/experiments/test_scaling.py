@@ -19,9 +19,6 @@ def test_a_law_is_found_again_from_losses_made_by_it():
     assert law.irreducible == pytest.approx(1.69, abs=1e-2)
     assert law.loss(1e10, 1e12) == pytest.approx(PUBLISHED.loss(1e10, 1e12), rel=1e-3)
     assert law.share_of_parameters == pytest.approx(0.28 / 0.62, abs=2e-3)
-    best = PUBLISHED.best_parameters(1e21)  # the minimum along 6 N D = 1e21
-    near = [PUBLISHED.loss(n, 1e21 / 6 / n) for n in (0.98 * best, best, 1.02 * best)]
-    assert near[1] == min(near)
 
 
 @pytest.mark.slow
@@ -48,9 +45,10 @@ def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_widt
     assert (fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]) == (64, 2, 1)
     assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 150
     assert narrow.training.output_dir == "runs/x/width-64-steps-150"
-    for given, words in (([64, 100, 128], "100 is no multiple of 32"), ([64, 128], "give at least three")):
-        with pytest.raises(UserError, match=words):
-            widths_of(recipe, given)
+    with pytest.raises(UserError, match="give at least three"):
+        widths_of(recipe, [64, 128])
+    with pytest.raises(UserError, match="100 is no multiple of 32"):
+        ladder(recipe, [64, 100, 128], steps)
     with pytest.raises(UserError, match="runs of two lengths"):
         steps_of(recipe, [5])
     with pytest.raises(UserError, match="160 has 5 heads, which 4 key and value heads for 8 do not divide; choose"):

@@ -82,7 +82,7 @@ def test_more_clusters_than_colours_are_refused(prepared, tmp_path):
     _, rows = prepared()
     assert len(np.unique(rows["train"].store.pixels)) < 257
     with pytest.raises(UserError, match=r"objective.clusters=257, but the training images have \d+ different colours"):
-        fit_clusters(rows["train"].store, 257, tmp_path / "cache", "objective.clusters")
+        fit_clusters(rows["train"].store, 257, tmp_path / "cache")
 
 
 def test_a_row_predicts_every_pixel_from_those_before_it(prepared):

@@ -556,7 +556,6 @@ def test_a_run_is_not_resumed_with_other_mathematics():
 def test_settings_an_older_version_did_not_know_count_as_their_defaults():
     old, new = load_recipe("quickstart").to_dict(), load_recipe("quickstart").to_dict()
     del old["objective"]["tail"]
-    old["training"]["auto_batch"] = False  # which this version has no more
     assert resume_difference(old, new) is None and recipe_from_dict(old) == recipe_from_dict(new)
     new["objective"]["tail"] = "pad"
     assert resume_difference(old, new) == "objective.tail is 'drop' there and 'pad' here"

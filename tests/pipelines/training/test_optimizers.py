@@ -3,13 +3,10 @@
 import copy
 import json
 import math
-from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
@@ -131,29 +128,6 @@ def test_experts_are_muons_and_routers_are_adamws(build_model):
     before = copy.deepcopy(model.state_dict())
     take_steps(model, optimizer, 1, 0)
     assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
-
-
-def test_states_of_a_time_when_routers_were_muons_are_refused():
-    model = mixture()
-    optimizer = build(model)
-    two_axes = [p for g in optimizer.param_groups for p in g["params"] if p.ndim == 2]
-    old = {"muon": BatchedMuon(two_axes, torch.float32), "adamw": optimizer.parts["adamw"]}
-    with pytest.raises(UserError, match="begin from its weights, by model"):
-        optimizer.load_state_dict({name: part.state_dict() for name, part in old.items()})
-
-
-def test_states_that_were_kept_of_two_optimizers_go_on_as_those_of_one(model):
-    parts, other = build(model).parts, copy.deepcopy(model)
-    for part in parts.values():
-        part.state = defaultdict(dict)  # each had its own
-    two = SimpleNamespace(step=lambda: [part.step() for part in parts.values()], zero_grad=model.zero_grad)
-    take_steps(model, two, 2, 0)
-    other.load_state_dict(model.state_dict())
-    one = build(other)
-    one.load_state_dict(copy.deepcopy({name: part.state_dict() for name, part in parts.items()}))
-    for each, optimizer in ((model, two), (other, one)):
-        take_steps(each, optimizer, 2, 1)
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters()))
 
 
 @pytest.mark.parametrize("part", ["muon", "adamw"])
