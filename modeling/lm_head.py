@@ -133,16 +133,9 @@ class LanguageModelHead(nn.Linear):
         if labels is None:
             logits = super().forward(hidden_states)
             return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        loss, losses = linear_cross_entropy(
-            hidden_states.flatten(0, -2),
-            self.weight,
-            labels.flatten(),
-            num_items_in_batch,
-            softcap=self.softcap,
-            bias=self.bias,
-            label_smoothing=label_smoothing,
-            return_losses=True,
-        )
+        flat = (hidden_states.flatten(0, -2), self.weight, labels.flatten(), num_items_in_batch)
+        how = {"softcap": self.softcap, "bias": self.bias, "label_smoothing": label_smoothing}
+        loss, losses = linear_cross_entropy(*flat, **how, return_losses=True)
         return loss, losses.view(labels.shape)
 
 

@@ -116,6 +116,8 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
         overrides = [f"data.files={pictures(folder / 'pictures.parquet')}", f"training.output_dir={folder / 'run'}"]
         if "clusters" in (shipped_yaml("recipes", name).get("objective") or {}):
             overrides += ["objective.clusters=16"]  # of the few greys there are
+    if "minimal_pairs" in (shipped_yaml("recipes", name).get("evaluation") or {}):
+        overrides += ["evaluation.minimal_pairs=null"]
     parts = (shipped_yaml("recipes", name).get("objective") or {}).get("parts", [])
     overrides += [f"objective.parts.{number}.data=null" for number in range(len(parts))]
     if task and task["name"] == "multi_task":  # each part has data of its own

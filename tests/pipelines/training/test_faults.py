@@ -387,7 +387,7 @@ def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
     entries = [json.loads(line, parse_constant=refused) for line in lines]
     run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=refused)
     assert run["metrics"]["validation_pearson"] is None is entries[-1]["validation_pearson"]
-    assert 0 < run["wall_seconds"] < 600
+    assert 0 < run["wall_seconds"] < 1e6
 
 
 def test_a_run_that_was_moved_finds_its_best_checkpoint_without_a_word(short_recipe, command, tmp_path):
