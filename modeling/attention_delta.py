@@ -224,8 +224,11 @@ def delta_rule(
         both = torch.cat((written, from_state), dim=-1)
         both = torch.linalg.solve_triangular(system[0], both, upper=False, unitriangular=True)
         written, from_state = both.split((v.shape[-1], keys), dim=-1)
-    for i in range(q.shape[2]):
-        values = written[:, :, i] - from_state[:, :, i] @ state_BHKV if corrects else written[:, :, i]
-        out.append(q_state[:, :, i] @ state_BHKV + scores[:, :, i] @ values)
-        state_BHKV = state_BHKV * carried[:, :, i] + k_left[:, :, i].transpose(-1, -2) @ values
+    # Not x[:, :, i]: the gradient of each slice would be as large as x, and the time quadratic in the length.
+    for written_BHCV, from_BHCK, q_BHCK, scores_BHCC, carried_BHK1, left_BHCK in zip(
+        *(x.unbind(2) for x in (written, from_state, q_state, scores, carried, k_left))
+    ):
+        values = written_BHCV - from_BHCK @ state_BHKV if corrects else written_BHCV
+        out.append(q_BHCK @ state_BHKV + scores_BHCC @ values)
+        state_BHKV = state_BHKV * carried_BHK1 + left_BHCK.transpose(-1, -2) @ values
     return torch.cat(out, dim=2)[:, :, :length], state_BHKV
