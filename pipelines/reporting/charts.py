@@ -16,6 +16,7 @@ from typing import Any
 from ..plugins import less_is_better
 from ..publishing.run_facts import validated_on
 from ..recipes.optimizer_rows import RATES
+from ..recipes.schema import MINIMAL_PAIRS
 from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 
@@ -208,15 +209,16 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
         for name in names
         if name != "validation_loss"
     }
-    shares = [one for name, one in found.items() if one is not None and min(one["y"]) >= -1 and max(one["y"]) <= 1]
-    some = validated_on(log.run)
+    there = {name: one for name, one in found.items() if one is not None}
+    pairs, some = f"validation_{MINIMAL_PAIRS}", validated_on(log.run)  # pairs are no rows of the validation data
+    shares = [one for name, one in there.items() if name != pairs and min(one["y"]) >= -1 and max(one["y"]) <= 1]
     together = chart("shares", "Validation", some, shares[:8], marks=marks) if shares else None
     if together is not None and len(shares) == 1:
         together["title"] = f"Validation {shares[0]['name']}"
     rest = [
-        chart(name, f"Validation {_words(name.partition('_')[2])}", some, [one])
-        for name, one in found.items()
-        if one is not None and one not in shares
+        chart(name, f"Validation {_words(name.partition('_')[2])}", "" if name == pairs else some, [one])
+        for name, one in there.items()
+        if one not in shares
     ]
     return [together, *rest]
 

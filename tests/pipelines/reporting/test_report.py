@@ -172,6 +172,16 @@ def test_a_chart_of_one_point_says_its_value(recorded):
     assert units["loss"].endswith(", training 2, validation 1.7") and units["memory_gb"].endswith(", memory 1")
 
 
+def test_minimal_pairs_are_not_said_to_be_of_some_validation_rows(recorded):
+    values = {"validation_loss": 1.7, "validation_accuracy": 0.8, "validation_minimal_pairs": 0.6}
+    lines = [{"step": step, "time": 1000.0 + step} | values for step in (1, 2)]
+    data = {"validation": {"examples": 90}}
+    folder = recorded(lines=lines, settings=["evaluation.max_rows=8"], data=data)
+    write_report(folder)
+    units = {chart["title"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
+    assert units["Validation accuracy"] == "on 8 of 90 rows" and "rows" not in units["Validation minimal pairs"]
+
+
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
 def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
     """Welch's t-test over the seeds, which says nothing of fewer than three."""
