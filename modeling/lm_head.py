@@ -152,9 +152,9 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
 
     def chunk_losses(hidden, targets):
         logits = head(hidden)
-        with torch.no_grad():
-            losses = cross_entropy(logits, targets, "none")
-        return cross_entropy(logits, targets, "sum", label_smoothing), losses
+        losses = cross_entropy(logits, targets, "none")
+        total = cross_entropy(logits, targets, "sum", label_smoothing) if label_smoothing else losses.sum()
+        return total, losses.detach()
 
     found = [checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels)]
     total, losses = sum(total for total, _ in found), torch.cat([losses for _, losses in found]).view(labels.shape)
