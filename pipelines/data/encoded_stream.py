@@ -67,10 +67,9 @@ class Framing:
         before, after = ([] if one is None else [np.array([one], self.dtype)] for one in (self.bos, self.eos))
         around = len(before) + len(after)
         tokens = np.concatenate([part for own in ids for part in (*before, own.astype(self.dtype), *after)])
-        num_bytes = sum(len(text.encode()) for text in texts)
-        sizes = {"num_bytes": num_bytes, "num_characters": sum(map(len, texts))}
+        sizes = {"num_bytes": sum(len(text.encode()) for text in texts), "num_words": sum(map(count_words, texts))}
         sizes["control_tokens"] = self.control.count(texts)
-        return Encoded(tokens, [len(own) + around for own in ids], sizes | {"num_words": sum(map(count_words, texts))})
+        return Encoded(tokens, [len(own) + around for own in ids], sizes)
 
 
 class EncodedStream:

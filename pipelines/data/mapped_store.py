@@ -32,17 +32,12 @@ class MappedStore(ABC):
         """Set the attributes that meta.json holds, and map the files."""
 
     @classmethod
-    def find_fault(cls, folder: Path) -> str | None:
-        """What is wrong with the content of files that have not changed since they were written, in words."""
-        return None
-
-    @classmethod
     def cached(cls, cache: Path, key: str, build: Callable[[Path], None], files: States | None) -> Self:
         """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged.
 
         files: as cached_folder has them.
         """
-        return cls(cached_folder(Path(cache), cls.kind, key, build, cls.find_fault, files))
+        return cls(cached_folder(Path(cache), cls.kind, key, build, files))
 
     def __reduce__(self) -> tuple:
         """Pickled as its folder: a worker process maps the files itself instead of receiving their content."""

@@ -28,7 +28,7 @@ from .tokenization import tokenize_corpus
 __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
 
 Tail = Literal["drop", "pad"]
-_PIECE = 2**20  # rows, or documents, looked at at once: memory does not grow with the corpus
+_PIECE = 2**20  # documents looked at at once: memory does not grow with the corpus
 
 
 class RowStarts:
@@ -39,7 +39,6 @@ class RowStarts:
     """
 
     def __init__(self, offsets: np.ndarray, length: int, shifts_labels: bool = True):
-        check_length(length)
         self.length, self.stride, self.total = length, length - shifts_labels, int(offsets[-1])
         self._with_document = np.array(self._rows_that_end_with_documents(offsets) if shifts_labels else [], np.int64)
         done = len(self._with_document)
@@ -70,10 +69,11 @@ class RowStarts:
         """First tokens of some rows: of a number, or an array of them."""
         return rows * self.stride + np.searchsorted(self._with_document, rows)
 
-    def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(first tokens, places behind the last ones) of some rows."""
-        starts = self(rows)
-        return starts, np.minimum(starts + self.length, self.total)
+    def are_inside(self, begins: np.ndarray) -> np.ndarray:
+        """Which of some documents' first tokens, that of the first document aside, stand behind a row's first one."""
+        if self.stride == self.length:
+            return begins % self.length > 0
+        return ~np.isin(begins, self(self._with_document + 1))
 
 
 def row(
@@ -103,13 +103,6 @@ def row(
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def check_length(length: int) -> None:
-    if length < 2:
-        raise UserError(
-            f"objective.sequence_length={length} must be at least 2: a row predicts tokens from other ones."
-        )
-
-
 class PackedDataset(Rows, Dataset):
     """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
 
@@ -121,7 +114,7 @@ class PackedDataset(Rows, Dataset):
     tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
     shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
     and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
-    Raises UserError for a sequence_length below 2, and where no row is left.
+    Raises UserError where no row is left.
     """
 
     def __init__(
@@ -189,7 +182,6 @@ class PackedDataset(Rows, Dataset):
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
             **({"control_tokens": store.control_tokens} if store.control_tokens else {}),
-            "padding_waste": round(float(self.padding_waste), 6),
             "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
         }
 
@@ -197,46 +189,22 @@ class PackedDataset(Rows, Dataset):
         start = int(self._starts(self.inside(index)))
         return start, min(start + self.sequence_length, self.store.num_tokens)
 
-    def _in_pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(first tokens, places behind the last ones) of all rows, a million rows at a time."""
-        for first in range(0, len(self), _PIECE):
-            yield self._starts.bounds(np.arange(first, min(first + _PIECE, len(self))))
-
-    def _borders(self) -> Iterator[np.ndarray]:
-        """Number of documents that begin in each row after its first token, a million rows at a time."""
-        offsets = self.store.offsets
-        for starts, ends in self._in_pieces():
-            first, last = np.searchsorted(offsets, (starts[0], ends[-1]))
-            begins = np.unique(offsets[first:last])  # documents without tokens begin nowhere
-            yield np.searchsorted(begins, ends) - np.searchsorted(begins, starts + 1)
-
-    def _num_held(self) -> int:
-        """Tokens over all rows."""
-        start, end = self._bounds(-1)
-        return (len(self) - 1) * self.sequence_length + end - start
-
     @property
     def fill_rate(self) -> float:
         """Share of the positions that hold a token of a document rather than padding."""
-        return float(self._num_held()) / (len(self) * self.sequence_length)
-
-    @property
-    def padding_waste(self) -> float:
-        """Share of the positions that would be padding if each document had rows of its own, cut where it is longer."""
-        overlap = int(self.shifts_labels)  # each further row begins with the token before it
-        all_held = all_rows = 0
-        for first in range(0, len(self.store.offsets) - 1, _PIECE):
-            lengths = np.diff(self.store.offsets[first : first + _PIECE + 1])
-            lengths = lengths[lengths > 0]
-            rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
-            all_held += int((lengths + overlap * (rows - 1)).sum())
-            all_rows += int(rows.sum())
-        return 1 - float(all_held) / float(all_rows * self.sequence_length)
+        start, end = self._bounds(-1)
+        held = (len(self) - 1) * self.sequence_length + end - start
+        return held / (len(self) * self.sequence_length)
 
     @property
     def is_packed(self) -> bool:
         """Whether some row holds more than one document."""
-        return any(bool((borders > 0).any()) for borders in self._borders())
+        _, end = self._bounds(-1)
+        for first in range(0, len(self.store.offsets), _PIECE):
+            begins = self.store.offsets[first : first + _PIECE]
+            if self._starts.are_inside(begins[(begins > 0) & (begins < end)]).any():
+                return True
+        return False
 
 
 class StreamingPackedDataset(Rows, IterableDataset):
@@ -267,7 +235,6 @@ class StreamingPackedDataset(Rows, IterableDataset):
         seed: int = 0,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-        check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
         self.name = corpus.name
         self.shifts_labels = shifts_labels
@@ -375,14 +342,12 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
 
 def packing_report(dataset: PackedDataset) -> str:
-    """Two lines for people: content of the rows, and the share of padding that packing avoids."""
+    """A line for people: content of the rows, and how full they are."""
     store, length = dataset.store, dataset.sequence_length
     return (
         f"{counted(len(dataset), 'row')} of {length} tokens from {counted(store.num_documents, 'document')} of "
         f"{store.name} ({counted(store.num_tokens, 'token')}, "
-        f"{store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), {dataset.fill_rate:.1%} filled\n"
-        f"one row per document would waste {dataset.padding_waste:.1%} of the positions on padding; "
-        f"packing wastes {1 - dataset.fill_rate:.1%}"
+        f"{store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), {dataset.fill_rate:.1%} filled"
     )
 
 
@@ -390,6 +355,6 @@ def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
     if num_tokens < 2:
         return UserError(f"data: the text of {name} comes to {num_tokens} tokens; it takes 2 to predict one.")
     return UserError(
-        f"objective.sequence_length={sequence_length} is longer than the whole text of {name} "
-        f"({num_tokens:,} tokens); at most {num_tokens} works, or set objective.tail=pad."
+        f"objective.sequence_length: a row takes {sequence_length:,} tokens of text, more than the whole text of "
+        f"{name} ({num_tokens:,}); lower it, or set objective.tail=pad."
     )

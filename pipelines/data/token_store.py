@@ -15,7 +15,7 @@ from .mapped_store import META, MappedStore
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
 TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
-SIZES = ("num_bytes", "num_characters", "num_words")
+SIZES = ("num_bytes", "num_words")
 
 
 class TokenStore(MappedStore):
@@ -23,8 +23,8 @@ class TokenStore(MappedStore):
 
     tokens: memory map of uint16 (vocabularies below 65,536) or uint32, all documents in corpus order.
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
-    num_bytes, num_characters: of the text, in UTF-8. num_words: words between white space plus one per line, blank
-    lines included: WikiText's convention, which word-level perplexity divides by.
+    num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
+    WikiText's convention, which word-level perplexity divides by.
     skipped: documents that were left out, by reason. control_tokens: those written in the text, by how often.
     notes: sentences for users.
     """
@@ -35,7 +35,6 @@ class TokenStore(MappedStore):
         self.num_tokens: int = meta["num_tokens"]
         self.num_documents: int = meta["num_documents"]
         self.num_bytes: int = meta["num_bytes"]
-        self.num_characters: int = meta["num_characters"]
         self.num_words: int = meta["num_words"]
         self.control_tokens: dict[str, int] = meta["control_tokens"]
         self.notes: list[str] = meta["notes"]
@@ -44,23 +43,6 @@ class TokenStore(MappedStore):
         empty = np.empty(0, dtype=meta["dtype"])
         self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty
         self.offsets = np.memmap(self.folder / OFFSETS, dtype=np.int64, mode="r")
-
-    @classmethod
-    def find_fault(cls, folder: Path) -> str | None:
-        meta = json.loads((folder / META).read_text())
-        last, wanted = -1, meta["num_documents"] + 1
-        with (folder / OFFSETS).open("rb") as file:  # not mapped: pages of a map that were read count as memory
-            first = np.fromfile(file, dtype=np.int64, count=1).tolist()
-            file.seek(max(0, file.seek(0, 2) - 8))
-            ends = [*first, *np.fromfile(file, dtype=np.int64).tolist()]
-            if file.tell() != 8 * wanted or ends != [0, meta["num_tokens"]]:
-                return f"{OFFSETS} does not go with {META}"
-            file.seek(0)
-            while len(piece := np.fromfile(file, dtype=np.int64, count=_PIECE)):
-                if piece[0] < last or (np.diff(piece) < 0).any():
-                    return f"{OFFSETS} goes backwards"
-                last = int(piece[-1])
-        return None
 
     def document(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]

@@ -132,7 +132,7 @@ class Tokenization:
 
             folder = self.cache / self._kind / name
             if wanted(number) or is_complete(folder):
-                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault, self.corpus.files)
+                cached_folder(self.cache, self._kind, name, build, self.corpus.files)
                 meta = json.loads((folder / META).read_text())
                 border = Border(meta["next"], meta["tally"])
                 if not is_made:

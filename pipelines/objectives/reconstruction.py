@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
-from ..errors import UserError
 from ..lazy import np
 from .showing import show_source_and_target
 from .text import TextObjective
@@ -29,14 +28,6 @@ class Reconstruction(TextObjective):
     def config_fields(self) -> dict:
         """Padding begins each target, as in T5."""
         return {"decoder_start_token_id": self.tokenizer.pad_token_id}
-
-    def pack(self, store, tail: str):
-        if tail == "drop" and 1 < store.num_tokens < self.row_length:
-            raise UserError(
-                f"objective.sequence_length={self.settings.sequence_length} takes {self.row_length} tokens of text, "
-                f"more than the whole text of {store.name} ({store.num_tokens:,} tokens); set objective.tail=pad"
-            )
-        return super().pack(store, tail)
 
     def batch_lengths(self) -> tuple[int | None, int | None]:
         """Of source and target in every batch: the longest of a stream; else (None, None), as needed."""

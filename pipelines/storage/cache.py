@@ -30,14 +30,13 @@ def cached_folder(
     kind: str,
     key: str,
     build: Callable[[Path], None],
-    find_fault: Callable[[Path], str | None] = lambda folder: None,
     files: States | None = None,
 ) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
-    set aside and built again, and one line on standard error says so. find_fault: what else may be wrong with the
-    content of unchanged files, in words. files: what `build` reads, as it was before the key was made of its hashes.
+    set aside and built again, and one line on standard error says so. files: what `build` reads, as it was before the
+    key was made of its hashes.
 
     A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
     may build the same entry at once: the first one to finish wins, and all get equal content.
@@ -46,10 +45,7 @@ def cached_folder(
     target = root / kind / key
     _remove_abandoned(target.parent)
 
-    def fault_of(folder: Path) -> str | None:
-        return find_change(folder) or find_fault(folder)
-
-    is_there, fault = _looked_at(root, target, fault_of)
+    is_there, fault = _looked_at(root, target)
     if is_there and fault is None:
         return target
     try:
@@ -67,7 +63,7 @@ def cached_folder(
         write_checksums(work)
         for path in work.iterdir():
             sync_file(path)
-        _rename(work, target, fault_of)
+        _rename(work, target)
     except UserError:
         raise
     except Exception as error:  # tokenizers raises a bare Exception when it cannot write
@@ -81,11 +77,11 @@ def cached_folder(
     return target
 
 
-def _looked_at(root: Path, target: Path, fault_of: Callable[[Path], str | None]) -> tuple[bool, str | None]:
+def _looked_at(root: Path, target: Path) -> tuple[bool, str | None]:
     """Whether an entry is there, and what is wrong with it."""
     try:
         is_there = target.exists()
-        return is_there, fault_of(target) if is_there else None
+        return is_there, find_change(target) if is_there else None
     except PermissionError as error:
         raise UserError(
             f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
@@ -119,15 +115,15 @@ def _remove_abandoned(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rename(work: Path, target: Path, fault_of: Callable[[Path], str | None]) -> None:
+def _rename(work: Path, target: Path) -> None:
     try:
         os.rename(work, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if not target.exists():  # another process was faster, and it or a third one has moved the entry away since
-            _rename(work, target, fault_of)
-        elif fault_of(target) is not None:
+            _rename(work, target)
+        elif find_change(target) is not None:
             raise
 
 
