@@ -176,5 +176,5 @@ def _checked(corpus: SourceCorpus) -> SourceCorpus:
     for item in first_documents(corpus.source.items(), corpus.max_documents):
         if isinstance(item, Document):
             return corpus
-        skipped.count(item.reason)
+        skipped[item.reason] += 1
     raise no_documents(corpus.source, skipped)

@@ -1,8 +1,9 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import count, islice
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
+from ..words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A document that is left out; `reason` is the name of a field of SkipCounts."""
+    """A document that is left out; `reason` is one of SKIPPED."""
 
     reason: str
     source: str
@@ -37,32 +39,13 @@ SKIPPED = {
 }
 
 
-@dataclass
-class SkipCounts:
+class SkipCounts(Counter[str]):
     """How many documents were left out, by reason."""
-
-    non_utf8: int = 0
-    too_long: int = 0
-    gigantic_line: int = 0
-    empty: int = 0
-    cleaned: int = 0
-
-    def count(self, reason: str) -> None:
-        setattr(self, reason, getattr(self, reason) + 1)
-
-    def add(self, other: "SkipCounts") -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-
-    @property
-    def total(self) -> int:
-        return sum(asdict(self).values())
 
     def __str__(self) -> str:
         """`3 documents skipped: 2 not UTF-8, 1 empty`, or an empty string."""
-        parts = [f"{number:,} {SKIPPED[reason]}" for reason, number in asdict(self).items() if number]
-        noun = "document" if self.total == 1 else "documents"
-        return f"{self.total:,} {noun} skipped: {', '.join(parts)}" if parts else ""
+        parts = [f"{self[reason]:,} {words}" for reason, words in SKIPPED.items() if self[reason]]
+        return f"{counted(self.total(), 'document')} skipped: {', '.join(parts)}" if parts else ""
 
 
 UTF8 = "utf-8"
@@ -211,15 +194,15 @@ class Corpus(ABC):
 
     def tally(self) -> Any:
         """What the latest pass has counted up to the latest document, as JSON: all that `skipped` and `notes` need."""
-        return asdict(self.skipped)
+        return dict(self.skipped)
 
     def together(self, first: Any, second: Any) -> Any:
         """The tally of a pass of which these are the tallies of two parts, in order."""
-        return {reason: first[reason] + second.get(reason, 0) for reason in first}  # older shards know fewer reasons
+        return dict(Counter(first) + Counter(second))
 
     def restore(self, tally: Any) -> None:
         """Make `skipped` and `notes` those of a pass that has counted this."""
-        self.skipped = SkipCounts(**tally)
+        self.skipped = SkipCounts(tally)
 
     def size_hint(self) -> int | None:
         """Bytes of text, roughly, where that is known without reading it."""
@@ -243,7 +226,7 @@ class Corpus(ABC):
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
-        return [*([str(self.skipped)] if self.skipped.total else []), *self.skipped_by_name()]
+        return [*([str(self.skipped)] if self.skipped.total() else []), *self.skipped_by_name()]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class FileFormat(ABC):
     ) -> Iterator[tuple[int, dict[str, Any] | str | UserError]]:
         """(number, row) of every row, in order; a row has at least `columns`, where the file has them.
 
-        A row that cannot be used comes as a reason, a field of SkipCounts: "too_long" or "non_utf8"; a broken one,
+        A row that cannot be used comes as a reason, one of SKIPPED: "too_long" or "non_utf8"; a broken one,
         behind which others can be read, as a UserError that begins with `field`. At most a few rows are held in memory.
         Raises UserError, beginning with `field`, for a broken file.
         """

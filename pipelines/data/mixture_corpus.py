@@ -42,7 +42,7 @@ class MixtureCorpus(Corpus):
     def skipped(self) -> SkipCounts:
         counts = SkipCounts()
         for corpus in self.sources.values():
-            counts.add(corpus.skipped)
+            counts.update(corpus.skipped)
         return counts
 
     def skipped_by_name(self) -> list[str]:

@@ -7,7 +7,6 @@ it exactly once. For all other objectives the slices follow each other without r
 """
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -182,7 +181,7 @@ class PackedDataset(Rows, Dataset):
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
             **({"control_tokens": store.control_tokens} if store.control_tokens else {}),
-            "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+            "skipped": dict(store.skipped or {}),
         }
 
     def _bounds(self, index: int) -> tuple[int, int]:

@@ -105,7 +105,7 @@ class SentencePairRows(Rows, Dataset):
             "examples": len(self),
             "tokens": store.num_tokens,
             "bytes": store.num_bytes,
-            "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+            "skipped": dict(store.skipped or {}),
         }
 
     def document(self, place: int) -> int:

@@ -38,7 +38,7 @@ class TokenStore(MappedStore):
         self.num_words: int = meta["num_words"]
         self.control_tokens: dict[str, int] = meta["control_tokens"]
         self.notes: list[str] = meta["notes"]
-        self.skipped = SkipCounts(**meta["skipped"])
+        self.skipped = SkipCounts(meta["skipped"])
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])
         self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty

@@ -9,7 +9,8 @@ the whole corpus, which is byte for byte what one process would have written, an
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,12 @@ class Tokenization:
     def _store(self, progress: bool) -> TokenStore:
         def build(folder: Path) -> None:
             size = self.corpus.size_hint()
-            with Progress(self.corpus, progress) as bar, TokenWriter(folder, self.framing.dtype) as writer:
+            with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.framing.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
-                    self._write(writer, iter(self._stream(self.corpus)), bar)
+                    self._write(writer, iter(self._stream(self.corpus)), advance)
                 else:
-                    self._join(writer, self.shards(WHOLE, bar))
-                skipped, met = asdict(self.corpus.skipped), writer.control_tokens
+                    self._join(writer, self.shards(WHOLE, advance))
+                skipped, met = dict(self.corpus.skipped), writer.control_tokens
                 fingerprint = self.key if met else self.fingerprint
                 notes = [*self.corpus.notes(), *notes_of(met)]
                 writer.finish(fingerprint, self.corpus.name, skipped=skipped, notes=notes)
@@ -99,10 +100,10 @@ class Tokenization:
         """Make the shards of one share, unless they are there; return how many it has: 0 once the store is there."""
         if is_complete(self.cache / TokenStore.kind / self.key):
             return 0
-        with Progress(self.corpus, progress) as bar:
-            return sum(folder is not None for folder in self.shards(share, bar))
+        with progress_of(self.corpus, progress) as advance:
+            return sum(folder is not None for folder in self.shards(share, advance))
 
-    def shards(self, share: Share, bar: "Progress") -> Iterator[Path | None]:
+    def shards(self, share: Share, advance: Callable[[int], None]) -> Iterator[Path | None]:
         """The folders of all shards in their order, made where they are missing; None for one of another share.
 
         A share is of whole parts of the corpus where there are enough of them: then nothing else is read.
@@ -111,12 +112,12 @@ class Tokenization:
         by_part = len(parts) >= share.of
         for part, corpus in enumerate(parts):
             if not by_part:
-                yield from self._shards_of(part, corpus, lambda number, part=part: share.holds(part + number), bar)
+                yield from self._shards_of(part, corpus, lambda number, part=part: share.holds(part + number), advance)
             elif share.holds(part):
-                yield from self._shards_of(part, corpus, lambda number: True, bar)
+                yield from self._shards_of(part, corpus, lambda number: True, advance)
 
     def _shards_of(
-        self, part: int, corpus: Corpus, wanted: Callable[[int], bool], bar: "Progress"
+        self, part: int, corpus: Corpus, wanted: Callable[[int], bool], advance: Callable[[int], None]
     ) -> Iterator[Path | None]:
         border, stream = BEGINNING, None
         for number in count():
@@ -126,7 +127,7 @@ class Tokenization:
                 nonlocal stream, is_made
                 stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
                 with TokenWriter(folder, self.framing.dtype) as writer:
-                    after = self._write(writer, stream, bar)
+                    after = self._write(writer, stream, advance)
                     writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
                 is_made = True
 
@@ -136,7 +137,7 @@ class Tokenization:
                 meta = json.loads((folder / META).read_text())
                 border = Border(meta["next"], meta["tally"])
                 if not is_made:
-                    bar.advance(meta["num_bytes"])
+                    advance(meta["num_bytes"])
                     stream = stream and stream.close()  # it is behind
                 yield folder if wanted(number) else None
             else:
@@ -159,13 +160,13 @@ class Tokenization:
         )
 
     @staticmethod
-    def _write(writer: TokenWriter, stream: Iterator, bar: "Progress") -> Border:
+    def _write(writer: TokenWriter, stream: Iterator, advance: Callable[[int], None]) -> Border:
         """Write what the stream gives up to its next border, and return that."""
         for item in stream:
             if isinstance(item, Border):
                 return item
             writer.add(item.tokens, item.lengths, **item.sizes)
-            bar.advance(item.sizes["num_bytes"])
+            advance(item.sizes["num_bytes"])
         raise RuntimeError("a stream that ends without a border")
 
     def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> None:
@@ -183,29 +184,12 @@ class Tokenization:
         return f"shards/{self.key}"
 
 
-class Progress:
-    """A progress bar over bytes of text, or nothing."""
+@contextmanager
+def progress_of(corpus: Corpus, shown: bool) -> Iterator[Callable[[int], None]]:
+    """What takes the bytes of text that are done, and shows them as a bar."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    def __init__(self, corpus: Corpus, shown: bool):
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import Progress as RichProgress
-
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-        self._progress = RichProgress(*columns, TimeRemainingColumn(), disable=not shown, transient=True)
-        self._task = self._progress.add_task(f"tokenising {corpus.split}", total=corpus.size_hint())
-
-    def __enter__(self) -> "Progress":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._progress.stop()
-
-    def advance(self, size: int) -> None:
-        self._progress.advance(self._task, size)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, TimeRemainingColumn(), disable=not shown, transient=True) as bar:
+        task = bar.add_task(f"tokenising {corpus.split}", total=corpus.size_hint())
+        yield partial(bar.advance, task)

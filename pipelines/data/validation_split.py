@@ -60,7 +60,7 @@ def plan_validation_split(source: Source, rule: ValidationSplit, max_documents: 
     skipped = SkipCounts()
     for index, item in enumerate(first_documents(source.items(), max_documents)):
         if isinstance(item, Skipped):
-            skipped.count(item.reason)
+            skipped[item.reason] += 1
             continue
         count += 1
         both.add(rule.is_validation(index, item.source))
@@ -133,7 +133,7 @@ class SourceCorpus(Corpus):
         return None
 
     def _count(self, item: Skipped) -> None:
-        self.skipped.count(item.reason)
+        self.skipped[item.reason] += 1
         names = self._skipped_names.setdefault(item.reason, [])
         if len(names) < NAMED:
             names.append(item.source)
@@ -171,7 +171,7 @@ class SourceCorpus(Corpus):
         sentences = []
         for reason in ways.keys() & self._skipped_names.keys():
             names = self._skipped_names[reason]
-            more = getattr(self.skipped, reason) - len(names)
+            more = self.skipped[reason] - len(names)
             listed = ", ".join(names) + (f" and {more:,} more" if more else "")
             sentences.append(f"{SKIPPED[reason]}: {listed}; {ways[reason]}")
         return [*sorted(sentences), *([] if self.validation else self.source.notes())]
@@ -219,9 +219,9 @@ def first_documents(items: Iterable[Document | Skipped], number: int | None) -> 
 
 
 def no_documents(source: Source, skipped: SkipCounts) -> UserError:
-    reason = f" ({skipped})" if skipped.total else ""
-    way_out = ""
-    if skipped.too_long or skipped.gigantic_line:
-        limit = "max_document_bytes" if skipped.too_long else "max_line_bytes"
-        way_out = f"; raise data.{limit}" + (f" or set {source.where}.document to line" if skipped.too_long else "")
+    reason, way_out = f" ({skipped})" if skipped.total() else "", ""
+    if skipped["too_long"]:
+        way_out = f"; raise data.max_document_bytes or set {source.where}.document to line"
+    elif skipped["gigantic_line"]:
+        way_out = "; raise data.max_line_bytes"
     return UserError(f"{source.where}: {source.name} holds no document with text{reason}{way_out}.")

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from ..storage.cache import cached_folder, sha
 from ..storage.local_facts import forget_loading
+from ..words import working
 from .train import DEFAULT_VOCAB_SIZE, TRAINERS, Plan
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
@@ -135,12 +137,8 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Any) -> str:
 def _train(
     plan: Plan, section: TokenizerSection, corpus: Any, progress: bool
 ) -> "transformers.PreTrainedTokenizerFast":
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     # tokenizers' own bars break lines on a terminal that is not theirs alone.
-    columns = SpinnerColumn(), TextColumn("training the tokenizer"), TimeElapsedColumn()
-    with Progress(*columns, disable=not progress, transient=True) as bar:
-        bar.add_task("")
+    with working("training the tokenizer") if progress else nullcontext():
         backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan)
     begin, end = begin_and_end(section.framing)
     names = {"bos_token": begin, "eos_token": end, "pad_token": PAD}

@@ -244,6 +244,6 @@ def test_bytes_that_are_no_text_are_skipped_rows_and_refused_examples(tmp_path):
     }.items():
         (tmp_path / name).write_bytes(content)
         corpus = open_corpora(section(tmp_path / name))["train"]
-        assert texts(corpus) == ["good"] and corpus.skipped.non_utf8 == 1
+        assert texts(corpus) == ["good"] and corpus.skipped == {"non_utf8": 1}
         with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
             list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])

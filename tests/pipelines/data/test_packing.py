@@ -262,7 +262,7 @@ def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):
     cases = [
         (
             lambda: PackedDataset(store, 1024),
-            "objective.sequence_length: a row takes 1,024 tokens of text, more than the whole text of texts (8); lower it",
+            "a row takes 1,024 tokens of text, more than the whole text of texts (8); lower it",
         ),
         (lambda: build(Causal.Settings, {"tail": "cut"}, "objective"), "objective.tail='cut'"),
         (lambda: store_of(["a"], nameless, tmp_path, add_bos=True), "objective.add_bos=true needs"),

@@ -20,7 +20,7 @@ def test_five_rows_with_tokens_labels_documents_and_positions(tiny_recipe, comma
     assert len(re.findall(r"row \d+: 48 tokens, \d+ predicted", printed)) == 5
     assert len(re.findall(r"position +input +label +token", printed)) == 5
     assert re.search(r"documents: \d+ from token \d+ \(\d+\), \d+ from token 0", printed)  # a row of several
-    assert "would waste" in printed
+    assert "% filled" in printed
 
 
 def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_tokens_underlined(recipe):
