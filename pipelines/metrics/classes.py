@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ..errors import UserError
 from .offline_metric import OfflineMetric, pairs_of
 
 
@@ -51,11 +50,6 @@ class AveragedMetric(ClassMetric):
 
     def score(self, predictions, references, average=None, **options):
         average = average or self.variant or "binary"
-        others = sorted({*predictions, *references} - {0, 1}) if average == "binary" else []
-        if others:
-            raise UserError(
-                f"metric {self._name!r} is of the classes 0 and 1, but class {others[0]} occurs; use {self._name}_macro"
-            )
         return super().score(predictions, references, average=average, zero_division=0, **options)
 
 

@@ -12,20 +12,14 @@ def bin_of(confidence: np.ndarray) -> np.ndarray:
     return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
 
 
-class ProbabilityMetric(OfflineMetric):
-    """`predictions` holds a row of probabilities for each example, `references` its class."""
-
-    features = [FEATURES["probabilities"]]
-
-    def _compute(self, *, predictions, references, **options) -> dict[str, float]:
-        return super()._compute(predictions=np.asarray(predictions), references=np.asarray(references), **options)
-
-
-class ExpectedCalibrationError(ProbabilityMetric):
+class ExpectedCalibrationError(OfflineMetric):
     """Mean distance of confidence and accuracy (Guo et al. 2017, eq. 3), over 15 bins of equal width.
 
-    The confidence of an answer is its probability; bin m holds those in ((m - 1) / 15, m / 15].
+    `predictions` holds a row of probabilities for each example, `references` its class. The confidence of an answer is
+    its probability; bin m holds those in ((m - 1) / 15, m / 15].
     """
+
+    features = [FEATURES["probabilities"]]
 
     def score(self, predictions, references):
         return self.weighted(predictions, references)(np.ones(len(references)))
