@@ -45,14 +45,6 @@ class ImageStore(MappedStore, Dataset):
         row = {"pixel_values": self.images([index])[0]}
         return row if self.labels is None else row | {"labels": torch.tensor(int(self.labels[index]))}
 
-    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        """Rows read together: one copy of their pixels."""
-        rows = [{"pixel_values": image} for image in self.images(indices)]
-        if self.labels is not None:
-            for row, label in zip(rows, torch.from_numpy(self.labels[np.asarray(indices)])):
-                row["labels"] = label
-        return rows
-
     def images(self, indices) -> torch.Tensor:
         """Some images, uint8 (B, C, H, W)."""
         return torch.from_numpy(self.pixels[np.asarray(indices)])  # a list of indices copies

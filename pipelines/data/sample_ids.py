@@ -38,14 +38,6 @@ class DatasetWithSampleIds(Dataset):
         number = int(index) + epoch * len(self) * getattr(self.rows, "is_ordered", False)
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
-    def __getitems__(self, indices: list) -> list[dict]:
-        """The rows of a batch, for which torch's loaders ask at once; read together where the rows can be."""
-        read = getattr(self.rows, "__getitems__", None)
-        if read is None or NO_ROW in indices:
-            return [self[index] for index in indices]
-        epoch = int(self._epoch)
-        return [row | {ROW_IDS: int(index), EPOCH: epoch} for index, row in zip(indices, read(indices), strict=True)]
-
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
 

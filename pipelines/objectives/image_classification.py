@@ -146,9 +146,4 @@ class ImageRows(StoredImages):
         self.augment = augment
 
     def __getitem__(self, index: int) -> dict:
-        return self.__getitems__([self.inside(index)])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict]:
-        """Rows read together."""
-        rows = self.store.__getitems__(indices)
-        return [row | {"augment": True} for row in rows] if self.augment else rows
+        return self.store[self.inside(index)] | ({"augment": True} if self.augment else {})

@@ -13,7 +13,6 @@ import torch
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import decode
-from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -143,16 +142,6 @@ def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepare
     found = task.collator(False)([rows["test"][i] for i in range(11)])
     torch.testing.assert_close(found["pixel_values"], wanted, atol=1e-6, rtol=0)
     assert found["labels"].tolist() == [row["label"] for row in table]
-
-
-def test_rows_read_together_are_those_read_one_by_one(prepared):
-    _, _, rows = prepared()
-    for split in ("train", "test"):
-        numbered, wanted = with_sample_ids(rows[split]), [2, 0, 1, 2]
-        together, alone = numbered.__getitems__(wanted), [numbered[index] for index in wanted]
-        assert [row.keys() for row in together] == [row.keys() for row in alone]
-        for one, other in zip(together, alone):
-            assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
 
 
 def test_generators_of_rows_are_numpys_for_seed_epoch_and_number():
