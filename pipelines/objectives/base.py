@@ -61,7 +61,8 @@ class Objective(Measuring, ABC):
     `label_names`), "numbers", "texts", or "" (nothing). answer_column: the column of these answers.
     parts: the objectives that it is made of, by their names; of most objectives there are none.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
-    predicts_each_position: whether every token is predicted from those before it (perplexity by position).
+    predicts_each_position: whether every token is predicted once, from those before it: then texts can be compared, and
+    positions.
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
     samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: what stands
     before the prompt in the heading above a sample. picture: file of the run's folder that is shown as its sample.

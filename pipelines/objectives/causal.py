@@ -23,7 +23,6 @@ class Causal(TextObjective):
     shifts_labels = True
     continues_prompts = True
     predicts_each_position = True
-    counts_every_token = True
     hub_task = "text-generation"
     shares_batches = True
     in_stages = True

@@ -27,11 +27,10 @@ from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective
 
-KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
-KEYS |= {PREFIX_MASK}
 # After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
-FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, "token_type_ids": 0, "next_sentence_label": IGNORE_INDEX}
-FILL |= {PREFIX_MASK: 0}
+FILL = {"labels": IGNORE_INDEX, "next_sentence_label": IGNORE_INDEX}
+FILL |= dict.fromkeys(("attention_mask", "token_type_ids", PREFIX_MASK), 0)
+KEYS = {"input_ids", "position_ids", *FILL}  # of a batch
 PAIRS = "next_sentence_label"  # which batches of pairs alone have
 
 

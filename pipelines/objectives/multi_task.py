@@ -127,19 +127,6 @@ class MultiTask(SeveralParts, Translation):
         missing = {name: part for name, part in self.parts.items() if name not in present}
         return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
-    def finish(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> tuple[dict[str, float], list[dict]]:
-        """{"validation_accuracy_trec": ...}, and a sample of each part."""
-        metrics, samples = {}, []
-        for name, part in self.parts.items():
-            own = {split: rows.parts[name] for split, rows in splits.items() if name in rows.parts}
-            part.prepare_model(finished.model)
-            found, shown = part.finish(finished, own)
-            metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
-            samples += shown[:1]
-            self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
-        self.prepare_model(finished.model)
-        return metrics, self.samples(finished, splits) or samples
-
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""
         from ..metrics.significance import keep, kept_comparisons
@@ -156,4 +143,5 @@ class MultiTask(SeveralParts, Translation):
                 metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
         self.prepare_model(finished.model)  # in training, its generation config is saved with it
+        self.shown = [one for part in self.parts.values() for one in part.shown[:1]]
         return metrics

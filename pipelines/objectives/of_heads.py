@@ -55,7 +55,7 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     elif name is None:
         name = "sentence_similarity"
         fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
-        fields |= {"pooling": _pooling(recipe.model.name_or_path)}
+        fields |= {"pooling": pooling_of(recipe.model.name_or_path)}
     cls = OBJECTIVES[name]
     if tokenizer is not None and "max_length" in (row.name for row in dataclass_fields(cls.Settings)):
         most = tokenizer.model_max_length
@@ -80,7 +80,7 @@ def _of_outputs(config) -> str:
     return "sequence_regression" if config.num_labels == 1 else "sequence_classification"
 
 
-def _pooling(name_or_path: str) -> str:
+def pooling_of(name_or_path: str) -> str:
     """What sentence-transformers' files beside a model say of how vectors of tokens become one; else their mean."""
     from transformers.utils import cached_file
 

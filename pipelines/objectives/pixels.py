@@ -11,7 +11,7 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
-from .class_task import held, names_in_data
+from .class_task import class_number, names_in_data, numbers_name
 from .finished_model import FinishedModel
 from .images import ImageObjective, StoredImages
 from .showing import MOST, image_text
@@ -99,21 +99,15 @@ class Pixels(ImageObjective):
         self.classes = {} if self.settings.label_field is None else self.read_classes(splits, cache)
 
     def read_classes(self, splits, cache: Path) -> dict:
-        """Split -> the numbers of its images' classes (N,), which mean the same in all splits.
-
-        Raises UserError for what is no class.
-        """
+        """Split -> the numbers of its images' classes (N,); raises UserError for what is none."""
         column = self.settings.label_field
         names = names_in_data("label_field", column, splits, cache, section="objective")
-        numbers, found = {name: number for number, name in enumerate(names)}, {}
-        for split, examples in splits.items():
-            found[split] = []
-            for place, row in examples.only(column):
-                value = row[column]
-                if not (isinstance(value, int) or (isinstance(value, str) and value in numbers)):
-                    raise UserError(f"objective.label_field={column!r}: {place} holds {held(value)}, which is no class")
-                found[split].append(numbers[value] if isinstance(value, str) else value)
-        return {split: np.array(values) for split, values in found.items()}
+        how = {name: number for number, name in enumerate(names)}, numbers_name(names, column, splits)
+        field = f"objective.label_field={column!r}"
+        return {
+            split: np.array([class_number(row[column], field, place, *how) for place, row in examples.only(column)])
+            for split, examples in splits.items()
+        }
 
     def check_of_checkpoint(self, name: str, own: int) -> None:
         """Raise UserError where a setting is neither its default nor the checkpoint's `own`, which alone counts."""

@@ -159,16 +159,15 @@ class TokenPredictions:
 
     compares = "tokens"
     default_metrics = ("perplexity",)
-    counts_every_token: ClassVar[bool] = False  # whether each token is predicted once: then texts can be compared
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
-        return super().takes_metric(row) and (cls.counts_every_token or not row.every_token)
+        return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
 
     def check_metrics(self) -> None:
         for name in self.recipe.evaluation.metrics:
             row = METRICS.get(name)
-            if row is not None and row.every_token and not self.counts_every_token:
+            if row is not None and row.every_token and not self.predicts_each_position:
                 raise UserError(
                     f"evaluation.metrics: {name} counts every token, but {self.setting} predicts only some; "
                     f"known: perplexity"

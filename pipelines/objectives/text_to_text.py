@@ -18,12 +18,8 @@ from .class_task import class_number, names_in_data, numbers_name
 from .number_task import number_of
 from .translation import Translation, WritingSettings
 
-# Kind of answers -> what metrics compare of them, and those that are reported where the recipe names none.
-COMPARED = {
-    "texts": ("texts", ["exact_match"]),
-    "classes": ("classes", ["accuracy"]),
-    "numbers": ("numbers", ["pearson", "spearman"]),
-}
+# Kind of answers, which metrics compare -> those that are reported where the recipe names none.
+USUAL_METRICS = {"texts": ["exact_match"], "classes": ["accuracy"], "numbers": ["pearson", "spearman"]}
 NO_NUMBER = -1.0  # what an answer counts as that is none, as in T5's own code
 
 
@@ -68,18 +64,13 @@ class TextToText(Translation):
         return "texts" if self.settings.answers == "texts" else ""
 
     @property
-    def compared(self) -> str:
-        """What the metrics compare: "texts", "classes" or "numbers"."""
-        return COMPARED[self.settings.answers][0]
-
-    @property
     def metrics(self) -> list[str]:
         """The recipe's metrics, or those that the kind of answers has."""
-        return self.recipe.evaluation.metrics or COMPARED[self.settings.answers][1]
+        return self.recipe.evaluation.metrics or USUAL_METRICS[self.settings.answers]
 
     @classmethod
     def metric_names(cls) -> list[str]:
-        return [name for name, row in METRICS.items() if row.compares in COMPARED]
+        return [name for name, row in METRICS.items() if row.compares in USUAL_METRICS]
 
     def check(self) -> None:
         section = self.settings
@@ -111,7 +102,7 @@ class TextToText(Translation):
                     f"evaluation.metrics={name!r} compares probabilities, but text_to_text writes its answers"
                 )
         names = self.settings.label_names
-        check_metrics(self.metrics, self.compared, len(names) if names else None)
+        check_metrics(self.metrics, self.settings.answers, len(names) if names else None)
 
     # ---- data
 
@@ -131,7 +122,7 @@ class TextToText(Translation):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         self.find_classes(splits, cache)
         if self.settings.answers == "classes":
-            check_metrics(self.metrics, self.compared, len(self.label_names))
+            check_metrics(self.metrics, self.settings.answers, len(self.label_names))
         super().prepare(splits, cache, progress)
         if self.settings.answers == "classes":
             self._written = self.names_as_written()
