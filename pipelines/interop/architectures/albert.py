@@ -4,7 +4,7 @@ from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, classifier_dropout
 from ..heads import BERT_HEADS, masked_lm
 from ..weights import renamed
-from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, SEGMENTS
+from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, QUERY_KEY_VALUE, SEGMENTS
 
 LAYER = "encoder.albert_layer_groups.*.albert_layers.0"
 MASKED_LM = masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
@@ -36,9 +36,7 @@ ALBERT = ArchitectureMap(
     weights={
         **EMBEDDINGS,
         "encoder.embedding_hidden_mapping_in": renamed("embedding_projection"),
-        f"{LAYER}.attention.query": renamed("layers.*.self_attn.q_proj"),
-        f"{LAYER}.attention.key": renamed("layers.*.self_attn.k_proj"),
-        f"{LAYER}.attention.value": renamed("layers.*.self_attn.v_proj"),
+        **{f"{LAYER}.attention.{name}": row for name, row in QUERY_KEY_VALUE.items()},
         f"{LAYER}.attention.dense": renamed("layers.*.self_attn.o_proj"),
         f"{LAYER}.attention.LayerNorm": renamed("layers.*.input_layernorm"),
         f"{LAYER}.ffn": renamed("layers.*.mlp.up_proj"),

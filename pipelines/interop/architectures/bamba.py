@@ -21,10 +21,7 @@ MAMBA_FIELDS = {
     "mamba_n_groups": "linear_num_key_heads",
     "mamba_d_state": "linear_key_head_dim",
     "mamba_d_conv": "linear_conv_kernel_dim",
-    ("mamba_expand",): Computed(
-        lambda native: {},
-        _write_expansion,
-    ),
+    ("mamba_expand",): Computed(lambda native: {}, _write_expansion),
     "mamba_chunk_size": IRRELEVANT,
     "mamba_conv_bias": MustEqual(True),
     "mamba_proj_bias": MustEqual(False),

@@ -2,18 +2,26 @@
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
 from ..weights import by_head, fused, renamed
+from .gpt import FIXED
 
+# Of BLOOM and Falcon.
+NAMES = {
+    "word_embeddings": renamed("embed_tokens"),
+    "h.*.input_layernorm": renamed("layers.*.input_layernorm"),
+    "h.*.self_attention.dense": renamed("layers.*.self_attn.o_proj"),
+    "h.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
+    "h.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
+    "ln_f": renamed("norm"),
+}
 BLOOM = ArchitectureMap(
     native="bloom",
     preset="bloom_7b1",
     fixed={
+        **FIXED,
         "position_encoding": "alibi",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
         "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of the tanh form that BloomGelu writes out
         "intermediate_size": None,  # 4 x hidden_size
         "attention_bias": True,
-        "mlp_bias": True,
         "embedding_norm": True,
     },
     fields={
@@ -29,17 +37,12 @@ BLOOM = ArchitectureMap(
         "slow_but_exact": IRRELEVANT,
     },
     weights={
-        "word_embeddings": renamed("embed_tokens"),
+        **NAMES,
         "word_embeddings_layernorm": renamed("embedding_norm"),
-        "h.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "h.*.self_attention.query_key_value": fused(
             "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
         ),
-        "h.*.self_attention.dense": renamed("layers.*.self_attn.o_proj"),
         "h.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
-        "h.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
-        "h.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
-        "ln_f": renamed("norm"),
     },
     tolerance=1e-7,  # BloomGelu writes sqrt(2/pi) with 8 digits
 )
@@ -81,10 +84,7 @@ MPT = ArchitectureMap(
         "no_bias": MustEqual(True),
         "learned_pos_emb": IRRELEVANT,  # without effect beside ALiBi, in MosaicML's code as well
         "embedding_fraction": IRRELEVANT,
-        "resid_pdrop": IRRELEVANT,
-        "emb_pdrop": IRRELEVANT,
-        "init_device": IRRELEVANT,
-        "norm_type": IRRELEVANT,
+        **dict.fromkeys(("resid_pdrop", "emb_pdrop", "init_device", "norm_type"), IRRELEVANT),
     },
     weights={
         "wte": renamed("embed_tokens"),

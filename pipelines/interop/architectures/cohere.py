@@ -3,7 +3,7 @@
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY
 from ..weights import renamed
-from .llama import WEIGHTS, read_layers
+from .llama import WEIGHTS, WINDOWED_LAYERS, read_layers
 
 FIXED = {"position_encoding": "rotary", "norm_type": "layernorm", "norm_bias": False, "mlp_type": "glu"}
 FIXED |= {"block": "parallel"}
@@ -39,9 +39,7 @@ COHERE2 = ArchitectureMap(
     fixed=FIXED,
     fields={
         **FIELDS,
-        ("layer_types", "sliding_window"): Computed(
-            _read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
-        ),
+        **{names: Computed(_read_layers, row.write) for names, row in WINDOWED_LAYERS.items()},
     },
     weights=COHERE_WEIGHTS,
 )

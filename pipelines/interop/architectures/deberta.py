@@ -4,7 +4,7 @@ from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
 from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
 from ..weights import by_head, fused, renamed
-from .bert import BERT_FIXED, BERT_SIZES, bert_layers
+from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, bert_layers
 
 FIXED = {
     **BERT_FIXED,
@@ -42,10 +42,8 @@ FIELDS = {
     "cls_dropout": "classifier_dropout",
 }
 WEIGHTS = {
-    "embeddings.word_embeddings": renamed("embed_tokens"),
+    **EMBEDDINGS,
     "embeddings.position_embeddings": renamed("absolute_positions"),
-    "embeddings.token_type_embeddings": renamed("token_type_embeddings"),
-    "embeddings.LayerNorm": renamed("embedding_norm"),
     "encoder.rel_embeddings": renamed("position_encoding.rel_embeddings"),
 }
 MASKED_LM = {

@@ -2,7 +2,7 @@
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
 from ..weights import renamed
-from .llama import FIELDS, FIXED, WEIGHTS
+from .llama import FIELDS, FIXED, MLP, WEIGHTS
 from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS
 
 LATENT_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
@@ -11,10 +11,7 @@ DEEPSEEK_WEIGHTS = {
     **OTHERS,
     **EXPERTS,
     **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in LATENT_PARTS},
-    **{
-        f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}")
-        for part in ("gate_proj", "up_proj", "down_proj")
-    },
+    **{f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
 }
 DEEPSEEK_FIXED = {
     **FIXED,

@@ -3,6 +3,7 @@
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY
 from ..weights import by_key_head, fused, renamed
+from .bloom import NAMES
 
 
 def _read_layout(native) -> dict:
@@ -43,16 +44,11 @@ FALCON = ArchitectureMap(
         "n_embed": IRRELEVANT,
     },
     weights={
-        "word_embeddings": renamed("embed_tokens"),
-        "h.*.input_layernorm": renamed("layers.*.input_layernorm"),
+        **NAMES,
         "h.*.ln_attn": renamed("layers.*.input_layernorm"),
         "h.*.ln_mlp": renamed("layers.*.post_attention_layernorm"),
         "h.*.self_attention.query_key_value": fused(
             "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_key_head
         ),
-        "h.*.self_attention.dense": renamed("layers.*.self_attn.o_proj"),
-        "h.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
-        "h.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
-        "ln_f": renamed("norm"),
     },
 )

@@ -3,15 +3,10 @@
 from ..architecture_map import ArchitectureMap, Computed, Converted, MustEqual, same
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import renamed
-from .llama import QK_NORMS, WEIGHTS, read_layers
+from .llama import QK_NORMS, WEIGHTS, WINDOWED_LAYERS
 
 FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm_zero_centered", "mlp_type": "glu"}
 SANDWICH = {**FIXED, "norm_position": "both"}
-
-
-def _write_size(ours) -> dict:
-    """The width from which the factor of the embeddings follows; none where it is another."""
-    return {"hidden_size": ours.hidden_size}
 
 
 FIELDS = {
@@ -20,13 +15,12 @@ FIELDS = {
     "hidden_activation": "hidden_act",
     "rms_norm_eps": "norm_eps",
     ("hidden_size",): Computed(
-        lambda native: {"hidden_size": native.hidden_size, "embedding_multiplier": native.hidden_size**0.5}, _write_size
+        lambda native: {"hidden_size": native.hidden_size, "embedding_multiplier": native.hidden_size**0.5},
+        lambda ours: {"hidden_size": ours.hidden_size},
     ),
 }
 LAYERS = {
-    ("layer_types", "sliding_window"): Computed(
-        read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
-    ),
+    **WINDOWED_LAYERS,
     "query_pre_attn_scalar": Converted(
         "attention_multiplier", lambda scalar: scalar**-0.5, lambda scale: None if scale is None else round(scale**-2)
     ),

@@ -4,6 +4,8 @@ from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, Mu
 from ..rotary import ROTARY_WITH_PART, flat_rope
 from ..weights import by_head, fused, renamed
 
+# Fields of GPT2DoubleHeadsModel.
+SUMMARY = [f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")]
 # Of GPT-2 and GPT-J.
 SIZES = {
     "n_embd": "hidden_size",
@@ -18,43 +20,36 @@ SIZES = {
     "attn_pdrop": "attention_dropout",
     "initializer_range": "initializer_range",
 }
+FIXED = {"norm_type": "layernorm", "mlp_type": "mlp", "mlp_bias": True}
+NAMES = {
+    "wte": renamed("embed_tokens"),
+    "wpe": renamed("position_encoding"),
+    "h.*.ln_1": renamed("layers.*.input_layernorm"),
+    "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
+    "ln_f": renamed("norm"),
+}
 GPT2 = ArchitectureMap(
     native="gpt2",
     preset="gpt2",
-    fixed={
-        "position_encoding": "learned",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
+    fixed={**FIXED, "position_encoding": "learned", "attention_bias": True},
     fields={
         **SIZES,
         "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
         "add_cross_attention": "add_cross_attention",
-        # of GPT2DoubleHeadsModel
-        "summary_type": IRRELEVANT,
-        "summary_use_proj": IRRELEVANT,
-        "summary_activation": IRRELEVANT,
-        "summary_proj_to_labels": IRRELEVANT,
-        "summary_first_dropout": IRRELEVANT,
+        **dict.fromkeys(SUMMARY, IRRELEVANT),
     },
     weights={
-        "wte": renamed("embed_tokens"),
-        "wpe": renamed("position_encoding"),
-        "h.*.ln_1": renamed("layers.*.input_layernorm"),
+        **NAMES,
         "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
         "h.*.attn.c_proj": renamed("layers.*.self_attn.o_proj", transposed=True),
         "h.*.ln_cross_attn": renamed("layers.*.cross_attention_layernorm"),
         "h.*.crossattention.q_attn": renamed("layers.*.cross_attn.q_proj", transposed=True),
         "h.*.crossattention.c_attn": fused("k_proj", "v_proj", under="layers.*.cross_attn", transposed=True),
         "h.*.crossattention.c_proj": renamed("layers.*.cross_attn.o_proj", transposed=True),
-        "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
         "h.*.mlp.c_fc": renamed("layers.*.mlp.up_proj", transposed=True),
         "h.*.mlp.c_proj": renamed("layers.*.mlp.down_proj", transposed=True),
-        "ln_f": renamed("norm"),
     },
 )
 
@@ -79,13 +74,11 @@ GPT_NEO = ArchitectureMap(
     native="gpt_neo",
     preset="gpt_neo_125m",
     fixed={
+        **FIXED,
         "position_encoding": "learned",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
         "attention_bias": False,
         "attention_out_bias": True,
         "attention_multiplier": 1.0,  # scores are not scaled
-        "mlp_bias": True,
     },
     fields={
         **same("hidden_size", "intermediate_size", "max_position_embeddings", "attention_dropout", "initializer_range"),
@@ -99,17 +92,11 @@ GPT_NEO = ArchitectureMap(
         ("attention_types", "window_size"): Computed(_read_neo_layers, _write_neo_layers),
     },
     weights={
-        "wte": renamed("embed_tokens"),
-        "wpe": renamed("position_encoding"),
-        "h.*.ln_1": renamed("layers.*.input_layernorm"),
-        "h.*.attn.attention.q_proj": renamed("layers.*.self_attn.q_proj"),
-        "h.*.attn.attention.k_proj": renamed("layers.*.self_attn.k_proj"),
-        "h.*.attn.attention.v_proj": renamed("layers.*.self_attn.v_proj"),
+        **NAMES,
+        **{f"h.*.attn.attention.{part}_proj": renamed(f"layers.*.self_attn.{part}_proj") for part in "qkv"},
         "h.*.attn.attention.out_proj": renamed("layers.*.self_attn.o_proj"),
-        "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
         "h.*.mlp.c_fc": renamed("layers.*.mlp.up_proj"),
         "h.*.mlp.c_proj": renamed("layers.*.mlp.down_proj"),
-        "ln_f": renamed("norm"),
     },
 )
 
@@ -123,14 +110,7 @@ def _read_rotated(native) -> dict:
 GPT_J = ArchitectureMap(
     native="gptj",
     preset=None,
-    fixed={
-        "position_encoding": "rotary",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
-        "mlp_bias": True,
-        "lm_head_bias": True,
-        "block": "parallel",
-    },
+    fixed={**FIXED, "position_encoding": "rotary", "lm_head_bias": True, "block": "parallel"},
     fields={
         **SIZES,
         ("rotary_dim",): Computed(
@@ -139,15 +119,12 @@ GPT_J = ArchitectureMap(
         ),
     },
     weights={
-        "wte": renamed("embed_tokens"),
-        "h.*.ln_1": renamed("layers.*.input_layernorm"),
-        "h.*.attn.q_proj": renamed("layers.*.self_attn.q_proj", paired=True),
-        "h.*.attn.k_proj": renamed("layers.*.self_attn.k_proj", paired=True),
+        **NAMES,
+        **{f"h.*.attn.{part}_proj": renamed(f"layers.*.self_attn.{part}_proj", paired=True) for part in "qk"},
         "h.*.attn.v_proj": renamed("layers.*.self_attn.v_proj"),
         "h.*.attn.out_proj": renamed("layers.*.self_attn.o_proj"),
         "h.*.mlp.fc_in": renamed("layers.*.mlp.up_proj"),
         "h.*.mlp.fc_out": renamed("layers.*.mlp.down_proj"),
-        "ln_f": renamed("norm"),
     },
     tolerance=1e-6,  # its table of sines is of fp32
 )
@@ -155,15 +132,7 @@ GPT_J = ArchitectureMap(
 PHI = ArchitectureMap(
     native="phi",
     preset=None,
-    fixed={
-        "position_encoding": "rotary",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "lm_head_bias": True,
-        "block": "parallel",
-    },
+    fixed=GPT_J.fixed | {"attention_bias": True},
     fields={
         **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
         **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
@@ -188,12 +157,7 @@ PHI = ArchitectureMap(
 GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
     preset="pythia_160m",
-    fixed={
-        "position_encoding": "rotary",
-        "norm_type": "layernorm",
-        "mlp_type": "mlp",
-        "mlp_bias": True,
-    },
+    fixed={**FIXED, "position_encoding": "rotary"},
     fields={
         **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
         **same("max_position_embeddings", "attention_bias", "attention_dropout", "hidden_dropout", "initializer_range"),

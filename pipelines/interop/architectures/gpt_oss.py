@@ -2,9 +2,9 @@
 
 from transformers import CONFIG_MAPPING
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, WEIGHTS, read_layers
+from .llama import FIELDS, FIXED, WEIGHTS, WINDOWED_LAYERS
 from .mixtral import MIXTURE, MIXTURE_FIELDS
 
 EXPERTS = "layers.*.mlp.experts"
@@ -38,9 +38,7 @@ GPT_OSS = ArchitectureMap(
         **{name: name if name in DECLARED else MustEqual(value) for name, value in CLAMP.items()},
         "hidden_act": IRRELEVANT,
         "num_local_experts": "num_experts",
-        ("layer_types", "sliding_window"): Computed(
-            read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
-        ),
+        **WINDOWED_LAYERS,
     },
     weights={
         **{name: row for name, row in WEIGHTS.items() if ".mlp." not in name},

@@ -3,7 +3,7 @@
 from ..architecture_map import ArchitectureMap, Computed
 from ..heads import SCORE, Heads
 from ..weights import renamed
-from .gpt import GPT2
+from .gpt import GPT2, SUMMARY
 
 # As CausalLM, ImageGPT's class for causal image modelling; the classifier averages all pixels' features.
 HEADS: Heads = {
@@ -11,13 +11,12 @@ HEADS: Heads = {
     "AutoModelForCausalLM": {"lm_head": renamed("lm_head")},
     "AutoModelForImageClassification": SCORE,
 }
-OF_GPT2_HEADS = {name for name in GPT2.fields if isinstance(name, str) and name.startswith("summary_")}
 
 IMAGEGPT = ArchitectureMap(
     native="imagegpt",
     preset="imagegpt_small",
     fixed=GPT2.fixed | {"norm_type": "rmsnorm"},
-    fields={name: row for name, row in GPT2.fields.items() if name not in OF_GPT2_HEADS}
+    fields={name: row for name, row in GPT2.fields.items() if name not in SUMMARY}
     | {("vocab_size",): Computed(lambda native: {"output_vocab_size": native.vocab_size - 1}, lambda ours: {})},
     weights=GPT2.weights,
     heads=HEADS,

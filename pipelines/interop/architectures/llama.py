@@ -4,9 +4,10 @@ from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted,
 from ..rotary import ROTARY
 from ..weights import renamed
 
+MLP = ("gate_proj", "up_proj", "down_proj")
 BLOCK = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-    *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
+    *(f"mlp.{name}" for name in MLP),
     *("input_layernorm", "post_attention_layernorm"),
 )
 WEIGHTS = {name: renamed(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
@@ -60,9 +61,13 @@ def _write_layers(ours) -> dict:
     return {"layer_types": list(ours.layer_types), **sliding}
 
 
-QWEN_LAYERS = {
-    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): Computed(read_layers, _write_layers)
+WINDOWED_LAYERS = {
+    ("layer_types", "sliding_window"): Computed(
+        read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
+    )
 }
+SWITCHED_LAYERS = Computed(read_layers, _write_layers)
+QWEN_LAYERS = {("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): SWITCHED_LAYERS}
 
 QWEN2 = ArchitectureMap(
     native="qwen2",
@@ -99,9 +104,7 @@ SMOLLM3 = ArchitectureMap(
     fields={
         **{name: row for name, row in FIELDS.items() if name != "head_dim"},
         **same("attention_bias", "mlp_bias"),
-        ("layer_types", "use_sliding_window", "sliding_window"): QWEN_LAYERS[
-            ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
-        ],
+        ("layer_types", "use_sliding_window", "sliding_window"): SWITCHED_LAYERS,
         ("no_rope_layers", "no_rope_layer_interval"): Computed(
             lambda native: {"no_rope_layers": None if all(native.no_rope_layers) else list(native.no_rope_layers)},
             lambda ours: {"no_rope_layers": list(ours.no_rope_layers or [1] * ours.num_hidden_layers)},

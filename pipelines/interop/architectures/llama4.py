@@ -4,10 +4,8 @@ from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed, same
 from ..weights import renamed
 from .cohere import PAIRED
-from .llama import FIELDS, FIXED, WEIGHTS
+from .llama import FIELDS, FIXED, MLP, WEIGHTS
 from .mixtral import MIXTURE_FIELDS
-
-MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def _read_layers(native) -> dict:

@@ -5,7 +5,7 @@ from anyformer.modeling.traits import block_forms
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, read_layers
+from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, WINDOWED_LAYERS
 from .qwen_hybrid import HYBRID_FIELDS
 
 OLMO_FIXED = {**FIXED, "norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
@@ -24,9 +24,7 @@ OLMO3 = ArchitectureMap(
     fields={
         **OLMO_FIELDS,
         "rope_parameters": NESTED_ROTARY,
-        ("layer_types", "sliding_window"): Computed(
-            read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
-        ),
+        **WINDOWED_LAYERS,
     },
     weights=OLMO_WEIGHTS,
 )

@@ -3,7 +3,7 @@
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY_WITH_PART
 from ..weights import Weights, fused, renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS
+from .llama import FIELDS, FIXED, MLP, QK_NORMS, WEIGHTS
 from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
 
 KINDS = {"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}
@@ -61,9 +61,7 @@ def _rates(config) -> tuple[int, list[int]]:
 
 DELTA = {
     "layers.*.linear_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
-    "layers.*.linear_attn.A_log": renamed("layers.*.self_attn.A_log"),
-    "layers.*.linear_attn.dt_bias": renamed("layers.*.self_attn.dt_bias"),
-    "layers.*.linear_attn.norm": renamed("layers.*.self_attn.norm"),
+    **{f"layers.*.linear_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in ("A_log", "dt_bias", "norm")},
     "layers.*.linear_attn.out_proj": renamed("layers.*.self_attn.o_proj"),
     "layers.*.self_attn.q_proj": fused(
         "q_proj", "output_gate.gate_proj", under="layers.*.self_attn", layout=_query_and_gate
@@ -109,9 +107,6 @@ QWEN3_NEXT = ArchitectureMap(
         ),
         "layers.*.linear_attn.in_proj_ba": fused("b_proj", "a_proj", under="layers.*.self_attn", layout=_rates),
         "layers.*.mlp.shared_expert_gate": renamed("layers.*.mlp.shared_expert_gate"),
-        **{
-            f"layers.*.mlp.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}")
-            for part in ("gate_proj", "up_proj", "down_proj")
-        },
+        **{f"layers.*.mlp.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
     },
 )

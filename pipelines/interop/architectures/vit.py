@@ -37,8 +37,7 @@ FIELDS = {
     ),
 }
 LAYER = {
-    **{f"layers.*.attention.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_proj", "k_proj", "v_proj")},
-    "layers.*.attention.o_proj": renamed("layers.*.self_attn.o_proj"),
+    **{f"layers.*.attention.{name}_proj": renamed(f"layers.*.self_attn.{name}_proj") for name in "qkvo"},
     "layers.*.layernorm_before": renamed("layers.*.input_layernorm"),
     "layers.*.layernorm_after": renamed("layers.*.post_attention_layernorm"),
     "layers.*.mlp.fc1": renamed("layers.*.mlp.up_proj"),
