@@ -35,10 +35,7 @@ EXACT, NEAR, OVERLAP = "exact duplicates", "near duplicates", "in common with te
 
 
 class Judge:
-    """Says of one document after the other why it is left out; duplicates are of documents that it has let pass.
-
-    latest: what the latest document shares with test sets (TestSets.shared).
-    """
+    """Says of one document after the other why it is left out; duplicates are of documents that it has let pass."""
 
     def __init__(self, clean: CleanSettings, keeps: Callable[[str], Any] | None, tests: TestSets | None):
         self.clean, self.keeps, self.tests = clean, keeps, tests

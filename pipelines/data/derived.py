@@ -77,10 +77,7 @@ def _of_block(block: list[Document], first: int, unfit: Counter[str]) -> Iterato
 
 
 def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str) -> list[str]:
-    """Different texts of other documents than `place`, the nearest in length.
-
-    pool: (length, document, text), sorted.
-    """
+    """Different texts of other documents than `place`, the nearest in length."""
     after = bisect_left(pool, (length,))
     before, found = after - 1, {}
     while len(found) < NEAR and (before >= 0 or after < len(pool)):

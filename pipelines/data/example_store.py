@@ -26,10 +26,7 @@ ARROW = "examples.arrow"
 
 
 class EncodedExamples(MappedStore, Rows, Dataset):
-    """Encoded examples, in the order of their source: dicts of int64 tensors, ragged between rows.
-
-    facts: numbers worth reporting.
-    """
+    """Encoded examples, in the order of their source: dicts of int64 tensors, ragged between rows."""
 
     kind = "examples"
 

@@ -1,7 +1,4 @@
-"""Images as labelled examples: image files in folders, tables with an image column, the Hub's data sets.
-
-In the image column stands whatever image_store.decode opens.
-"""
+"""Images as labelled examples: image files in folders, tables with an image column, the Hub's data sets."""
 
 import glob
 from collections.abc import Collection, Iterator
@@ -86,10 +83,7 @@ class HubImages(HubExamples):
 
 
 def open_images(data: DataSection, columns: dict[str, str], classes: str | None = None) -> dict[str, Examples]:
-    """The examples of each split, as open_examples: `files` may also name image files.
-
-    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}. classes: as open_examples has it.
-    """
+    """The examples of each split, as open_examples: `files` may also name image files."""
     return open_examples(data, columns, files=image_files, hub=HubImages, classes=classes)
 
 

@@ -33,10 +33,7 @@ class MappedStore(ABC):
 
     @classmethod
     def cached(cls, cache: Path, key: str, build: Callable[[Path], None], files: States | None) -> Self:
-        """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged.
-
-        files: as cached_folder has them.
-        """
+        """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged."""
         return cls(cached_folder(Path(cache), cls.kind, key, build, files))
 
     def __reduce__(self) -> tuple:

@@ -17,10 +17,7 @@ REFERENCE = "reference"  # key of a row and of a batch
 
 
 class WithReference(Rows, Dataset):
-    """The rows of an encoded split, each with `reference`: float32 of shape (K,).
-
-    numbers: (N, K). key: identity of what they were computed from.
-    """
+    """The rows of an encoded split, each with `reference`: float32 of shape (K,)."""
 
     def __init__(self, rows, numbers: np.ndarray, key: str):
         self.rows, self.numbers = rows, numbers

@@ -57,10 +57,7 @@ def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, 
 
 
 def cutmix_boxes(shares: np.ndarray, centres: np.ndarray, height: int, width: int) -> torch.Tensor:
-    """Masks (B, H, W) of the box that the second image covers: 1 - share of the area, cut off at the border.
-
-    centres: (B, 2) in [0, 1).
-    """
+    """Masks (B, H, W) of the box that the second image covers: 1 - share of the area, cut off at the border."""
     half = np.sqrt(1 - shares) / 2
     inside = []
     for axis, size in enumerate((height, width)):

@@ -28,10 +28,7 @@ BATCH = 256  # images decoded and resized at once
 
 
 def load_image_processor(name: str, trust_remote_code: bool):
-    """The image processor of a checkpoint; raises UserError where there is none.
-
-    trust_remote_code: whether code that comes with the checkpoint may run.
-    """
+    """The image processor of a checkpoint; raises UserError where there is none."""
     try:
         with errors_only():  # otherwise a line about torchvision, which is not needed
             return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)

@@ -148,10 +148,7 @@ def direction_of(source: str, config, to: str | None) -> str:
 
 
 def compared(model, twin, ours, native) -> str:
-    """What a comparison of both models' logits in float64 has found; raises UserError where they differ.
-
-    ours, native: the same two models.
-    """
+    """What a comparison of both models' logits in float64 has found; raises UserError where they differ."""
     from .matching import architecture_of
     from .verify import probe, scale_and_difference
 

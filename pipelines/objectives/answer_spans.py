@@ -16,10 +16,7 @@ def context_of(offsets: Sequence[Span], sequence_ids: Sequence[int | None]) -> S
 
 
 def tokens_of_answer(offsets: Sequence[Span], context: Span, answer: Span) -> Span | None:
-    """First and last of the tokens that cover the characters of an answer; None where it is not all in the window.
-
-    offsets: characters of each token of the window. context: its tokens that stand for the context.
-    """
+    """First and last of the tokens that cover the characters of an answer; None where it is not all in the window."""
     first, after = context
     begin, end = answer
     covering = [place for place in range(first, after) if offsets[place][0] < end and offsets[place][1] > begin]

@@ -263,10 +263,7 @@ class Objective(Measuring, ABC):
         return []
 
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
-        """Raise UserError where rows are longer than the `most` positions that a model has vectors for.
-
-        field: what says so, for the error.
-        """
+        """Raise UserError where rows are longer than the `most` positions that a model has vectors for."""
         for name, length in self.lengths().items():
             if length is not None and length > most:
                 raise UserError(
@@ -301,10 +298,7 @@ class Objective(Measuring, ABC):
         """Make `processor` and whatever else the rows of all splits depend on. Raises UserError."""
 
     def corpus(self, source: Any) -> Any | None:
-        """The text of one split as documents (data.documents.Corpus), as a tokenizer reads it; None: there is none.
-
-        source: of the split, as `open` gives it.
-        """
+        """The text of one split as documents (data.documents.Corpus), as a tokenizer reads it; None: there is none."""
         return None
 
     @abstractmethod
@@ -312,10 +306,7 @@ class Objective(Measuring, ABC):
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
     def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        """Make one machine's share of what `rows` of this split reads; return how many shards that was.
-
-        `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
-        """
+        """Make one machine's share of what `rows` of this split reads; return how many shards that was."""
         raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
 
     def check_shares(self) -> None:
@@ -323,10 +314,7 @@ class Objective(Measuring, ABC):
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
     def try_examples(self, examples: list, prepared: bool) -> None:
-        """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each.
-
-        prepared: whether `prepare` is done.
-        """
+        """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each."""
 
     def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
@@ -367,10 +355,7 @@ class Objective(Measuring, ABC):
         return None
 
     def files(self, config) -> dict[str, str]:
-        """Further files of the finished model's folder, path in it -> text, such as what other libraries load it by.
-
-        config: the model's.
-        """
+        """Further files of the finished model's folder, path in it -> text, such as what other libraries load it by."""
         return {}
 
     def logits_of(self) -> Callable[[Any], Any] | None:

@@ -1,5 +1,3 @@
-"""Next-token prediction over packed rows."""
-
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 

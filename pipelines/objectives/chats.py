@@ -244,10 +244,7 @@ class ChatTask(TextTask):
             yield ids, offsets
 
     def encoded(self, source, split: str, cache: Path, columns: dict[str, str]) -> Rows:
-        """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them.
-
-        A split that is not trained on also has the prompt and the answer of each row as texts.
-        """
+        """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them."""
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
 

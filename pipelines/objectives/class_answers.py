@@ -36,10 +36,7 @@ class Answers:
 
 
 class ClassReports:
-    """What tasks of classes share that report on single classes; one of several classes, or of words, differs in parts.
-
-    answers: of the last pass; None: no row had a label.
-    """
+    """What tasks of classes share that report on single classes; those of several, or of words, differ in parts."""
 
     answers: Answers | None = None
 

@@ -27,10 +27,7 @@ def _digits(name: str) -> str:
 
 
 def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) -> list[str]:
-    """Sentences about the classes of the rows of a split, whose numbers are `counts`.
-
-    may_be_stratified: whether data.stratify would give the split a share of every class.
-    """
+    """Sentences about the classes of the rows of a split, whose numbers are `counts`."""
     notes, missing = [], [name for name, number in counts.items() if not number]
     if missing:
         way_out = (

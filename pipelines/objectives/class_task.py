@@ -65,10 +65,7 @@ class ClassScores(ClassReports):
         return self.compare(given.tolist(), true.tolist(), probabilities, names=self.metrics_for(true))
 
     def metrics_for(self, true) -> list[str]:
-        """The recipe's metrics; macro F1 beside accuracy alone where classes are uneven.
-
-        Accuracy then says little about rare classes, which count in macro F1 as much as the others.
-        """
+        """The recipe's metrics; macro F1 beside accuracy alone where classes are uneven."""
         from ..metrics.class_report import is_uneven
 
         alone = self.metrics == ["accuracy"] and self.takes_metric(METRICS[MACRO])

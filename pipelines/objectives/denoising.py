@@ -1,5 +1,3 @@
-"""Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved."""
-
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -132,10 +130,7 @@ def span_lengths(total: int, mean: float, generator):
 
 
 def permuted(content, starts, rate: float, generator):
-    """The content with round(rate * sentences) of its sentences in each other's places.
-
-    starts: where they begin, but for the first one.
-    """
+    """The content with round(rate * sentences) of its sentences in each other's places."""
     sentences = np.split(content, starts)
     number = round(rate * len(sentences))
     if number < 2:

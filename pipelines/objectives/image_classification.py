@@ -1,5 +1,3 @@
-"""One class for an image."""
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -28,10 +28,7 @@ class LabelledTextSettings(ObjectiveSettings):
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many.
-
-    label_type: as schema_of takes it.
-    """
+    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
 
     label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"

@@ -23,10 +23,7 @@ def features(model, rows, indices, layer: int, batch_size: int) -> np.ndarray:
 
 
 def linear_probe(model, train, test, *, batch_size: int = 64, seed: int = 0) -> float:
-    """Accuracy on all rows of `test` of a regression fitted to at most MOST rows of `train`, drawn by the seed.
-
-    Both have `labels`. The input of the middle layer is read.
-    """
+    """Accuracy on all rows of `test` of a regression fitted to at most MOST rows of `train`, drawn by the seed."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

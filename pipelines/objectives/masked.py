@@ -1,5 +1,3 @@
-"""Masked language modelling over packed rows (Devlin et al. 2019, section 3.1)."""
-
 from dataclasses import dataclass
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids

@@ -1,5 +1,3 @@
-"""Hidden patches of an image from the others (SimMIM, Xie et al. 2022)."""
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +20,7 @@ class MaskedImageSettings(NormalizedSettings):
 
 @register_objective
 class MaskedImage(ImageObjective):
-    """Hidden patches of an image from the others (SimMIM, Xie et al. 2022).
-
-    Some patches of each image are hidden; their pixels are predicted, and the loss is the mean distance to them.
-    """
+    """Hidden patches of an image from the others (SimMIM, Xie et al. 2022)."""
 
     name = "masked_image"
     auto_class = "AutoModelForMaskedImageModeling"

@@ -17,10 +17,7 @@ class Measuring:
     """The second half of the interface of an Objective (base.py), which is called once there is a model."""
 
     def adopt(self, config, source: Any) -> None:
-        """Take from a trained model's config what the recipe leaves open, before `prepare`. Raises UserError.
-
-        source: of the split that will be measured.
-        """
+        """Take from a trained model's config what the recipe leaves open, before `prepare`. Raises UserError."""
 
     keeps_scores = False  # whether predictions hold the probabilities of classes, whatever the metrics compare
 
@@ -30,10 +27,7 @@ class Measuring:
         return self if hasattr(self, "predictions") else None
 
     def compare(self, *compared: Any, names: list[str] | None = None) -> dict[str, float]:
-        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it.
-
-        names: of the metrics; None: the recipe's.
-        """
+        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
         from ..metrics import compute_metrics
 
         numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared)
@@ -76,10 +70,7 @@ class Measuring:
         }
 
     def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
-        """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged.
-
-        rows: of any split. None: there is one part.
-        """
+        """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged."""
         named = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
         return (list(named), lambda number: rows.place(number)[0]) if named else None
 
@@ -116,10 +107,7 @@ class Measuring:
         return {name: result[name] for name in (*of_parts, *metrics) if name in result}
 
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
-        """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none.
-
-        source: of their split, of `open`.
-        """
+        """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none."""
         return None
 
     def finish(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
@@ -148,10 +136,7 @@ class Measuring:
     cut = 0  # texts that `predict` has cut to what the model reads
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        """{setting: column} of what the model reads of a row without a label; what there is may leave some out.
-
-        there: the columns of the rows, by the names that training gave them.
-        """
+        """{setting: column} of what the model reads of a row without a label; what there is may leave some out."""
         return self.text_columns()
 
     def asked(self, row: dict, place: str) -> Any:

@@ -1,5 +1,3 @@
-"""UL2's mixture of denoisers (Tay et al. 2022, section 3.1): short spans, long or dense ones, and a prefix's rest."""
-
 from dataclasses import dataclass
 
 from ..errors import UserError

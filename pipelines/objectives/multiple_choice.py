@@ -274,10 +274,7 @@ def is_letter(value: Any) -> bool:
 
 
 class ChoiceCollator:
-    """Examples -> one batch (B, C, T) of B examples with C choices each, padded to the longest choice; labels (B,).
-
-    pad: the PaddingCollator that fills up the choices.
-    """
+    """Examples -> one batch (B, C, T) of B examples with C choices each, padded to the longest choice; labels (B,)."""
 
     def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad

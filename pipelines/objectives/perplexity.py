@@ -15,10 +15,7 @@ def perplexity(nll_per_token: float) -> float:
 
 @dataclass
 class TokenLosses:
-    """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows.
-
-    train: of the training text, where its tokens are stored.
-    """
+    """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows."""
 
     nll: float
     predictions: float

@@ -1,5 +1,3 @@
-"""The next pixel of an image, row by row, as one of a few colours (ImageGPT, Chen et al. 2020)."""
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): the rest of a text from its beginning."""
-
 from dataclasses import dataclass
 
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
@@ -103,10 +101,7 @@ class PrefixLM(LooksAhead, Reconstruction):
 
 
 class PrefixAndRestCollator(SourceTargetCollator):
-    """Inputs are a row's prefix, then eos; labels the rest of it, then eos.
-
-    shares: the least and largest share of a row that is its prefix.
-    """
+    """Inputs are a row's prefix, then eos; labels the rest of it, then eos."""
 
     def __init__(self, tokenizer, shares: tuple[float, float], seed: int, lengths=(None, None)):
         super().__init__(tokenizer, seed, lengths)
@@ -118,10 +113,7 @@ class PrefixAndRestCollator(SourceTargetCollator):
 
 
 class PrefixCollator(CausalCollator):
-    """As CausalCollator, with a prefix of each document's part of a row, which has no labels, in `prefix_mask`.
-
-    shares: the least and largest share of a part that is its prefix.
-    """
+    """As CausalCollator, with a prefix of each document's part of a row, which has no labels, in `prefix_mask`."""
 
     def __init__(self, packed: bool, shares: tuple[float, float], seed: int):
         super().__init__(packed)

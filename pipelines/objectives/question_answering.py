@@ -285,10 +285,7 @@ class QuestionAnswering(TextTask):
         return found
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
-        """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.
-
-        Every process scores a share of the windows.
-        """
+        """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order."""
         of_window = rows.numbers("number")
         wanted = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
         found = finished.shared(

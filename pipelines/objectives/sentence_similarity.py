@@ -272,10 +272,7 @@ class PositivePairs(Rows):
 
 
 class PairCollator:
-    """Rows of pairs -> input_ids (2 B, T), the two texts of a pair one after the other, attention_mask, labels (B,).
-
-    pads: what makes a batch of single texts.
-    """
+    """Rows of pairs -> input_ids (2 B, T), the two texts of a pair one after the other, attention_mask, labels (B,)."""
 
     def __init__(self, pads: Callable[[list[dict]], dict]):
         self.pads = pads

@@ -1,5 +1,3 @@
-"""One class for a text or a pair of texts."""
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

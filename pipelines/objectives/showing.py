@@ -104,10 +104,7 @@ def documents_text(ids: list[int], documents: list, tokenizer, token) -> "rich_t
 
 
 def arranged_text(row: dict, sentinels: list[int], tokenizer) -> "rich_text.Text":
-    """As `row_text`, of a row whose tokens a collator has put in another order, with `sentinels` set off.
-
-    row: of the batch, whose position_ids say where documents begin; the last one without a label is padding.
-    """
+    """As `row_text`, of a row whose tokens a collator has put in another order, with `sentinels` set off."""
     labels = row["labels"].tolist()
     parts = document_parts(row["position_ids"].numpy())
     if len(parts) > 1 and not is_label(row["labels"][parts[-1][0] :]).any():
@@ -132,10 +129,7 @@ def head_table(row: dict, tokenizer) -> list[str]:
 
 
 def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_text.Text":
-    """One row as it was, what is predicted in brackets with what the model sees in its place.
-
-    row: as the data set has it. batch: of this row alone, as the collator has changed it.
-    """
+    """One row as it was, what is predicted in brackets with what the model sees in its place."""
     seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:

@@ -1,5 +1,3 @@
-"""Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code."""
-
 from dataclasses import dataclass
 
 from ..plugins import register_objective

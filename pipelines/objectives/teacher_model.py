@@ -137,10 +137,7 @@ class Teacher:
         return self.model(**inputs, **cache).logits
 
     def top_tokens(self, batch: dict, size: int, top_k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, T, K) ids, and (B, T, K + 1) log-probabilities of them and of all other tokens together.
-
-        batch: a collator's. size: ids that count, others have no probability.
-        """
+        """(B, T, K) ids, and (B, T, K + 1) log-probabilities of them and of all other tokens together."""
         inputs = {name: x.to(self.model.device) for name, x in batch.items() if name != "labels"}
         logits = self.logits(inputs)[..., :size].float() / temperature
         found = logits.topk(top_k)

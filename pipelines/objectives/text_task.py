@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class TextTask(Tokenized, Objective):
-    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`).
-
-    labels_of_tokens: whether each token has a label.
-    """
+    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`)."""
 
     section = "task"
     use = "anyformer predict {folder} FILE"

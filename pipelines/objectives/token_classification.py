@@ -348,10 +348,7 @@ class TokenClassification(ClassTask, TextTask):
 def tags_of_spaces(
     tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str]]:
-    """(token, tag) of the spaces that are tokens of their own.
-
-    tags: of the words. of_tokens: the word of each token. offsets: of the tokens in the text.
-    """
+    """(token, tag) of the spaces that are tokens of their own."""
     after = None
     for place in reversed(range(len(of_tokens))):
         start, end = offsets[place]

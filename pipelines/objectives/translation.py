@@ -1,5 +1,3 @@
-"""A text in one language from a text in another, or any other text from a text."""
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
