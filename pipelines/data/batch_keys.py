@@ -1,7 +1,4 @@
-"""What batches are made by and hold beside a model's inputs: keys, the label that is not counted, padding, randomness.
-
-Shared by rows, collators and the trainer.
-"""
+"""What batches are made by and hold beside a model's inputs: keys, labels that are not counted, padding, randomness."""
 
 from ..lazy import np, torch
 

@@ -80,10 +80,7 @@ class ExampleSource(ABC):
 
 
 class ExamplesInFiles(ExampleSource):
-    """Files that hold examples, or are some; patterns and `without` as for FileSource. A subclass checks them at once.
-
-    Raises UserError where a pattern matches nothing, and as `check` does.
-    """
+    """Files that hold examples, or are some; patterns and `without` as for FileSource. Raises UserError as `check`."""
 
     def __init__(
         self,

@@ -68,10 +68,7 @@ class FileFormat(ABC):
 
 
 def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
-    """Names of the classes in a column of a data set's features, one class or a list of them; None where it has none.
-
-    column: also a name within a column, joined by dots.
-    """
+    """Names of the classes in a column of features (or, by dots, within one), or of its lists; None: it has none."""
     try:
         feature = cell(features, column)
     except KeyError:

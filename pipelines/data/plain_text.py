@@ -22,10 +22,7 @@ CODE_AND_MARKUP = tuple(_CODE_AND_MARKUP.split())
 
 
 def check_is_text(field: str, path: Path, pattern: str, formats: list[str]) -> None:
-    """Raise UserError, beginning with the recipe's `field`, where `path`, which `pattern` matches, is not read as text.
-
-    formats: suffixes of the formats with rows, for the list of what is known.
-    """
+    """Raise UserError, beginning with `field`, where `path`, which `pattern` matches, is not read as text."""
     suffix = _suffix(path.name)
     if suffix in ("", *TEXT) or re.fullmatch(r"\.\d+", suffix):
         return
