@@ -1,7 +1,4 @@
-"""How much of the classes a model of pixels knows: logistic regression on its averaged features.
-
-As in Chen et al. 2020, section 2.3: the hidden states before one block, averaged over the image.
-"""
+"""How much of the classes a model of pixels knows: regression on its averaged features (Chen et al. 2020, 2.3)."""
 
 import numpy as np
 import torch
