@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 @register_objective
 class Causal(TextObjective):
-    """Next-token prediction over packed rows.
-
-    Each token predicts the next one of its own document (Radford et al. 2018, eq. 1).
-    """
+    """Next-token prediction over packed rows, each from those of its own document (Radford et al. 2018, eq. 1)."""
 
     name = "causal"
     taught = "tokens"

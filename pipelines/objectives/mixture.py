@@ -1,9 +1,4 @@
-"""Several objectives over plain text in one run: one model, one tokenizer, rows of all of them by weight.
-
-An epoch is one pass over the part that is longest for its weight; the rows of the others come again in it, changed anew
-each time. Rows of all parts share batches, so that each step learns from all of them. Where a part is streamed, there
-are no epochs, and the rows of all parts are one stream (mixture_stream.py).
-"""
+"""Several objectives over plain text in one run: one model, one tokenizer, rows of all of them by weight."""
 
 from collections import ChainMap
 from collections.abc import Callable
@@ -312,10 +307,7 @@ class PlacedRows(MixedRows):
 
 
 def own_row(row: dict) -> dict:
-    """The sample id and epoch of a row of PlacedRows as its objective alone would count them.
-
-    Its n-th turn is what it would be in the n-th epoch of its objective, so that it is changed anew each time.
-    """
+    """The sample id and epoch of a row: its n-th turn is what its objective alone would give in the n-th epoch."""
     place = row[PLACE]
     return {ROW_IDS: place.number, EPOCH: int(row.get(EPOCH, 0)) * place.turns + place.turn}
 

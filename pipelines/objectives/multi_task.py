@@ -1,8 +1,4 @@
-"""Several text-to-text tasks in one run: one model, one tokenizer, rows of all of them by weight (Raffel et al. 2020).
-
-An epoch is one pass over the part that is longest for its weight; the rows of the others come again in it, in equal
-measure. Rows of all parts share batches, so that each step learns from all of them.
-"""
+"""Several text-to-text tasks in one run: one model, one tokenizer, rows of all by weight (Raffel et al. 2020)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
