@@ -206,28 +206,26 @@ _built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' w
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
 
 
-def check_metrics(names: Iterable[str], compares: str, num_classes: int | None = None) -> None:
+def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_classes: int | None = None) -> None:
     """Check names before anything is computed; nothing heavy is imported.
 
     Args:
-        compares: what the task predicts, one of COMPARED.
+        fitting: the metrics that the objective, which `setting` names, can report.
         num_classes: how many classes there are, where that is known.
 
     Raises:
         UserError: an unknown name, a metric of something else, or one of two classes where there are more.
     """
-    fitting = [name for name, row in METRICS.items() if row.fits(compares)]
     for name in names:
+        near = did_you_mean(name, fitting) if fitting else "; only the loss is measured"
         if name not in METRICS:
-            raise UserError(f"evaluation.metrics={name!r} is not known{did_you_mean(name, fitting)}")
+            raise UserError(f"evaluation.metrics={name!r} is not known{near}")
+        row = METRICS[name]
         if name not in fitting:
-            raise UserError(
-                f"evaluation.metrics={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
-                f"known: {', '.join(fitting)}"
-            )
-        if METRICS[name].missing() is not None:
-            raise UserError(f"evaluation.metrics={name!r} {METRICS[name].missing()}")
-        if METRICS[name].two_classes and num_classes is not None and num_classes > 2:
+            raise UserError(f"evaluation.metrics={name!r} compares {row.compares} and is not for {setting}{near}")
+        if row.missing() is not None:
+            raise UserError(f"evaluation.metrics={name!r} {row.missing()}")
+        if row.two_classes and num_classes is not None and num_classes > 2:
             raise UserError(f"evaluation.metrics={name!r} is of two classes, here are {num_classes}; use {name}_macro")
 
 

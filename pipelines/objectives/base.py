@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyformer.modeling.families import Family
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
@@ -96,7 +96,7 @@ class Objective(Measuring, ABC):
     validates_metrics: ClassVar[bool] = False
     asks_for: str = ""
     answer_column: str | None = None
-    label_names: list[str]
+    label_names: list[str] = []
     parts: Mapping[str, "Objective"] = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
@@ -223,12 +223,10 @@ class Objective(Measuring, ABC):
 
     def check_metrics(self) -> None:
         """Raise UserError for a metric that this objective cannot report."""
-        for name in self.recipe.evaluation.metrics:
-            row = METRICS.get(name)
-            if row is None or not self.takes_metric(row):
-                known = self.metric_names()
-                near = did_you_mean(name, known) if known else "; only the loss is measured"
-                raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
+        from ..metrics import check_metrics
+
+        names = self.label_names or getattr(self.settings, "label_names", None)
+        check_metrics(self.metrics, self.metric_names(), self.setting, len(names) if names else None)
 
     def lengths(self) -> dict[str, int | None]:
         """Settings that say how many tokens the model reads or writes at once, by name."""

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
 from ..lazy import torch
-from ..metrics import check_metrics
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
@@ -129,10 +128,6 @@ class ClassTask(ClassScores):
                 f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}"
             )
 
-    def check_metrics(self) -> None:
-        names = self.settings.label_names
-        check_metrics(self.metrics, self.compares, len(names) if names else None)
-
     def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
 
@@ -171,7 +166,7 @@ class ClassTask(ClassScores):
         self._learned = [self._numbers[name] for name in self.learned_names(self.data_names)]  # of each in the data
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
         self._labels_are_names = not names_were_given and numbers_name(self.data_names, self.label_column, splits)
-        check_metrics(self.metrics, self.compares, len(self.label_names))
+        self.check_metrics()
 
     def named(self, value: int) -> str:
         return self.label_names[value]

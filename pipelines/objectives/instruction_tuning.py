@@ -10,7 +10,6 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
-from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
@@ -57,10 +56,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
     @property
     def finishes_on(self) -> str:
         return "all" if self.metrics_of_answers() else "one"
-
-    def check_metrics(self) -> None:
-        super().check_metrics()
-        check_metrics(self.metrics_of_answers(), "texts")
 
     def columns(self) -> dict[str, str]:
         section = self.settings

@@ -12,7 +12,6 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
 from ..lazy import np, rich_text, torch, transformers
-from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..storage.cache import sha
@@ -177,9 +176,6 @@ class Preference(ChatTask):
 
     def loss(self) -> OwnLoss:
         return PreferenceLoss(self.settings.beta)
-
-    def check_metrics(self) -> None:
-        check_metrics(self.metrics, self.compares)
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""

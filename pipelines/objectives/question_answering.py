@@ -11,7 +11,6 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
-from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -93,9 +92,6 @@ class QuestionAnswering(TextTask):
     def question_length(self) -> int:
         """Tokens that are read of a question, at most; longer ones are cut."""
         return min(LONGEST_QUESTION, self.settings.max_length // 4)
-
-    def check_metrics(self) -> None:
-        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         section = self.settings

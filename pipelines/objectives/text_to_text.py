@@ -57,7 +57,6 @@ class TextToText(Translation):
     default_metrics = ()  # by the kind of answers
     hub_task = "text2text-generation"
     sample_words = "answer to"
-    label_names: list[str] = []  # classes, once prepared
 
     @property
     def asks_for(self) -> str:
@@ -69,8 +68,13 @@ class TextToText(Translation):
         return self.recipe.evaluation.metrics or USUAL_METRICS[self.settings.answers]
 
     @classmethod
-    def metric_names(cls) -> list[str]:
-        return [name for name, row in METRICS.items() if row.compares in USUAL_METRICS]
+    def metric_names(cls, answers: Collection[str] = tuple(USUAL_METRICS)) -> list[str]:
+        return [name for name, row in METRICS.items() if row.compares in answers]
+
+    def check_metrics(self) -> None:
+        names = self.label_names or self.settings.label_names
+        fitting = self.metric_names([self.settings.answers])
+        check_metrics(self.metrics, fitting, self.setting, len(names) if names else None)
 
     def check(self) -> None:
         section = self.settings
@@ -95,15 +99,6 @@ class TextToText(Translation):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
         super(Translation, self).check()
 
-    def check_metrics(self) -> None:
-        for name in self.metrics:
-            if name in METRICS and METRICS[name].compares == "probabilities":
-                raise UserError(
-                    f"evaluation.metrics={name!r} compares probabilities, but text_to_text writes its answers"
-                )
-        names = self.settings.label_names
-        check_metrics(self.metrics, self.settings.answers, len(names) if names else None)
-
     # ---- data
 
     def columns(self) -> dict[str, str]:
@@ -121,8 +116,7 @@ class TextToText(Translation):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         self.find_classes(splits, cache)
-        if self.settings.answers == "classes":
-            check_metrics(self.metrics, self.settings.answers, len(self.label_names))
+        self.check_metrics()
         super().prepare(splits, cache, progress)
         if self.settings.answers == "classes":
             self._written = self.names_as_written()

@@ -8,7 +8,6 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
-from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -73,9 +72,6 @@ class Translation(TextTask):
         """Raise UserError for a setting of beams that has no effect on greedy search."""
         if self.settings.num_beams == 1:
             self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
-
-    def check_metrics(self) -> None:
-        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}

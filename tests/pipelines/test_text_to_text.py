@@ -291,7 +291,7 @@ REFUSED = {
     "task.answers=numbers": r"label_names=\['negative', .* has no effect with task.answers=numbers; it belongs to task",
     "task.step=0.5": "task.step=0.5 has no effect with task.answers=classes; it belongs to task.answers=numbers",
     "task.length_penalty=2": "task.length_penalty=2.0 has no effect with task.num_beams=1; it belongs to task.num_beam",
-    "evaluation.metrics=[pearson]": "compares numbers, but this task predicts classes",
+    "evaluation.metrics=[pearson]": "compares numbers and is not for task.name=text_to_text",
     PART % "{name: a, source: 'x {x}', target_field: y, data: {files: f}}": r"task\.parts\.1\.name='a' must be a name",
     PART
     % "{name: b, source: 'x {x}', target_field: y, step: 1, data: {files: f}}": r"parts, b: task.step=1.0 has no eff",

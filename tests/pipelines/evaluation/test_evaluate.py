@@ -372,7 +372,10 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
         (["runs", "text.yaml"], "MODEL=runs: no model in this folder"),
         (["runs/text", "txt.yaml"], "recipe 'txt.yaml': no such file"),
         (["runs/text", "text.yaml", "--split", "test", "data.test_files=null"], "TASK=text has no test split"),
-        (["runs/text", "text.yaml", "evaluation.metrics=[bleu]"], "metrics='bleu' is not for objective.name=causal"),
+        (
+            ["runs/text", "text.yaml", "evaluation.metrics=[bleu]"],
+            "compares texts and is not for objective.name=causal",
+        ),
         (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
         (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),

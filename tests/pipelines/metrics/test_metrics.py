@@ -144,7 +144,7 @@ def test_a_metric_whose_package_is_missing_names_the_extra(monkeypatch):
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"rouge1' needs the package rouge_score; install anyformer\[metrics\]"):
-        check_metrics(["rouge1"], "texts")
+        check_metrics(["rouge1"], ["rouge1"], "task.name=translation")
     assert {name: text for name, _, text in metric_rows()}["rouge1"].endswith("install anyformer[metrics])")
 
 
@@ -194,20 +194,24 @@ def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, 
 @pytest.mark.parametrize("name", [name for name in AVERAGED if METRICS[name].two_classes])
 def test_a_third_class_is_refused_by_metrics_of_two(name):
     with pytest.raises(UserError, match=f"'{name}' is of two classes, here are 3; use {name}_macro"):
-        check_metrics([name], "classes", num_classes=3)
+        check_metrics([name], [name], "task.name=x", num_classes=3)
 
 
 @pytest.mark.parametrize(
     "names, compares, sentence",
     [
         (["acuracy"], "classes", "evaluation.metrics='acuracy' is not known; did you mean accuracy?"),
-        (["accuracy", "bleu"], "classes", "evaluation.metrics='bleu' compares texts, but this task predicts classes"),
-        (["pearson"], "texts", "compares numbers, but this task predicts texts; known: bleu, bleu_lowercase, chrf"),
+        (
+            ["accuracy", "bleu"],
+            "classes",
+            "compares texts and is not for task.name=x; known: accuracy",
+        ),
+        (["pearson"], "texts", "compares numbers and is not for task.name=x; known: bleu, bleu_lowercase, chrf"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compares, sentence):
     with pytest.raises(UserError) as error:
-        check_metrics(names, compares)
+        check_metrics(names, [name for name, row in METRICS.items() if row.fits(compares)], "task.name=x")
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 

@@ -101,7 +101,7 @@ REFUSED = {
     "task.label_field=null task.loss=in_batch_negatives evaluation.metrics=[spearman]": (
         "evaluation.metrics=['spearman'] has no effect with task.label_field=null, as metrics compare with labels"
     ),
-    "evaluation.metrics=[accuracy]": "compares classes, but this task predicts numbers",
+    "evaluation.metrics=[accuracy]": "compares classes and is not for task.name=",
 }
 
 
