@@ -16,7 +16,7 @@ from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
 from .cells import cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
-from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, names_of_classes
+from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, is_unicode, names_of_classes
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
@@ -155,7 +155,7 @@ class ExampleFiles(ExamplesInFiles):
             cells = {column: cell(row, column) for column in columns}
         except KeyError:
             return self.missing_column(cell_names(row), place)
-        if not all(map(_is_unicode, cells.values())):  # JSON can write half of a character by an escape
+        if not all(map(_all_unicode, cells.values())):  # JSON can write half of a character by an escape
             return UserError(f"{self.field}: {place}: {NOT_UTF8}")
         return row | cells
 
@@ -171,16 +171,11 @@ def check_some(rows: Iterable[Read]) -> None:
         raise first
 
 
-def _is_unicode(value: Any) -> bool:
+def _all_unicode(value: Any) -> bool:
     """Whether all texts in a cell can be written as UTF-8."""
     if isinstance(value, list | dict):
-        return all(map(_is_unicode, value.values() if isinstance(value, dict) else value))
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
+        return all(map(_all_unicode, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, str) or is_unicode(value)
 
 
 class HubExamples(ExampleSource):

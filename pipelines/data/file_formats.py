@@ -170,7 +170,7 @@ class JsonArray(FileFormat):
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape")
             for number, (text, value) in enumerate(self._values(lines, longest, f"{field}: {path}"), start=1):
                 row = _checked_row(value, f"{field}: {path}, row {number}")
-                yield number, row if _is_unicode(text) else "non_utf8"
+                yield number, row if is_unicode(text) else "non_utf8"
 
     @staticmethod
     def _values(stream: IO[str], longest: int, where: str) -> Iterator[tuple[str, Any]]:
@@ -233,7 +233,7 @@ class Separated(FileFormat):
                         way_out = "a value with a separator in it needs quotes."
                         yield line, UserError(f"{field}: {path}, line {line} {holds}; {way_out}")
                     elif values:
-                        yield line, dict(zip(names, values)) if _is_unicode("".join(values)) else "non_utf8"
+                        yield line, dict(zip(names, values)) if is_unicode("".join(values)) else "non_utf8"
                     line = table.line_num + 1
             except csv.Error as error:
                 raise UserError(
@@ -242,7 +242,7 @@ class Separated(FileFormat):
 
     def _check_names(self, names: list[str], columns: list[str], where: str) -> None:
         """Raise UserError for a first line in another encoding, or with other separators."""
-        if not _is_unicode("".join(names)):
+        if not is_unicode("".join(names)):
             raise UserError(f"{where}, line 1: {NOT_UTF8}")
         other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
         if other and names[0] not in columns:
@@ -252,8 +252,8 @@ class Separated(FileFormat):
             )
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether the text was decoded without bytes left over ("surrogateescape")."""
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it was decoded without bytes left over ("surrogateescape")."""
     try:
         text.encode()
     except UnicodeEncodeError:

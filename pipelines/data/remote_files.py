@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean, first_line
+from ..errors import UserError, first_line
 from ..recipes.secrets import without_signatures
 from ..storage.atomic import write_atomically
 from ..storage.cache import cache_folder, cached_folder, is_complete, sha
 
 KIND = "remote"
 FORBIDDEN = (401, 403)  # what a web server answers to an address without its signature, or with an old one
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 # How file systems tell that a file has changed.
 _STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "Content-MD5", "Digest", "md5Hash")
 _STATE += ("mtime", "updated", "created", "blob_id", "generation", "VersionId")
@@ -93,15 +93,10 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
     """(file system, place, state) of each file of a URL, sorted by place."""
     from fsspec.core import url_to_fs
 
-    scheme = _URL.match(pattern)[1]
     try:
         system, path = url_to_fs(pattern)
-    except ImportError:
-        raise UserError(f"{field}={pattern!r} needs {_package(scheme)}; install it, or copy the files here.") from None
-    except ValueError as error:
-        if "rotocol" not in str(error):
-            raise
-        raise UserError(f"{field}={pattern!r}: {scheme}:// is no known kind of URL{_near(scheme)}") from None
+    except (ImportError, ValueError) as error:  # fsspec says which package to install, or that it knows no such kind
+        raise UserError(f"{field}={pattern!r}: {_reason(error)}.") from None
     if "*" not in path:  # a question mark belongs to many an address, so it is none of the patterns
         infos = {path: system.info(path)}
     else:
@@ -140,21 +135,6 @@ def _known_copies(known: Path) -> list[Path] | None:
         return None
     folders = [known.parent / entry for entry, _ in entries]
     return [folder / name for folder, (_, name) in zip(folders, entries)] if all(map(is_complete, folders)) else None
-
-
-def _package(scheme: str) -> str:
-    """The packages that fsspec imports for this kind of URL."""
-    from fsspec.registry import known_implementations
-
-    row = known_implementations.get(scheme, {})
-    package = row.get("class", scheme).split(".")[0]
-    return f"the package {package}" if package != "fsspec" else f"more packages ({row.get('err', scheme).rstrip('.')})"
-
-
-def _near(scheme: str) -> str:
-    from fsspec.registry import known_implementations
-
-    return did_you_mean(scheme, ["file", "gs", "hf", "http", "https", "s3", *known_implementations])
 
 
 def _reason(error: Exception) -> str:

@@ -4,17 +4,8 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.special_tokens import SENTINELS
-from .reconstruction import Reconstruction, SourceTargetCollator
-from .spans import (
-    check_sentinels,
-    check_span_length,
-    leave_out_spans,
-    noise_counts,
-    raw_length,
-    sentinel_ids,
-    source_and_target_lengths,
-)
+from .reconstruction import SourceTargetCollator
+from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
 # [R], [S] and [X] in the paper; these cannot be words of a text, such as a film's rating.
@@ -56,7 +47,7 @@ class MixtureOfDenoisersSettings(TextSettings):
 
 
 @register_objective
-class MixtureOfDenoisers(Reconstruction):
+class MixtureOfDenoisers(SpansLeftOut):
     """UL2's mixture of denoisers (Tay et al. 2022, section 3.1): short spans, long or dense ones, and a prefix's rest.
 
     In each row one denoiser, drawn by its weight, leaves out spans as span corruption does, and its mode token stands
@@ -67,7 +58,6 @@ class MixtureOfDenoisers(Reconstruction):
     """
 
     name = "mixture_of_denoisers"
-    sentinels = SENTINELS
     Settings = MixtureOfDenoisersSettings
 
     def check(self) -> None:
@@ -75,21 +65,20 @@ class MixtureOfDenoisers(Reconstruction):
         for number, part in enumerate(self.settings.denoisers):
             if part.mode_token == "":
                 raise UserError(f"objective.denoisers.{number}.mode_token='' is no token; null means none")
-            check_span_length(f"objective.denoisers.{number}", *part.noise)
         if self.settings.sequence_length < 4:
             raise UserError(
                 f"objective.sequence_length={self.settings.sequence_length} must be at least 4, so that it holds a "
                 f"mode token, a token, a sentinel and eos"
             )
 
+    def noises(self) -> dict[str, tuple[float, float]]:
+        return {f"objective.denoisers.{number}": part.noise for number, part in enumerate(self.settings.denoisers)}
+
     def further_tokens(self) -> list[str]:
         return list(dict.fromkeys(part.mode_token for part in self.settings.denoisers if part.mode_token is not None))
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)
-        self.sentinel_ids = sentinel_ids(self.tokenizer)
-        spans = max(noise_counts(self.row_length, *part.noise)[1] for part in self.settings.denoisers)
-        check_sentinels(self.settings.sequence_length, spans, self.sentinel_ids)
         self.modes = dict(zip(self.further_tokens(), self.token_ids(self.further_tokens())))
 
     @property

@@ -25,6 +25,7 @@ HEADS = {
     "LMHeadModel": "causal",
     "ForConditionalGeneration": "text_to_text",
 }
+POOLING = "1_Pooling/config.json"  # of a folder of sentence-transformers
 
 
 def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str]) -> Objective:
@@ -85,6 +86,6 @@ def pooling_of(name_or_path: str) -> str:
     from transformers.utils import cached_file
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    file = cached_file(name_or_path, "1_Pooling/config.json", **quiet)
+    file = cached_file(name_or_path, POOLING, **quiet)
     said = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
     return "first" if said.get("pooling_mode_cls_token") else "mean"

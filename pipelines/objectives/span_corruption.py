@@ -2,17 +2,8 @@ from dataclasses import dataclass
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.special_tokens import SENTINELS
-from .reconstruction import Reconstruction, SourceTargetCollator
-from .spans import (
-    check_sentinels,
-    check_span_length,
-    leave_out_spans,
-    noise_counts,
-    raw_length,
-    sentinel_ids,
-    source_and_target_lengths,
-)
+from .reconstruction import SourceTargetCollator
+from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
 
@@ -23,7 +14,7 @@ class SpanCorruptionSettings(TextSettings):
 
 
 @register_objective
-class SpanCorruption(Reconstruction):
+class SpanCorruption(SpansLeftOut):
     """Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code.
 
     Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows
@@ -32,64 +23,41 @@ class SpanCorruption(Reconstruction):
     """
 
     name = "span_corruption"
-    sentinels = SENTINELS
     Settings = SpanCorruptionSettings
     legend_words = (
         "source: what the encoder reads, [predicted]<extra_id_N>[/] where a span was left out; target: each of them "
         "with its span; as in the first epoch, others in each further one"
     )
 
-    def check(self) -> None:
-        super().check()
-        check_span_length("objective", self.settings.noise_density, self.settings.mean_span_length)
+    @property
+    def noise(self) -> tuple[float, float]:
+        return self.settings.noise_density, self.settings.mean_span_length
 
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        section = self.settings
-        _, spans = noise_counts(self.row_length, section.noise_density, section.mean_span_length)
-        self.sentinel_ids = sentinel_ids(self.tokenizer)
-        check_sentinels(section.sequence_length, spans, self.sentinel_ids)
+    def noises(self) -> dict[str, tuple[float, float]]:
+        return {"objective": self.noise}
 
     @property
     def row_length(self) -> int:
-        section = self.settings
-        return raw_length(section.sequence_length, section.noise_density, section.mean_span_length)
+        return raw_length(self.settings.sequence_length, *self.noise)
 
     def row_lengths(self) -> tuple[int, int]:
-        section = self.settings
-        return source_and_target_lengths(self.row_length, section.noise_density, section.mean_span_length)
+        return source_and_target_lengths(self.row_length, *self.noise)
 
     def batch_widths(self) -> tuple[int, int]:
         return self.row_lengths()
 
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
-        section = self.settings
-        return SpanCorruptionCollator(
-            self.tokenizer,
-            self.sentinel_ids,
-            section.sequence_length,
-            noise_density=section.noise_density,
-            mean_span_length=section.mean_span_length,
-            seed=self.seed,
-        )
+        length = self.settings.sequence_length
+        return SpanCorruptionCollator(self.tokenizer, self.sentinel_ids, length, self.noise, self.seed)
 
 
 class SpanCorruptionCollator(SourceTargetCollator):
     """Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
     then eos. All batches have the same lengths, which full rows fill."""
 
-    def __init__(
-        self,
-        tokenizer,
-        sentinels,
-        input_length: int,
-        *,
-        noise_density: float,
-        mean_span_length: float,
-        seed: int,
-    ):
-        self.sentinels, self.noise = sentinels, (noise_density, mean_span_length)
-        _, target_length = source_and_target_lengths(raw_length(input_length, *self.noise), *self.noise)
+    def __init__(self, tokenizer, sentinels, input_length: int, noise: tuple[float, float], seed: int):
+        self.sentinels, self.noise = sentinels, noise
+        _, target_length = source_and_target_lengths(raw_length(input_length, *noise), *noise)
         super().__init__(tokenizer, seed, (input_length, target_length))
 
     def corrupt(self, tokens, starts, generator) -> tuple:

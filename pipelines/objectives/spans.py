@@ -3,10 +3,13 @@
 Lengths and cuts are those of T5's code (Raffel et al. 2020, section 3.1.4; random_spans_noise_mask).
 """
 
+from abc import abstractmethod
+
 from ..errors import UserError
 from ..lazy import np
-from ..recipes.special_tokens import sentinel
+from ..recipes.special_tokens import SENTINELS, sentinel
 from ..recipes.types import show
+from .reconstruction import Reconstruction
 
 
 def noise_counts(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:
@@ -47,23 +50,37 @@ def raw_length(input_length: int, noise_density: float, mean_span_length: float)
     return length
 
 
-def check_span_length(where: str, noise_density: float, mean_span_length: float) -> None:
-    """Raise UserError for spans too short to have a kept token between them; `where` is the section that says so."""
-    smallest = noise_density / (1 - noise_density)
-    if mean_span_length < smallest:
-        raise UserError(
-            f"{where}.mean_span_length={show(mean_span_length)} must be at least {smallest:.3g} with "
-            f"{where}.noise_density={show(noise_density)}, so that a kept token stands between two spans"
-        )
+class SpansLeftOut(Reconstruction):
+    """An encoder reads a row with spans left out, a sentinel in place of each, and a decoder writes them.
 
+    Raises UserError for spans too short to have a kept token between them, and for a tokenizer with too few sentinels.
+    """
 
-def check_sentinels(sequence_length: int, spans: int, sentinels) -> None:
-    """Raise UserError where a row has more spans than the tokenizer has sentinels."""
-    if len(sentinels) < spans:
-        raise UserError(
-            f"objective.sequence_length={sequence_length} leaves out {spans} spans a row, but the "
-            f"tokenizer has {len(sentinels)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
-        )
+    sentinels = SENTINELS
+
+    @abstractmethod
+    def noises(self) -> dict[str, tuple[float, float]]:
+        """{section of the recipe: its noise_density and mean_span_length}, of which a row gets one."""
+
+    def check(self) -> None:
+        super().check()
+        for where, (density, mean_span_length) in self.noises().items():
+            smallest = density / (1 - density)
+            if mean_span_length < smallest:
+                raise UserError(
+                    f"{where}.mean_span_length={show(mean_span_length)} must be at least {smallest:.3g} with "
+                    f"{where}.noise_density={show(density)}, so that a kept token stands between two spans"
+                )
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.sentinel_ids = sentinel_ids(self.tokenizer)
+        spans = max(noise_counts(self.row_length, *noise)[1] for noise in self.noises().values())
+        if len(self.sentinel_ids) < spans:
+            raise UserError(
+                f"objective.sequence_length={self.settings.sequence_length} leaves out {spans} spans a row, but the "
+                f"tokenizer has {len(self.sentinel_ids)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
+            )
 
 
 def leave_out_spans(tokens, noise_density: float, mean_span_length: float, sentinels, generator) -> tuple:

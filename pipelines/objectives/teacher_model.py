@@ -1,6 +1,5 @@
 """The teacher: a saved model that is asked and never trained. Loaded when it is first asked."""
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from ..generation import locate_model
 from ..storage.checksums import crc32
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
+from .of_heads import POOLING, pooling_of
 from .text import UNLIMITED
 
 SETTING = "teacher.name_or_path"
-POOLING = "1_Pooling/config.json"  # of a folder of sentence-transformers
 
 
 class Teacher:
@@ -80,10 +79,8 @@ class Teacher:
 
     @property
     def pooling(self) -> str:
-        """How its tokens' vectors become the text's, as a folder of sentence-transformers says: "mean" or "first"."""
-        file = Path(self.path) / POOLING
-        says = json.loads(file.read_text()) if file.is_file() else {}
-        return "first" if says.get("pooling_mode_cls_token") else "mean"
+        """How its tokens' vectors become the text's: "mean" or "first"."""
+        return pooling_of(self.path)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -97,9 +97,9 @@ def test_without_a_network_the_copy_serves_and_without_a_copy_it_is_one_sentence
         ("memory://texts/d.txt", "data.files='memory://texts/d.txt': no such file."),
         ("memory://texts/*.csv", "data.files='memory://texts/*.csv' matches no file."),
         ("memory://texts", "data.files='memory://texts' is a folder; 'memory://texts/*' means the files in it."),
-        ("memry://texts/a.txt", "data.files='memry://texts/a.txt': memry:// is no known kind of URL; did you mean"),
-        ("s3://bucket/a.txt", "data.files='s3://bucket/a.txt' needs the package s3fs; install it, or copy the files"),
-        ("gs://bucket/*.txt", "data.files='gs://bucket/*.txt' needs the package gcsfs; install it, or copy the files"),
+        ("memry://texts/a.txt", "data.files='memry://texts/a.txt': Protocol not known: memry."),
+        ("s3://bucket/a.txt", "data.files='s3://bucket/a.txt': Install s3fs to access S3."),
+        ("gs://bucket/*.txt", "data.files='gs://bucket/*.txt': Please install gcsfs to access Google Storage."),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(place, pattern, sentence, monkeypatch):

@@ -35,9 +35,7 @@ def stored(length, seed=0):
 
 def collator(length=64, density=0.15, span=3.0, seed=0):
     vocabulary = Vocabulary()
-    return SpanCorruptionCollator(
-        vocabulary, sentinel_ids(vocabulary), length, noise_density=density, mean_span_length=span, seed=seed
-    )
+    return SpanCorruptionCollator(vocabulary, sentinel_ids(vocabulary), length, (density, span), seed)
 
 
 def rows_of(tokens, length, density=0.15, span=3.0, epoch=0):
