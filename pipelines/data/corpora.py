@@ -95,10 +95,9 @@ def _split_source(
     if section.source:
         source: Source = SOURCES[section.source](limits, where)
     elif section.files:
-        limits = replace(limits, encoding=section.encoding)
         source = _files(section.files, section, limits, where, "files", data.cache_dir, without)
     else:
-        source = _hub(section, limits, where, "split", data.streaming)
+        source = HubSource(section, limits, "split", section.text_field, data.streaming, where)
     first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
     rule = None
     if held:
@@ -129,10 +128,9 @@ def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: 
 def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:
     files = getattr(section, f"{split}_files")
     if files:
-        limits = replace(limits, encoding=section.encoding)
         return _files(files, section, limits, where, f"{split}_files", data.cache_dir)
     if getattr(section, f"{split}_split"):
-        return _hub(section, limits, where, f"{split}_split", data.streaming)
+        return HubSource(section, limits, f"{split}_split", section.text_field, data.streaming, where)
     return None
 
 
@@ -147,26 +145,12 @@ def _files(
 ) -> FileSource:
     return FileSource(
         with_local_copies(patterns, f"{where}.{key}", cache_dir, without),
-        limits,
+        replace(limits, encoding=section.encoding),
         text_field=section.text_field,
         document=section.document,
         where=where,
         key=key,
         without=without,
-    )
-
-
-def _hub(section: SourceSection, limits: Limits, where: str, split_field: str, streaming: bool) -> HubSource:
-    return HubSource(
-        section.dataset,
-        limits,
-        split=getattr(section, split_field),
-        split_field=split_field,
-        config_name=section.config_name,
-        revision=section.revision,
-        text_field=section.text_field,
-        streaming=streaming,
-        where=where,
     )
 
 

@@ -182,19 +182,9 @@ class HubExamples(ExampleSource):
     """One split of a data set on the Hub or in a folder; errors as HubSource's."""
 
     def __init__(self, data: DataSection, split_field: str, columns: dict[str, str], limits: Limits):
-        split = getattr(data, split_field)
-        self._source = HubSource(
-            data.dataset,
-            limits,
-            split=split,
-            split_field=split_field,
-            config_name=data.config_name,
-            revision=data.revision,
-            text_field=None,
-        )
-        self.columns, self.name = columns, f"{data.dataset} ({split})"
-        features = self._source.rows.features
-        self.check_columns(cell_names(features), self.name)
+        self._source = HubSource(data, limits, split_field, text_field=None)
+        self.columns, self.name = columns, f"{data.dataset} ({self._source.split})"
+        self.check_columns(cell_names(self._source.rows.features), self.name)
 
     def items(self) -> Iterator[Read]:
         number = 0

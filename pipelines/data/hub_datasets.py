@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..lazy import datasets
+from ..recipes.data_section import SourceSection
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 
@@ -16,31 +17,27 @@ from .documents import Document, Limits, Skipped, Source, counted_from, text_doc
 class HubSource(Source):
     """The rows of one split of a data set.
 
-    dataset: id on the Hub, or a folder that load_dataset reads. split_field: the recipe field that names the split, for
-    errors. streaming: rows are fetched while they are iterated and nothing is stored.
-    text_field: the column items() reads; None where only `rows`, the datasets' own object, is read.
-    Raises UserError where data set, configuration, split or column do not exist.
+    split_field: the setting of the section that names the split. streaming: rows are fetched while they are iterated
+    and nothing is stored. text_field: the column items() reads; None where only `rows`, the datasets' own object, is
+    read. Raises UserError where data set, configuration, split or column do not exist.
     """
 
     _shard = ""  # number of the file, where it is one of several
 
     def __init__(
         self,
-        dataset: str,
+        section: SourceSection,
         limits: Limits,
-        *,
-        split: str,
-        split_field: str = "split",
-        config_name: str | None = None,
-        revision: str | None = None,
-        text_field: str | None = "text",
+        split_field: str,
+        text_field: str | None,
         streaming: bool = False,
         where: str = "data",
     ):
         self.where, self.limits = where, limits
-        self.dataset, self.config_name, self.revision, self.split = dataset, config_name, revision, split
-        self.split_field, self.text_field, self.streaming = split_field, text_field, streaming
-        self.name = dataset
+        self.dataset, self.config_name, self.revision = section.dataset, section.config_name, section.revision
+        self.split, self.split_field = getattr(section, split_field), split_field
+        self.text_field, self.streaming = text_field, streaming
+        self.name = self.dataset
         self.rows = self._load()
         columns = self.rows.column_names
         if None not in (columns, text_field) and self._column(columns) not in columns:

@@ -15,6 +15,7 @@ from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
 from ..metrics import wilson
 from ..objectives.measuring import evenly_spread
+from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection, MinimalPairsSettings
 
 USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
@@ -126,8 +127,8 @@ def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
     if names is None:
         with loading(f"{field}={settings.dataset!r}"):
             names = datasets.get_dataset_config_names(settings.dataset)
-    options = {"split": settings.split, "text_field": None, "where": where}
-    tables = {name: HubSource(settings.dataset, limits, config_name=name, **options).rows for name in names}
+    sections = {name: SourceSection(dataset=settings.dataset, config_name=name, split=settings.split) for name in names}
+    tables = {name: HubSource(each, limits, "split", None, where=where).rows for name, each in sections.items()}
 
     def rows(columns: list[str]) -> Iterator[tuple[str, dict]]:
         for name, table in tables.items():
