@@ -245,18 +245,19 @@ def load_metric(name: str, **kwargs) -> Any:
 
 
 def compute_metrics(
-    names: Iterable[str], predictions, references, probabilities=None
+    names: Iterable[str], predictions, references, probabilities=None, rows: list[int] | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """({name: number}, {name: settings and versions it depends on, if any}) of several metrics.
 
     probabilities: of each class, (examples, classes), for the metrics that compare them in place of `predictions`.
+    rows: the examples' numbers in their split, where they are known.
 
     Raises:
         UserError: no such metric, or one of two classes where others occur.
     """
     from .significance import Comparison, keep
 
-    comparison = Comparison(list(names), predictions, references, probabilities)
+    comparison = Comparison(list(names), predictions, references, probabilities, rows)
     keep(comparison)
     numbers, signatures = {}, {}
     for name in comparison.metrics:

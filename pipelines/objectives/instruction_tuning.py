@@ -148,8 +148,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
         """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
         if not self.metrics_of_answers():
             return {}
-        from ..metrics.significance import keep, kept_comparisons
-
         in_rows = ([each[0] for each in rows.documents(number)] or [number] for number in numbers)
         asked = sorted(number for members in in_rows for number in members)
         prompts, references = map(rows.texts, ("prompt", "answer"))
@@ -159,12 +157,8 @@ class InstructionTuning(TokenPredictions, ChatTask):
             return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
 
         written = [text.strip() for text in finished.shared(asked, write)]
-        with kept_comparisons() as compared:
-            true = [references[number].strip() for number in asked]
-            found = self.compare(written, true, names=self.metrics_of_answers())
-        for comparison in compared:
-            keep(comparison.of_rows(asked))
-        return found
+        true = [references[number].strip() for number in asked]
+        return self.compare(written, true, names=self.metrics_of_answers(), rows=asked)
 
     # ---- words
 

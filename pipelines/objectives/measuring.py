@@ -26,11 +26,13 @@ class Measuring:
         compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
         return self if hasattr(self, "predictions") else None
 
-    def compare(self, *compared: Any, names: list[str] | None = None) -> dict[str, float]:
+    def compare(
+        self, *compared: Any, names: list[str] | None = None, rows: list[int] | None = None
+    ) -> dict[str, float]:
         """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
         from ..metrics import compute_metrics
 
-        numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared)
+        numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared, rows=rows)
         return numbers
 
     def named(self, value: Any) -> Any:

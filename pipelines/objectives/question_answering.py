@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -266,19 +266,13 @@ class QuestionAnswering(TextTask):
 
         The answers are kept for intervals and comparisons under the numbers of their questions.
         """
-        from ..metrics.significance import keep, kept_comparisons
-
         answers = self.answers(finished, rows, numbers)
         given, right = ([each[name] for each in answers] for name in ("given", "right"))
         self.shown = [
             {"prompt": each["question"], "reference": " / ".join(dict.fromkeys(each["right"])), "text": each["given"]}
             for each in answers[:SAMPLES]
         ]
-        with kept_comparisons() as compared:
-            found = self.compare(given, right)
-        for comparison in compared:
-            keep(replace(comparison, rows=[each["number"] for each in answers]))
-        return found
+        return self.compare(given, right, rows=[each["number"] for each in answers])
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order."""
