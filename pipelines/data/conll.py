@@ -1,6 +1,7 @@
 """CoNLL files: a word and what is said of it in each line, an empty line after each sentence."""
 
 import io
+from itertools import chain
 
 from ..errors import UserError
 from .file_formats import FileFormat, register_file_format
@@ -23,7 +24,7 @@ class Conll(FileFormat):
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8")
             start, words, size = 1, [], None
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(chain(lines, [""]), start=1):
                 values = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
                 if any(values) and values[0] != NEW_DOCUMENT:
                     start = start if words else number
@@ -32,8 +33,6 @@ class Conll(FileFormat):
                 elif words:
                     yield start, self._sentence(words, limits.columns, size, f"{field}: {path}")
                     words = []
-            if words:
-                yield start, self._sentence(words, limits.columns, size, f"{field}: {path}")
 
     @staticmethod
     def _sentence(words, names, size, where) -> dict[str, list[str]] | UserError:

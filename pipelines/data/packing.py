@@ -22,9 +22,6 @@ from .encoding import Encoder
 from .rows import Rows
 from .shuffled_corpus import FILES_AT_ONCE, ShuffledCorpus
 from .token_store import TokenStore, framed, framing_tokens
-from .tokenization import tokenize_corpus
-
-__all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
 
 Tail = Literal["drop", "pad"]
 _PIECE = 2**20  # documents looked at at once: memory does not grow with the corpus

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
@@ -30,18 +29,6 @@ PART_BYTES = 2**30  # of files: what a machine reads alone
 
 
 WHOLE = Share(1, 1)
-
-
-def tokenize_corpus(
-    corpus: Corpus,
-    tokenizer: "transformers.PreTrainedTokenizerFast",
-    cache_dir: Path,
-    *,
-    progress: bool,
-    **options: Any,
-) -> TokenStore:
-    """The tokens of every document; options: as of Tokenization, and errors as its."""
-    return Tokenization(corpus, tokenizer, cache_dir, **options).store(progress)
 
 
 class Tokenization:

@@ -16,7 +16,7 @@ from ..adapters import load_config
 from ..data.documents import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
@@ -29,12 +29,8 @@ BATCH = 256  # images decoded and resized at once
 
 def load_image_processor(name: str, trust_remote_code: bool):
     """The image processor of a checkpoint; raises UserError where there is none."""
-    try:
-        with errors_only():  # otherwise a line about torchvision, which is not needed
-            return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        reason = loading_reason(error)
-        raise UserError(f"model.name_or_path={name!r} has no image processor that can be loaded: {reason}") from error
+    with loading(f"model.name_or_path={name!r}: its image processor"), errors_only():  # of torchvision, not needed
+        return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def image_gpt_processor(side: int):
@@ -50,12 +46,8 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
     """(channels, height, width) of the images that the recipe's model sees. Raises UserError."""
     config = config_namespace(recipe)
     if config is None:
-        try:
+        with loading(f"model.name_or_path={recipe.model.name_or_path!r}"):
             config = load_config(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {loading_reason(error)}"
-            ) from error
         if not hasattr(config, "image_size"):
             raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
     size = config.image_size

@@ -29,7 +29,7 @@ class MetricRow:
     "pairs", where the objective counts it (Objective.loss_parts); "tokens" or "pixels", where it is computed from
     summed losses. also: what else it compares.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
-    computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a pass over the rows does not
+    computes it from objectives/perplexity.py's TokenLosses; None where a pass over the rows does not
     give it. every_token: it needs each token predicted once. whole_text: it means nothing for a part of the rows.
     needs_train: it reads the training rows, too. two_classes: it is of two classes alone. of_entities: it needs tags
     that mark entities. needs: package beyond every installation's, and the extra that has it: ("rouge_score",

@@ -143,6 +143,12 @@ class Objective(Measuring, ABC):
         return None if self.recipe.model.family is None else family_row(self.recipe.model.family)
 
     @property
+    def batch_size(self) -> int:
+        """Rows that a model answers at once."""
+        training = self.recipe.training
+        return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
+
+    @property
     def setting(self) -> str:
         """How errors name it: `objective.name=masked`."""
         return f"{self.section}.name={self.name}"

@@ -1,4 +1,3 @@
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ..plugins import register_objective
@@ -30,9 +29,6 @@ class Causal(TextObjective):
     use = 'anyformer generate {folder} "your prompt"'
 
     answers_by = auto_class
-
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"text_field": self.recipe.data.text_field}
 
     def asked(self, row: dict, place: str) -> str:
         from ..data.cells import filled_text_of

@@ -58,10 +58,6 @@ class ImageClassification(ClassTask, ImageObjective):
     )
     _train = None  # images of the training rows, with which others are mixed
 
-    def check(self) -> None:
-        super().check()
-        self.check_fit()
-
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
 

@@ -40,6 +40,10 @@ class ImageObjective(Objective):
 
     def check(self) -> None:
         check_examples(self)
+        if getattr(self.settings, "image_fit", "squeeze") != "squeeze" and self.recipe.model.name_or_path is not None:
+            raise UserError(
+                f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
+            )
         super().check()
 
     def check_tokenizer(self) -> None:
@@ -73,8 +77,7 @@ class ImageObjective(Objective):
         """An image of Pillow's, in colour where the model sees colours."""
         from ..data.image_store import decode
 
-        column = self.settings.image_field
-        return decode(row[column], self.channels, f"{self.section}.image_field={column!r}", place)
+        return decode(row[self.settings.image_field], self.channels, self._image_setting, place)
 
     @cached_property
     def channels(self) -> int:
@@ -103,13 +106,6 @@ class ImageObjective(Objective):
         from ..images.processors import processor_fingerprint
 
         return processor_fingerprint(self.processor)
-
-    def check_fit(self) -> None:
-        """Raise UserError for a way to fit images into a checkpoint, which has its own."""
-        if self.settings.image_fit != "squeeze" and self.recipe.model.name_or_path is not None:
-            raise UserError(
-                f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
-            )
 
 
 class StoredImages(Rows):

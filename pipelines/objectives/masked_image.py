@@ -32,10 +32,6 @@ class MaskedImage(ImageObjective):
         "the first epoch, others in each further one"
     )
 
-    def check(self) -> None:
-        super().check()
-        self.check_fit()
-
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..adapters import load_config
         from ..recipes.checks import config_namespace

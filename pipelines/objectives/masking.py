@@ -1,6 +1,5 @@
 """What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -125,9 +124,6 @@ class MaskingObjective(TextObjective):
     # ---- rows without labels
 
     answers_by = "AutoModelForMaskedLM"
-
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"text_field": self.recipe.data.text_field}
 
     def asked(self, row: dict, place: str) -> str:
         column, mask = self.recipe.data.text_field, self.tokenizer.mask_token

@@ -26,9 +26,7 @@ class Measuring:
         compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
         return self if hasattr(self, "predictions") else None
 
-    def compare(
-        self, *compared: Any, names: list[str] | None = None, rows: list[int] | None = None
-    ) -> dict[str, float]:
+    def compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None) -> dict[str, float]:
         """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
         from ..metrics import compute_metrics
 

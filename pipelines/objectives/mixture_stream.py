@@ -5,12 +5,11 @@ is the same every time. Each part comes again and again, one that is not streame
 """
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.mixed_rows import MixedRows
 from ..data.rows import Rows
 from ..lazy import np, torch
 
@@ -49,7 +48,7 @@ class PlacedStream(Rows):
         self.labels = list(parts)
         self.name = " + ".join(dict.fromkeys(rows.name for rows in parts.values()))
         identity = [[label, rows.identity] for label, rows in parts.items()]
-        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self.fingerprint = MixedRows.identity_of(identity)
         self.is_packed = any(rows.is_packed for rows in parts.values())
         self.notes = [f"{label}: {note}" for label, rows in parts.items() for note in rows.notes]
         self._start: dict = {}

@@ -50,12 +50,5 @@ class TokenLosses:
         that models with different tokenizers can be compared."""
         return perplexity(self.nll / sum(store.num_words for store in self.rows.stores))
 
-
-@dataclass
-class PixelLosses:
-    """What bits are computed from: the mean loss per pixel, in nats."""
-
-    loss: float
-
     def bits_per_pixel(self) -> float:
-        return self.loss / math.log(2)
+        return self.nll / self.predictions / math.log(2)

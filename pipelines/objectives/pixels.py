@@ -165,9 +165,9 @@ class Pixels(ImageObjective):
     # ---- measuring
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        from .perplexity import PixelLosses
+        from .perplexity import TokenLosses
 
-        losses = PixelLosses(result["loss"])
+        losses = TokenLosses(result["loss"], 1, rows, train, len(self.clusters))
         rows_of = {name: METRICS[name] for name in metrics}
         return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
 

@@ -152,7 +152,7 @@ class Preference(ChatTask):
             model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
         model, collator = model.to(device).eval(), self.collator(packed=False)
         found = np.zeros((len(rows), 2), dtype=np.float32)
-        batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self._reference_batch()))
+        batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self.batch_size))
         for numbers in watched(batches, "reference model, batch") if progress else batches:
             batch = collator([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
@@ -160,10 +160,6 @@ class Preference(ChatTask):
                 outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
                 found[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
         return found
-
-    def _reference_batch(self) -> int:
-        training = self.recipe.training
-        return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(self.padding)

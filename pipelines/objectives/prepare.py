@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.rows import Rows
 from ..errors import UserError
@@ -13,9 +12,6 @@ from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from .base import Objective
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 
 @dataclass

@@ -71,12 +71,6 @@ class Taught:
 
         return BesideCollator(super().collator(packed))
 
-    @property
-    def batch_size(self) -> int:
-        """Rows that the teacher answers at once."""
-        training = self.recipe.training
-        return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
-
 
 class TaughtTokens(Taught):
     """Of predicted tokens, by a teacher with the same tokenizer."""

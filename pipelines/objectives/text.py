@@ -1,6 +1,6 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,6 +208,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             )
         if self.sentinels and self.recipe.tokenizer.sentinels == 0:
             raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"text_field": self.recipe.data.text_field}
 
     def lengths(self) -> dict[str, int | None]:
         return {"sequence_length": self.settings.sequence_length}

@@ -12,8 +12,8 @@ from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.data.packing import (
     PackedDataset,
     StreamingPackedDataset,
-    tokenize_corpus,
 )
+from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
 from anyformer.pipelines.recipes.schema import TokenizerSection
@@ -76,7 +76,7 @@ def char_tokenizer(tmp_path_factory):
 
 def store_of(texts, tokenizer, folder, add_bos=False, add_eos=True):
     corpus = texts if isinstance(texts, Corpus) else TextList(texts)
-    return tokenize_corpus(corpus, tokenizer, folder, add_bos=add_bos, add_eos=add_eos, progress=False)
+    return Tokenization(corpus, tokenizer, folder, add_bos=add_bos, add_eos=add_eos).store(False)
 
 
 # Rows

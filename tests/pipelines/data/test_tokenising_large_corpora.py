@@ -14,7 +14,7 @@ from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.packing import PackedDataset, RowStarts
 from anyformer.pipelines.data.text_files import FileSource
-from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus
+from anyformer.pipelines.data.tokenization import Share, Tokenization
 from anyformer.pipelines.data.validation_split import SourceCorpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
@@ -52,7 +52,7 @@ def small_shards(monkeypatch):
 
 
 def store_of(corpus, tokenizer, cache, num_proc=1, add_bos=False):
-    return tokenize_corpus(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True, progress=False, num_proc=num_proc)
+    return Tokenization(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True, num_proc=num_proc).store(False)
 
 
 def content(store):

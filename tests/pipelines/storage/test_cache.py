@@ -18,7 +18,7 @@ from anyformer.pipelines.data.example_store import encode_examples
 from anyformer.pipelines.data.examples import examples_fingerprint
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import store_images
-from anyformer.pipelines.data.tokenization import Tokenization, tokenize_corpus
+from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
@@ -52,7 +52,7 @@ def corpus(tmp_path):
 def prepare(corpus, folder):
     """(tokenizer's folder, store) of the corpus, made or from the cache."""
     tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder, progress=False)
-    store = tokenize_corpus(corpus, tokenizer, folder, add_bos=False, add_eos=True, progress=False)
+    store = Tokenization(corpus, tokenizer, folder, add_bos=False, add_eos=True).store(False)
     (tokenizer_folder,) = (path for path in (folder / "tokenizers").iterdir() if path.name[0] != ".")
     return tokenizer_folder, store
 

@@ -9,7 +9,8 @@ from anyformer.pipelines.data import encoding
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.encoding import Encoder
-from anyformer.pipelines.data.packing import PackedDataset, tokenize_corpus
+from anyformer.pipelines.data.packing import PackedDataset
+from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT
@@ -352,7 +353,7 @@ def test_a_store_tells_of_control_tokens_and_only_then_has_another_identity(trai
 
     def store(text):
         corpus = corpus_of(tmp_path, text)
-        return corpus, tokenize_corpus(corpus, tokenizer, tmp_path, add_bos=False, add_eos=True, progress=False)
+        return corpus, Tokenization(corpus, tokenizer, tmp_path, add_bos=False, add_eos=True).store(False)
 
     corpus, plain = store(TEXT)
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
