@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from ..errors import UserError
 from ..storage.cache import sha
@@ -117,7 +117,32 @@ def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any,
     yield from zip(islice(items, done, None), count(done + 1))
 
 
-class Source(ABC):
+class Divisible(ABC):
+    """What sources and corpora share: what they are, how large, and how they are divided."""
+
+    num_shards = 1  # of a stream: its files, which can be read beside each other
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """JSON that changes whenever the documents do."""
+
+    def size_hint(self) -> int | None:
+        """Bytes of text, roughly, where that is known without reading it."""
+        return None
+
+    def parts(self, size: int) -> list[Self]:
+        """Those that make up this one, in order, each of about `size` bytes and read without the others' files.
+
+        One, itself, where that cannot be known without reading everything.
+        """
+        return [self]
+
+    def shard(self, number: int) -> Self:
+        """One of the shards; the documents of all, one after the other, are those of the whole."""
+        return self
+
+
+class Source(Divisible):
     """A restartable stream of documents in a fixed order, before it is split into training and validation.
 
     name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture.1`.
@@ -132,10 +157,6 @@ class Source(ABC):
     def items(self) -> Iterator[Document | Skipped]:
         """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError."""
 
-    @abstractmethod
-    def identity(self) -> Any:
-        """JSON that changes whenever the documents do."""
-
     def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
         """items() after a place, each with the place after it, as JSON; None is the beginning.
 
@@ -143,26 +164,12 @@ class Source(ABC):
         """
         return counted_from(place, self.items())
 
-    def parts(self, size: int) -> list["Source"]:
-        """Sources that make up this one, in order, each of about `size` bytes; itself where it cannot be divided."""
-        return [self]
-
-    def size_hint(self) -> int | None:
-        """Bytes of text, roughly, where that is known without reading it."""
-        return None
-
     def notes(self) -> list[str]:
         """Sentences a user should read about what the source leaves out of its own."""
         return []
 
-    num_shards = 1  # of a stream: its files, which can be read beside each other
 
-    def shard(self, number: int) -> "Source":
-        """One of them; the documents of all, one after the other, are those of the source."""
-        return self
-
-
-class Corpus(ABC):
+class Corpus(Divisible):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
 
     files: those that the latest fingerprint() has hashed, as they were before. sources: name -> the corpora that it is
@@ -183,10 +190,6 @@ class Corpus(ABC):
         """documents() after a place, each with the place after it, as JSON; None is the beginning."""
         return counted_from(place, self.documents())
 
-    @abstractmethod
-    def identity(self) -> Any:
-        """JSON that changes whenever the documents do."""
-
     def fingerprint(self) -> str:
         """Content identity: equal for equal documents from the same specification, also in another process."""
         with hashed_files() as self.files:
@@ -203,22 +206,6 @@ class Corpus(ABC):
     def restore(self, tally: Any) -> None:
         """Make `skipped` and `notes` those of a pass that has counted this."""
         self.skipped = SkipCounts(tally)
-
-    def size_hint(self) -> int | None:
-        """Bytes of text, roughly, where that is known without reading it."""
-        return None
-
-    def parts(self, size: int) -> list["Corpus"]:
-        """Corpora that make up this one, in order, each of about `size` bytes and read without the others' files.
-
-        One, itself, where that cannot be known without reading everything.
-        """
-        return [self]
-
-    num_shards = 1  # as of a Source
-
-    def shard(self, number: int) -> "Corpus":
-        return self
 
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""

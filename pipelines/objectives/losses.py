@@ -19,9 +19,9 @@ class OwnLoss(ABC):
 
     beside: ClassVar[tuple[str, ...]] = ("labels",)
 
-    @abstractmethod
     def weights(self, batch: dict) -> "torch.Tensor":
-        """(B,): what each example adds to what `total` is divided by, such as its number of counted labels."""
+        """(B,): what each example adds to what `total` is divided by; here its number of counted labels."""
+        return batch["labels"].ne(IGNORE_INDEX).reshape(len(batch["labels"]), -1).sum(dim=-1)
 
     def weight(self, batch: dict) -> "torch.Tensor":
         """(): what `total` is divided by."""
@@ -90,9 +90,6 @@ class SeveralLabels(OwnLoss):
     def __init__(self, positive_weights: list[float] | None = None):
         self.positive_weights = positive_weights
 
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
-
     def total(self, outputs, batch, label_smoothing=0.0):
         logits, labels = self.logits(outputs, batch).float(), batch["labels"]
         counted = labels.ne(IGNORE_INDEX)
@@ -116,9 +113,6 @@ class Spans(OwnLoss):
     def logits(self, outputs, batch):
         """(B, 2, T): the scores of each token as first and as last one."""
         return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1)
-
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
         labels, logits = batch["labels"], self.logits(outputs, batch).float()
@@ -154,9 +148,6 @@ class Cosine(OwnLoss):
         """(B, 1): the cosines."""
         return torch.nn.functional.cosine_similarity(*self.vectors(outputs, batch))[:, None]
 
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX)
-
     def total(self, outputs, batch, label_smoothing=0.0):
         labels = batch["labels"]
         errors = (self.logits(outputs, batch).squeeze(-1) - labels).square()
@@ -175,14 +166,11 @@ class InBatchNegatives(Cosine):
         super().__init__(pooling)
         self.scale, self.positive_from = scale, positive_from
 
-    def _positive(self, batch: dict):
+    def weights(self, batch):
         return batch["labels"].ne(IGNORE_INDEX) & batch["labels"].ge(self.positive_from)
 
-    def weights(self, batch):
-        return self._positive(batch)
-
     def total(self, outputs, batch, label_smoothing=0.0):
-        positive = self._positive(batch)
+        positive = self.weights(batch)
         first, second = (torch.nn.functional.normalize(each[positive], dim=-1) for each in self.vectors(outputs, batch))
         scores = first @ second.T * self.scale
         return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()

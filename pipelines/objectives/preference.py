@@ -257,9 +257,6 @@ class PreferenceLoss(OwnLoss):
         """(B, 2): the rewards."""
         return self.beta * (answer_log_probs(super().logits(outputs, batch), batch) - batch[REFERENCE])
 
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX)
-
     def weights_of_rows(self, batch, rows):
         return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first
 

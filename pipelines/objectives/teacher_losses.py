@@ -99,9 +99,6 @@ class AnswerLesson(Lesson):
     A batch holds the teacher's answers (B, K) under REFERENCE. A subclass says both losses of each row.
     """
 
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX)
-
     @abstractmethod
     def of_labels(self, outputs, batch: dict, has_label, label_smoothing: float) -> "torch.Tensor":
         """(): the summed loss of the rows with a label; has_label: (B,)."""
