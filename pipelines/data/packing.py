@@ -222,7 +222,6 @@ class StreamingPackedDataset(Rows, IterableDataset):
         tokenizer,
         sequence_length: int,
         tail: Tail = "drop",
-        pad_token_id: int | None = None,
         *,
         add_bos: bool,
         add_eos: bool,
@@ -230,13 +229,12 @@ class StreamingPackedDataset(Rows, IterableDataset):
         shuffle_buffer: int | None = None,
         seed: int = 0,
     ):
-        pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
         self.name = corpus.name
         self.shifts_labels = shifts_labels
         # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self.pad_token_id = 0 if pad_token_id is None else pad_token_id
+        self.pad_token_id = tokenizer.pad_token_id or 0
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
         self._start: dict = {}  # where the next iteration begins

@@ -9,7 +9,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import SHARE
-from .showing import arranged_text, documents_line, is_label
+from .showing import documents_line, is_label, row_text
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -110,7 +110,11 @@ class FillInTheMiddle(TextObjective):
             align="left",
         )
         console.print(documents_line(rows.documents(number, row)), markup=False)
-        console.print(arranged_text(changed, self.sentinel_ids, self.tokenizer))
+        parts = document_parts(changed["position_ids"].numpy())
+        if not is_label(changed["labels"][parts[-1][0] :]).any():
+            parts.pop()  # padding
+        documents = [(number, 0, end - begin) for number, (begin, end) in enumerate(parts)]
+        console.print(row_text(changed, documents, self.tokenizer, self.sentinel_ids))
 
 
 class FillInTheMiddleCollator:

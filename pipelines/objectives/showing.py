@@ -2,9 +2,10 @@
 
 import base64
 import re
+from collections.abc import Collection
 from io import BytesIO
 
-from ..data.batch_keys import IGNORE_INDEX, document_parts
+from ..data.batch_keys import IGNORE_INDEX
 from ..lazy import rich_text, torch
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
@@ -72,12 +73,13 @@ def documents_line(documents: list) -> str:
     )
 
 
-def row_text(row: dict, documents: list, tokenizer) -> "rich_text.Text":
-    """One row: a colour per document, tokens without a label underlined, padding struck through."""
+def row_text(row: dict, documents: list, tokenizer, marked: Collection[int] = ()) -> "rich_text.Text":
+    """One row: a colour per document, tokens without a label underlined, `marked` set off, padding struck through."""
     labels = row["labels"].tolist()
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:
-        return token_text(tokenizer, number), f"{color} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else color
+        style = PREDICTED if number in marked else color
+        return token_text(tokenizer, number), f"{style} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else style
 
     return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
 
@@ -95,21 +97,6 @@ def documents_text(ids: list[int], documents: list, tokenizer, token) -> "rich_t
     if at < len(ids):
         text.append(f" {len(ids) - at} x {tokenizer.decode([ids[-1]])}", style=PADDING)
     return text
-
-
-def arranged_text(row: dict, sentinels: list[int], tokenizer) -> "rich_text.Text":
-    """As `row_text`, of a row whose tokens a collator has put in another order, with `sentinels` set off."""
-    labels = row["labels"].tolist()
-    parts = document_parts(row["position_ids"].numpy())
-    if len(parts) > 1 and not is_label(row["labels"][parts[-1][0] :]).any():
-        parts.pop()
-
-    def token(place: int, number: int, color: str) -> tuple[str, str]:
-        style = PREDICTED if number in sentinels else color
-        return token_text(tokenizer, number), f"{style} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else style
-
-    documents = [(number, 0, end - begin) for number, (begin, end) in enumerate(parts)]
-    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
 
 
 def head_table(row: dict, tokenizer) -> list[str]:
