@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from family_variants import SEQ2SEQS, tokens
+from tiny_tokenizers import trained_on
 from training_steps import fit
 from transformers import AutoModelForSeq2SeqLM, pipeline
 from transformers.models.bart.modeling_bart import shift_tokens_right
@@ -60,10 +58,7 @@ def test_other_adapters_train_and_leave_the_model_as_it_is(tiny_seq2seq_config, 
 def tokenizer(tmp_path_factory):
     """Trained as a recipe's is; every text ends in <|endoftext|>."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    (folder / "text.txt").write_text("\n".join(TEXTS * 8))
-    corpus = open_corpora(DataSection(files=str(folder / "text.txt"), validation_fraction=0))["train"]
-    section = TokenizerSection(type="byte_bpe", vocab_size=300, framing="eos")
-    return train_or_load_tokenizer(section, corpus, folder, progress=False)
+    return trained_on("\n".join(TEXTS * 8), folder, type="byte_bpe", vocab_size=300, framing="eos")
 
 
 @pytest.fixture

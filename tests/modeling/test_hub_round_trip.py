@@ -2,6 +2,7 @@
 
 import ast
 import json
+import string
 import sys
 
 import pytest
@@ -10,9 +11,9 @@ import transformers
 from family_variants import DECODERS, ENCODERS, SEQ2SEQS, encoder_row, tokens
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_script, run_without_anyformer
 from native_models import randomise
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_tokenizers import of_words
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
@@ -81,12 +82,9 @@ report(found)
 """
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {"<|endoftext|>": 0, "<|unk|>": 1} | {chr(c): c - 95 for c in range(ord("a"), ord("z") + 1)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "unk_token": "<|unk|>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+def character_tokenizer():
+    words = ["<|endoftext|>", "<|unk|>", *string.ascii_lowercase]
+    return of_words(words, by_characters=True, eos="<|endoftext|>", pad="<|endoftext|>", unk="<|unk|>")
 
 
 def save_with_expectation(model, folder):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import free_positions, generate_text, locate_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import BartConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from tiny_tokenizers import of_bytes
+from transformers import BartConfig, GPT2Config, GPT2LMHeadModel
 
 from anyformer import AnyformerDecoderForCausalLM
 from anyformer_main import main
@@ -27,16 +27,7 @@ def test_an_encoders_prompt_takes_no_position_of_the_decoder():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(["the import statement combines two operations"], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+    return of_bytes(texts=["the import statement combines two operations"], size=300, eos="<|endoftext|>")
 
 
 @pytest.fixture

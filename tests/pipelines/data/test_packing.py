@@ -17,11 +17,10 @@ from anyformer.pipelines.data.packing import (
 )
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
-from anyformer.pipelines.recipes.schema import TokenizerSection
 from anyformer.pipelines.recipes.types import build
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import trained_on
 from token_arrays import TokenArrays
 
 PAD = 9999
@@ -71,8 +70,7 @@ def same_rows(left, right):
 
 @pytest.fixture(scope="module")
 def char_tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("char")
-    return train_or_load_tokenizer(TokenizerSection(type="char"), TextList(["abcdefgh \n"]), folder, progress=False)
+    return trained_on("abcdefgh \n", tmp_path_factory.mktemp("char"), type="char")
 
 
 def store_of(texts, tokenizer, folder, add_bos=False, add_eos=True):
@@ -207,7 +205,7 @@ def test_a_reopened_dataset_is_identical_and_nothing_is_tokenised_again(tmp_path
 
 
 def test_other_text_tokenizer_or_framing_has_its_own_store(tmp_path, char_tokenizer):
-    other = train_or_load_tokenizer(TokenizerSection(type="char"), TextList(["xabc"]), tmp_path, progress=False)
+    other = trained_on("xabc", tmp_path, type="char")
     stores = [
         store_of(["abc"], char_tokenizer, tmp_path),
         store_of(["abcd"], char_tokenizer, tmp_path),

@@ -10,8 +10,8 @@ from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_t
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
 from anyformer.pipelines.likelihoods.likelihood import encode_pairs, log_likelihoods
 from task_data import task_recipe
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from tiny_tokenizers import of_bytes
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 import anyformer
 from anyformer_main import main
@@ -23,11 +23,7 @@ TEXTS = ["the film was good and long", "a very bad story about two actors", "tex
 @pytest.fixture(scope="module")
 def tokenizer():
     """Byte-level BPE, in which one of the label words has several tokens."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    return of_bytes((), TEXTS * 3, 300, eos="<|endoftext|>", pad="<|endoftext|>")
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

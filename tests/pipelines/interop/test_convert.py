@@ -11,7 +11,7 @@ from anyformer.pipelines.interop.convert_checkpoint import convert, copy_modules
 from anyformer.pipelines.interop.verify import probe, scale_and_difference
 from anyformer.pipelines.interop.weights import Weights, fused
 from native_models import TOKENS, native_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_tokenizers import of_words
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -37,10 +37,8 @@ def save(tmp_path):
             model.generation_config = GenerationConfig(eos_token_id=[2, 7], do_sample=True, top_k=11, pad_token_id=0)
         model.save_pretrained(folder, max_shard_size="20KB")
         if tokenizer:
-            vocabulary = {f"w{i}": i for i in range(TOKENS["vocab_size"] - 9)} | {"<unk>": TOKENS["vocab_size"] - 9}
-            words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-            PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+            words = [f"w{i}" for i in range(TOKENS["vocab_size"] - 9)]
+            of_words([*words, "<unk>"], unk="<unk>").save_pretrained(folder)
         return folder
 
     return write

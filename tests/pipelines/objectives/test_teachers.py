@@ -14,6 +14,7 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
 from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, write_lines
+from tiny_tokenizers import of_words
 from torch.nn.functional import cross_entropy
 
 HALF = 2e-3  # stored log-probabilities have 11 bits
@@ -166,22 +167,14 @@ def labelled(tmp_path, number=40):
 def encoder(tmp_path, auto_class, name="teacher", **fields):
     """The folder of an encoder with random weights, and a tokenizer of words that no student has."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     import anyformer
 
     anyformer.register()
     special = {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>", "cls": "<cls>", "sep": "<sep>"}
     words = [*special.values(), *NEUTRAL, *GOOD, *BAD]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inputs = ["input_ids", "attention_mask"]
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=64,
-        model_input_names=inputs,
-        **{f"{name}_token": token for name, token in special.items()},
-    )
+    tokenizer = of_words(words, **special)
+    tokenizer.model_max_length = 64
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": len(words)}
     sizes["initializer_range"] = 0.5  # so that it tells texts apart
     config = transformers.AutoConfig.for_model("anyformer_encoder", **sizes, pad_token_id=0, **fields)

@@ -19,8 +19,8 @@ from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.local_facts import path_name
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python, run_script
-from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizers import of_words
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from anyformer import AnyformerDecoderForCausalLM, AnyformerImageProcessor, AnyformerViTForImageClassification
 
@@ -36,9 +36,7 @@ def run_folder(tiny_config, tmp_path):
     """A finished run: model, tokenizer, recipe and metrics, and beside them what is nobody else's business."""
     folder = tmp_path / "run"
     AnyformerDecoderForCausalLM(tiny_config(vocab_size=30)).save_pretrained(folder)
-    words = {"<|endoftext|>": 0, "Once": 1, "upon": 2, "a": 3, "time": 4}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    of_words(["<|endoftext|>", "Once", "upon", "a", "time"], eos="<|endoftext|>").save_pretrained(folder)
     (folder / "recipe.yaml").write_text("name: tiny\npublish:\n  license: apache-2.0\n")
     (folder / "run.json").write_text(json.dumps({"status": "finished", "seed": 7, "metrics": {"validation_loss": 1.5}}))
     (folder / "metrics.jsonl").write_text('{"loss": 2.0}\n')
