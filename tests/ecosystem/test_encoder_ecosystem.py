@@ -191,16 +191,3 @@ def test_text_classification_answers_with_the_names_of_the_config(saved, tokeniz
     assert pair["score"] == pytest.approx(
         model(**read(tokenizer, *TEXTS[:2])).logits.softmax(-1).max().item(), abs=1e-5
     )
-
-
-@torch.no_grad()
-def test_text_classification_gives_labels_that_do_not_exclude_each_other_and_plain_numbers(saved, tokenizer):
-    for problem_type, labels, activation in (
-        ("multi_label_classification", 3, torch.sigmoid),
-        ("regression", 1, lambda logits: logits),
-    ):
-        model, folder = saved("ForSequenceClassification", problem_type=problem_type, num_labels=labels)
-        found = pipeline("text-classification", model=folder)(TEXTS[0], top_k=None)
-        found = [answer["score"] for answer in found]
-        expected = activation(model(**read(tokenizer, TEXTS[0])).logits[0]).sort(descending=True).values.tolist()
-        assert found == pytest.approx(expected, abs=1e-5)

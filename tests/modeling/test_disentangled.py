@@ -220,14 +220,6 @@ def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
     assert watch.made == ["gather", "gather", "add_"] and watch.reads == []
 
 
-def test_dropout_of_the_table_is_drawn_in_every_layer():
-    config = make_config(hidden_dropout=0.5)
-    ours, x = with_random_weights(DisentangledAttention(config, 0)).train(), torch.randn(BATCH, 9, HIDDEN)
-    table, index = own_table(config)(x)
-    first, second = (ours(x, relative_table=table, relative_index=index)[0] for _ in range(2))
-    assert not torch.allclose(first, second)
-
-
 # The convolution of DeBERTa-v2.
 
 

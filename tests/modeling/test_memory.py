@@ -99,15 +99,6 @@ def test_what_is_beyond_the_window_has_influence(tiny_config):
     assert influence(recurrent) == (set(range(14, 21)), {20})
 
 
-def test_states_do_not_grow(tiny_config):
-    for fields in (COMPRESSIVE, {"segment_length": 5, "memory_length": 7}):
-        model, sizes = build(tiny_config(**fields)), []
-        for length in (3, 33):
-            cache = model(tokens(1, length), use_cache=True).past_key_values
-            sizes.append({name: tuple(x.shape) for name, x in cache.layers[0].states.items()})
-        assert sizes[0] == sizes[1]
-
-
 def test_flash_and_serving_engines_are_refused_where_they_would_see_another_row(tiny_config):
     for fields, flash in ((COMPRESSIVE, False), ({"attention_pattern": ["linear_attention"]}, True)):
         model = build(tiny_config(**fields))

@@ -18,7 +18,6 @@ from anyformer import (
     AnyformerEncoderForMaskedLM,
     AnyformerMoeConfig,
     AnyformerMoeForCausalLM,
-    AnyformerMoeForSequenceClassification,
     AnyformerSeq2SeqForConditionalGeneration,
 )
 
@@ -193,14 +192,6 @@ def test_a_bias_balances_a_skewed_router():
             optimizer.zero_grad()
         loads[rate] = model.eval()(tokens(8, 24, seed=1000), output_router_logits=True).router_load[0]
     assert loads[0.0].max() > 0.45 and loads[0.02].max() < 0.35, loads
-
-
-def test_the_last_tokens_vector_is_classified():
-    model = build(AnyformerMoeForSequenceClassification, num_labels=3)
-    ids, mask = tokens(2, 10), torch.ones(2, 10, dtype=torch.long)
-    ids[1, 7:], mask[1, 7:] = 0, 0
-    logits = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(logits[1:], model(ids[1:, :7]).logits, **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -136,17 +136,6 @@ def test_positions_of_queries_and_keys_reach_no_value_and_those_of_layers_reach_
     torch.testing.assert_close(inputs[2], inputs[1] + added)
 
 
-def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
-    from anyformer.modeling.score_bias import fold_into_bias
-
-    bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
-    causal = torch.ones(5, 5, dtype=torch.bool).tril()
-    assert fold_into_bias(bias, None, is_causal=True).shape == (1, 2, 5, 5)
-    assert torch.equal(fold_into_bias(bias, None, is_causal=True), fold_into_bias(bias, causal[None, None], False))
-    padded = fold_into_bias(bias, causal[None, None].expand(3, 1, -1, -1), is_causal=True)
-    assert padded.shape == bias.shape and torch.equal(padded[:1], fold_into_bias(bias, None, is_causal=True))
-
-
 def both(size=6):
     ours, theirs = RMSNorm(size, eps=1e-5), nn.RMSNorm(size, eps=1e-5)
     with torch.no_grad():

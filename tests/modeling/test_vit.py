@@ -201,14 +201,6 @@ def test_class_numbers_and_their_probabilities_have_one_loss_however_the_batch_i
             torch.testing.assert_close(got[name], gradient, msg=name, **GRADIENT)
 
 
-def test_mixed_labels_have_the_mixture_of_their_losses(tiny_vit_config):
-    model = randomise(AnyformerViTForImageClassification(tiny_vit_config()))
-    pixels, one, other = images(model.config), torch.tensor([0, 3]), torch.tensor([2, 3])
-    of = [model(pixels, labels=labels).loss for labels in (one, other)]
-    mixed = 0.3 * torch.nn.functional.one_hot(one, 5) + 0.7 * torch.nn.functional.one_hot(other, 5)
-    torch.testing.assert_close(model(pixels, labels=mixed).loss, 0.3 * of[0] + 0.7 * of[1])
-
-
 def test_labels_are_smoothed_in_training_or_where_it_is_asked(tiny_vit_config):
     model = randomise(AnyformerViTForImageClassification(tiny_vit_config(label_smoothing=0.1)))
     pixels, labels = images(model.config), torch.tensor([0, 3])

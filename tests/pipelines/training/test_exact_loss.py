@@ -292,13 +292,6 @@ def test_in_every_epoch_each_row_is_trained_once_in_the_step_of_one_process(proc
         ]
 
 
-def test_rows_carry_their_sample_id_and_epoch():
-    rows = DatasetWithSampleIds(Rows("class", 3))
-    assert rows[2]["row_ids"] == 2 and rows[2]["epoch"] == 0
-    rows.set_epoch(4)
-    assert rows[0]["epoch"] == 4
-
-
 def test_a_model_whose_loss_is_computed_here_gets_no_labels_by_any_name(tiny_config):
     """A model of pixels has them a second time: with them it would make its own loss, and no logits."""
     model = AnyformerDecoderForCausalLM(tiny_config())

@@ -132,9 +132,3 @@ def test_a_resumed_run_goes_on_with_the_file(train, tmp_path):
     assert [line["step"] for line in lines(tmp_path / "parts")] == [2, 4, 6]
     assert resumed[-1]["router_aux_loss"] == whole[-1]["router_aux_loss"]
     assert lines(tmp_path / "parts")[-1]["load"] == lines(tmp_path / "whole")[-1]["load"]
-
-
-def test_a_dense_model_has_no_router_file(train, tmp_path):
-    _, logged = train("dense", dense=True, max_steps=2)
-    assert not any(key.startswith("router") for key in logged[0])
-    assert not list((tmp_path / "dense").glob("router*"))
