@@ -150,13 +150,6 @@ def test_padding_waste_is_what_rows_of_their_own_would_waste(lengths, length):
     assert dataset.padding_waste == pytest.approx(1 - held / rows)
 
 
-def test_rows_are_found_by_index_and_not_beyond(char_tokenizer):
-    dataset = PackedDataset(stored([100]), 10, "pad", PAD)
-    assert torch.equal(dataset[-1]["input_ids"], dataset[len(dataset) - 1]["input_ids"])
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
 # Tokens on disk
 
 

@@ -174,11 +174,6 @@ def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, monkeypa
     assert "has no recipe.yaml beside it" in sentence and sentence.endswith("evaluate MODEL TASK task.max_length=8")
 
 
-def test_evaluating_again_gives_the_same(evaluate):
-    first, again = evaluate("classes", "classes"), evaluate("classes", "classes")
-    assert {**first, "seconds": 0} == {**again, "seconds": 0}
-
-
 def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, monkeypatch, capsys):
     monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
     folder = stage / "runs" / "classes"

@@ -9,7 +9,6 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.denoising import counts, span_lengths
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TrainingSection
@@ -110,15 +109,6 @@ def test_sentences_change_places_within_their_document(letters, texts, seed):
     for noisy, text in zip(source.split(letters.eos_token), target.split(letters.eos_token)):
         moved, sentences = (sorted(map(str.strip, re.findall(r"[^.!?]+[.!?]", one))) for one in (noisy, text))
         assert moved == sentences and len(noisy) == len(text)
-
-
-def test_the_papers_mixture_infills_three_tenths_in_spans_of_three():
-    draw = np.random.default_rng(0)
-    spans = np.concatenate([span_lengths(3000, 3.0, draw) for _ in range(20)])
-    assert spans.sum() == 60_000 and abs(spans.mean() - 3) < 0.05
-    assert abs((spans == 0).mean() - np.exp(-3)) < 0.01
-    assert [len(span_lengths(2, 1.0, draw)) <= 2 for _ in range(200)] == [True] * 200
-    assert counts([5, 5, 5, 5], 0.3).tolist() == [2, 1, 2, 1] and counts([3], 0.0).tolist() == [0]
 
 
 # ------------------------------------------------------------------------------------ mixture of denoisers

@@ -83,15 +83,6 @@ def test_a_lesson_is_the_papers_loss_and_all_but_one_stored_tokens_say_everythin
     assert online.weight(batch) == (batch["labels"][:, 1:] != -100).sum()
 
 
-def test_a_model_that_is_its_teacher_has_nothing_to_learn_of_it(in_float64):
-    logits, batch = torch.randn(3, 7, 11, requires_grad=True), random_batch()
-    for top_k in (1, 4):
-        stored = stored_of(logits.detach(), top_k, 2.0)
-        loss = TokenLesson(1.0, 2.0, True, 11).total({"logits": logits}, batch | stored)
-        (gradient,) = torch.autograd.grad(loss, logits)
-        assert abs(loss) < 1e-9 and gradient.abs().max() < 1e-9
-
-
 def test_what_measures_counts_the_labels_alone(in_float64):
     logits, batch = torch.randn(3, 7, 11), random_batch()
     lesson = TokenLesson(0.9, 2.0, True, 11, lambda inputs: pytest.fail("a validation asks no teacher"))
@@ -364,16 +355,3 @@ def test_two_processes_learn_what_one_learns(student, command, tmp_path):
         both.mkdir()
         run_ranks(2, rank_main, command, recipe, set, f"training.output_dir={both / 'run'}", folder=both)
         assert_close(logged_losses(both / "run"), logged_losses(alone))
-
-
-@pytest.mark.slow
-def test_a_teacher_with_another_vocabulary_teaches_by_its_texts(tiny_recipe, teacher, command, tmp_path):
-    """As docs/learning/teachers.md says: what it writes is ordinary training data."""
-    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": f"{word} and"} for word in NEUTRAL])
-    answers = tmp_path / "answers.jsonl"
-    assert command("predict", teacher, prompts, "--out", answers, "--max-new-tokens", "60") == 0
-    data = {"files": str(answers), "text_field": "prediction", "validation_fraction": 0}
-    recipe = tiny_recipe(
-        data=data, tokenizer={"vocab_size": 270}, training={"max_steps": 2}, evaluation={"metrics": []}
-    )
-    assert command("train", recipe) == 0

@@ -219,17 +219,6 @@ def test_what_a_check_finds_is_published_as_a_line_of_the_card_and_a_file(hub, r
 
 
 @pytest.mark.slow
-def test_a_card_that_a_person_wrote_is_kept_here_and_on_the_hub(hub, run_folder):
-    (run_folder / "README.md").write_text("# my words")
-    assert publish(hub, run_folder, "tester/mine").returncode == 0
-    assert hub.files("tester/mine")["README.md"] == b"# my words"
-    (run_folder / "README.md").unlink()
-    done = publish(hub, run_folder, "tester/mine")
-    assert "is kept as it is" in done.stdout
-    assert hub.files("tester/mine")["README.md"] == b"# my words"
-
-
-@pytest.mark.slow
 def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hub, run_folder):
     assert publish(hub, run_folder, "tester/secret", "--private").returncode == 0
     assert hub.server.store.load("model", "tester/secret")["private"]
@@ -265,14 +254,6 @@ def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, ru
 def test_who_cannot_publish_is_told_what_to_do_before_anything_is_created(hub, run_folder, environment, expected):
     assert re.search(expected, sentence_of(publish(hub, run_folder, "tester/x", **environment)))
     assert hub.server.store.load("model", "tester/x") is None
-
-
-@pytest.mark.slow
-def test_who_may_not_write_to_a_repository_is_told_so(hub, run_folder):
-    hub.server.users["hf_other"] = "someone"
-    assert "may not write there" in sentence_of(publish(hub, run_folder, "someone/x"))
-    publish(hub, run_folder, "someone/theirs", HF_TOKEN="hf_other")
-    assert "may not write there" in sentence_of(publish(hub, run_folder, "someone/theirs"))
 
 
 @pytest.mark.parametrize("repo_id", ["a/b/c", "", "my name/x", "-x/y", "a--b/c", "tester/x.git", "tester/", "x" * 97])
@@ -405,20 +386,6 @@ assert type(classify.model).__module__.startswith("transformers_modules"), type(
 assert type(classify.image_processor).__name__ == "AnyformerImageProcessor"
 print(len(classify(Image.new("RGB", (30, 20)))))
 """
-
-
-@pytest.mark.slow
-def test_a_published_vit_classifies_without_the_package(hub, tiny_vit_config, tmp_path):
-    config = tiny_vit_config(num_labels=3)
-    AnyformerViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    size = {"height": config.image_size[0], "width": config.image_size[1]}
-    processor = AnyformerImageProcessor(size=size, num_channels=config.num_channels)
-    processor.save_pretrained(tmp_path / "vit")
-    (tmp_path / "vit" / "image_processing.py").unlink(missing_ok=True)  # as a folder saved in two steps may be
-    assert publish(hub, tmp_path / "vit", "tester/vit").returncode == 0
-    done = run_python("-c", WITHOUT_ANYFORMER + CLASSIFY, env=hub.env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "3"
 
 
 def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folder):
