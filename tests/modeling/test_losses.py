@@ -242,7 +242,7 @@ def test_the_loss_of_a_head_is_that_of_its_logits_with_smoothing_too(hooked, num
 
 
 @pytest.mark.parametrize("num_items", [None, 50, torch.tensor(50)])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_masked_loss_equals_that_of_all_positions(compiled, num_items):
     head, transform = head_and_transform()
     hidden, labels = masked_batch()

@@ -10,8 +10,8 @@ import torch
 from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, a_share, close, labelled_row
 from native_models import randomise
 from test_laws import FIRST, every
-from training_steps import weights_after_a_step
-from transformers import CompileConfig, Trainer, TrainingArguments
+from training_steps import small_arguments, weights_after_a_step
+from transformers import CompileConfig, Trainer
 from zoo_subject import ZooSubject
 
 import anyformer
@@ -189,6 +189,11 @@ HEADED = [
 ]
 
 
+VALIDATED = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+VALIDATED |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "prediction_loss_only": False}
+VALIDATED |= {"remove_unused_columns": True}  # as a plain Trainer has it
+
+
 @pytest.mark.parametrize("family, name", a_share(HEADED, 3), ids=[name for _, name in HEADED])
 def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family, name, tmp_path, without_code_files):
     model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2))
@@ -196,19 +201,7 @@ def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family,
     has_labels, measured = "MaskedImageModeling" not in name, []
     trainer = Trainer(
         model,
-        TrainingArguments(
-            str(tmp_path),
-            max_steps=2,
-            eval_strategy="steps",
-            eval_steps=1,
-            save_strategy="steps",
-            save_steps=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_loss",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        ),
+        small_arguments(tmp_path, **VALIDATED),
         train_dataset=rows,
         eval_dataset=rows,
         compute_metrics=lambda found: measured.append(found) or {"rows": 4},

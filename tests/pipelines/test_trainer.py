@@ -14,7 +14,8 @@ from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, li
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
 from anyformer.pipelines.training.trainer import OVERRIDDEN, AnyformerTrainer
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from training_steps import small_arguments
+from transformers import AutoModelForCausalLM, Trainer
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -41,26 +42,9 @@ class PatternRows(Dataset):
 def make_trainer(tiny_config, tmp_path):
     def make(rows=None, folder="run", model=None, optim="adamw", packed=False, **arguments):
         torch.manual_seed(0)
-        defaults = {
-            "output_dir": str(tmp_path / folder),
-            "max_steps": 12,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-2,
-            "logging_steps": 1,
-            "save_steps": 4,
-            "use_cpu": True,
-            "report_to": "none",
-            "logging_nan_inf_filter": False,
-            "remove_unused_columns": False,
-            "prediction_loss_only": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            "seed": 1,
-            "data_seed": 1,
-        }
         return AnyformerTrainer(
             model=model or AnyformerDecoderForCausalLM(tiny_config(hidden_dropout=0.1)),
-            args=TrainingArguments(**(defaults | arguments)),
+            args=small_arguments(tmp_path / folder, **{"save_steps": 4, "seed": 1, "data_seed": 1} | arguments),
             train_dataset=rows or PatternRows(),
             data_collator=CausalCollator(packed),
             own_optimizer=own_optimizer(TrainingSection(optim=optim)),

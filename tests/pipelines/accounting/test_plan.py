@@ -169,13 +169,6 @@ def test_backends_of_one_model_are_measured_apart():
     assert by["eager"].chosen.total > by["sdpa"].chosen.total  # whose scores are not kept
 
 
-def test_the_python_function_plans_presets_as_the_command_does():
-    own, devices = anyformer.plan("gpt2", "8xH100", training={"per_device_train_batch_size": 2}), GPUS
-    assert own == plan("gpt2", "training.per_device_train_batch_size=2", devices=devices)
-    with pytest.raises(UserError, match="is neither a recipe, nor a file, nor a preset; did you mean gpt2_small"):
-        anyformer.plan("gpt2_smal")
-
-
 def test_offloaded_states_are_counted_as_their_stage():
     assert stage_of_recipe(load_recipe("gpt2_small", ["training.deepspeed=zero3_offload"])) == "zero3"
 

@@ -262,11 +262,10 @@ def bioes(kind: str, words: list[str]) -> list[str]:
     "tokenizer, labelled, strategy",
     [
         (WORD_PIECES, "first", "first"),
-        (BYTES, "first", "first"),
-        (CHARACTERS, "first", "first"),
+        pytest.param(CHARACTERS, "first", "first", marks=pytest.mark.slow),
         (BYTES, "all", "simple"),
     ],
-    ids=["wordpiece", "bytes", "characters", "all"],
+    ids=["wordpiece", "characters", "all"],
 )
 def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_of_the_labelled_tokens(
     tmp_path, command, capsys, tokenizer, labelled, strategy
@@ -337,9 +336,8 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
         prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
 
 
-@pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])
-def test_decoders_tag_words_at_their_last_token(tmp_path, command, capsys, family):
-    model = {"family": family} | ({"num_experts": 2} if family == "moe" else {})
-    recipe = task_recipe(tmp_path, "token_classification", model=model, task={"labelled_token": "last"})
+def test_decoders_tag_words_at_their_last_token(tmp_path, command, capsys):
+    model, task = {"family": "decoder"}, {"labelled_token": "last"}
+    recipe = task_recipe(tmp_path, "token_classification", model=model, task=task)
     assert command("train", recipe, "--dry-run") == 0
     assert "gradients finite" in capsys.readouterr().out

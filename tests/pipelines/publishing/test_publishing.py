@@ -376,18 +376,6 @@ def test_the_code_of_a_processor_is_published_with_the_model(tiny_vit_config, tm
     assert "image_processing.py" in files_to_publish(open_model_folder(tmp_path))
 
 
-CLASSIFY = """
-import sys
-from PIL import Image
-from transformers import pipeline
-
-classify = pipeline("image-classification", "tester/vit", trust_remote_code=True)
-assert type(classify.model).__module__.startswith("transformers_modules"), type(classify.model)
-assert type(classify.image_processor).__name__ == "AnyformerImageProcessor"
-print(len(classify(Image.new("RGB", (30, 20)))))
-"""
-
-
 def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folder):
     written = {file.name: file.read_bytes() for file in run_folder.glob("*.py")}
     for name in written:

@@ -71,11 +71,7 @@ def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_re
     assert facts["metrics"][f"validation_{metric}"] == pytest.approx(best(values))
 
 
-WRITTEN = [
-    ("translation", "chrf", {"max_new_tokens": 6}),
-    ("question_answering", "answer_f1", {}),
-    ("instruction_tuning", "chrf", {"max_new_tokens": 6}),
-]
+WRITTEN = [("translation", "chrf", {"max_new_tokens": 6}), ("question_answering", "answer_f1", {})]
 
 
 @pytest.mark.parametrize("kind, metric, task", WRITTEN, ids=[kind for kind, *_ in WRITTEN])

@@ -12,6 +12,7 @@ from anyformer.pipelines.training.engines.even_batches import share_out_in_full_
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import DataLoader, Dataset
+from training_steps import small_arguments
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -22,7 +23,6 @@ from transformers import (
     MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
-    TrainingArguments,
 )
 
 from anyformer import AnyformerDecoderForCausalLM, AnyformerEncoderForSequenceClassification, AnyformerMoeForCausalLM
@@ -117,23 +117,10 @@ def make_trainer(tmp_path):
     def make(name, rows=None, model=None, **arguments):
         build, labels = MODELS[name]
         torch.manual_seed(0)
-        defaults = {
-            "output_dir": str(tmp_path / "run"),
-            "max_steps": 4,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 1e-2,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "use_cpu": True,
-            "report_to": "none",
-            "remove_unused_columns": False,
-            "prediction_loss_only": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-        }
+        defaults = {"max_steps": 4, "per_device_train_batch_size": 8, "save_strategy": "no"}
         return AnyformerTrainer(
             model=build() if model is None else model,
-            args=TrainingArguments(**(defaults | arguments)),
+            args=small_arguments(tmp_path / "run", **defaults | arguments),
             train_dataset=rows or Rows(labels),
             data_collator=PaddingCollator(0),
             shifts_labels=name == "our-causal",

@@ -105,7 +105,6 @@ def test_rows_longer_than_the_context_a_model_would_be_saved_with_are_refused(sc
         ("model.rope_parameters={rope_type: linear}", "model.rope_parameters.factor is not set"),
         ("model.rope_parameters={rope_type: yarn, factor: 2.0}", "original_max_position_embeddings is not set"),
         ("model.max_position_embeddings=0", "model.max_position_embeddings=0 must be at least 1"),
-        ("model.max_position_embeddings=long", "model.max_position_embeddings"),
         ("model.pooler_type=men", "model.pooler_type='men' is not known; did you mean mean?"),
     ],
 )

@@ -206,7 +206,13 @@ ROWS_COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("sizes, of_matrices, of_experts", ROWS_COLUMNS.values(), ids=ROWS_COLUMNS)
+@pytest.mark.parametrize(
+    "sizes, of_matrices, of_experts",
+    [
+        pytest.param(*found, id=name, marks=() if name in ("columns", "rows and columns") else pytest.mark.slow)
+        for name, found in ROWS_COLUMNS.items()
+    ],
+)
 def test_muon_of_matrices_that_processes_share_is_that_of_whole_ones(sizes, of_matrices, of_experts, tmp_path):
     found = run_ranks(math.prod(sizes), steps_on_shares, {2: of_matrices, 3: of_experts}, sizes, folder=tmp_path)
     assert max(found) < 1e-12
