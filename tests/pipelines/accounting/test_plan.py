@@ -128,7 +128,7 @@ def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config)
 
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "quickstart"])
 @pytest.mark.parametrize("devices", ["2xcpu", "H200", "4xH200", "16xH200"])
-def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
+def test_the_command_that_a_plan_recommends_can_be_given(name, devices, without_activations):
     for stage in STAGES if name == "gpt2" and "cpu" not in devices else ("none", "fsdp"):
         with_muon = name == "quickstart"
         words = plan(name, devices=devices_of(devices), stage=stage).advice.split(", with ")[0].split()
@@ -330,7 +330,7 @@ def test_every_shipped_preset_has_a_plan():
     assert plan("gpt3_175b").parameters == 174_604_259_328
 
 
-def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s():
+def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s(without_activations):
     whole = plan("quickstart", "training.optim=adamw")
     shared = plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4, dp_shard: 2}")
     assert whole.tokens_per_step == 4 * shared.tokens_per_step and shared.stage == "fsdp"
@@ -346,7 +346,7 @@ def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s():
 
 
 @pytest.mark.parametrize("name, sequences", [("stsb_bi_encoder", 2), ("imdb_next_sentence", 4)])
-def test_a_row_is_as_many_sequences_as_the_model_reads_for_it(name, sequences):
+def test_a_row_is_as_many_sequences_as_the_model_reads_for_it(name, sequences, without_activations):
     recipe = load_recipe(name)
     found = plan_run(recipe, devices_of("H100-80GB"))
     rows = recipe.training.per_device_train_batch_size
@@ -365,7 +365,7 @@ def test_every_shipped_recipe_has_a_plan():
                 plan_run(recipe, GPUS)
 
 
-def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config):
+def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config, without_activations):
     tiny_config().save_pretrained(tmp_path / "ours")
     found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
     assert found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()

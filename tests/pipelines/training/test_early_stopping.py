@@ -91,6 +91,7 @@ def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, 
     assert not any(metric in entry for entry in facts_of(other)["validations"])
 
 
+@pytest.mark.slow
 def test_answers_of_some_rows_may_choose_the_best_one(tmp_path, command):
     evaluation = {"metrics": ["bleu", "chrf"], "best_metric": "chrf", "max_rows": 7}
     short = {"evaluation": evaluation, "training": {"max_steps": 10}, "task": {"max_new_tokens": 6}}

@@ -154,7 +154,7 @@ class Toy(OwnOptimizer):
 
 
 def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_where_matrices_are_split(
-    tiny_recipe, command, capsys, monkeypatch, tmp_path
+    tiny_recipe, without_activations, command, capsys, monkeypatch, tmp_path
 ):
     row = Optimizer("toy", FUSED, "plain steps", code=f"{__name__}:Toy", whole_matrices=True, bytes_per_parameter=4)
     recipe = [tiny_recipe(), "training.optim=toy", "training.max_steps=3"]
