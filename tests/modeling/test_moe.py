@@ -195,10 +195,7 @@ def test_padding_changes_no_statistic_of_an_encoder(tiny_encoder_config):
             "n_group=4 makes groups of 1, but router_scoring='sigmoid' compares them by their best two experts; at "
             "most 2 do",
         ),
-        (
-            {"n_group": 4, "topk_group": 1},
-            "topk_group=1 must be at most n_group=4, and at least 2: so many groups of 1 hold num_experts_per_tok=2",
-        ),
+        ({"n_group": 4, "topk_group": 1}, "topk_group=1 must be at most n_group=4, and at least 2: so many groups of"),
     ],
 )
 def test_what_experts_cannot_be_is_one_sentence(fields, sentence):

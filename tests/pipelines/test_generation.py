@@ -55,13 +55,6 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(saved):
     assert all(text.startswith("the ") for text in texts)
 
 
-def test_greedy_search_needs_no_seed(saved):
-    folder = saved()
-    texts = {generate_text(folder, "import", max_new_tokens=8, do_sample=False, seed=seed) for seed in (1, 2)}
-    assert len(texts) == 1
-    assert generate_text(folder, "import", max_new_tokens=8, do_sample=True, top_k=1) in texts
-
-
 def test_the_command_prints_prompt_and_continuation(saved, capsys):
     folder = saved()
     assert main(["generate", folder, "import ", "--seed", "3", "--max-new-tokens", "5"]) == 0
