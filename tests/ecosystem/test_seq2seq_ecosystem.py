@@ -8,9 +8,7 @@ from training_steps import fit
 from transformers import AutoModelForSeq2SeqLM, pipeline
 from transformers.models.bart.modeling_bart import shift_tokens_right
 
-from anyformer import (
-    AnyformerSeq2SeqForConditionalGeneration,
-)
+from anyformer import AnyformerSeq2SeqForConditionalGeneration
 
 TEXTS = ["the quick brown fox", "a lazy dog sleeps near the old house", "we like foxes"]
 

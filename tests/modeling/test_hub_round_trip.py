@@ -18,18 +18,9 @@ from transformers import AutoModelForCausalLM
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
 
-VARIANTS = (
-    "rotary",
-    "untied-layernorm-nobias",
-    "yarn",
-    "learned",
-    "post",
-    "none",
-    "alibi-strided-sliding",
-    "linear-full",
-)
+VARIANTS = ("rotary", "untied-layernorm-nobias", "yarn", "learned", "post", "none", "alibi-strided-sliding")
 VARIANTS += ("compressive-full", "recurrent", "relative", "scaled-and-capped", "qk-norm-partial-rotary", "sinusoidal")
-VARIANTS += ("sliding-and-full-own-theta",)
+VARIANTS += ("sliding-and-full-own-theta", "linear-full")
 LOAD_EVERYTHING = """
 import os
 import torch

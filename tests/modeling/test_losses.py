@@ -4,11 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.lm_head import (
-    LanguageModelHead,
-    language_model_loss,
-    linear_cross_entropy,
-)
+from anyformer.modeling.lm_head import LanguageModelHead, language_model_loss, linear_cross_entropy
 from anyformer.modeling.masked_head import HeadTransform, masked_language_model_loss
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,13 +4,7 @@ import math
 
 import pytest
 import torch
-from family_variants import (
-    MIXTURES,
-    TINY_FIELDS,
-    encoder_row,
-    padded,
-    tokens,
-)
+from family_variants import MIXTURES, TINY_FIELDS, encoder_row, padded, tokens
 from torch.nn.functional import pad
 
 import anyformer

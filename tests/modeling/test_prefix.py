@@ -3,13 +3,7 @@
 import pytest
 import torch
 from tiny_tokenizers import of_words
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM, pipeline
 
 import anyformer
 from anyformer import AnyformerDecoderConfig, AnyformerMoeConfig

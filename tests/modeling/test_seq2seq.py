@@ -3,20 +3,11 @@
 import pytest
 import torch
 import transformers
-from family_variants import (
-    SEQ2SEQS,
-    a_share,
-    tokens,
-)
+from family_variants import SEQ2SEQS, a_share, tokens
 from native_models import randomise
 from packaging.version import Version
 from torch.nn.functional import pad
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 import anyformer

@@ -8,12 +8,7 @@ from anyformer.pipelines.data import derived
 from anyformer.pipelines.data.derived import next_sentences
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.python_examples import (
-    ASKED,
-    ASKED_OTHERWISE,
-    docstring_conversations,
-    function_summaries,
-)
+from anyformer.pipelines.data.python_examples import ASKED, ASKED_OTHERWISE, docstring_conversations, function_summaries
 from anyformer.pipelines.data.sentences import sentences_of
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data

@@ -10,11 +10,7 @@ from anyformer.pipelines.data import token_store
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
 from anyformer.pipelines.data.encoding import Encoder
-from anyformer.pipelines.data.packing import (
-    PackedDataset,
-    StreamingPackedDataset,
-    tokenize_corpus,
-)
+from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset, tokenize_corpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
 from anyformer.pipelines.recipes.types import build

@@ -19,12 +19,7 @@ from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from task_data import write_lines
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    pipeline,
-)
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 import anyformer
 from anyformer_main import main

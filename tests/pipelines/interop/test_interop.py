@@ -34,13 +34,7 @@ from native_models import (
     native_model,
     randomise,
 )
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GPT2DoubleHeadsModel,
-    StableLmConfig,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, GPT2DoubleHeadsModel, StableLmConfig
 from transformers.models.mpt.configuration_mpt import MptAttentionConfig
 
 import anyformer

@@ -7,9 +7,7 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.objectives.tag_schemes import (
-    word_of_each_token,
-)
+from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
 from hypothesis import strategies as st
