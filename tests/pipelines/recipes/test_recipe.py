@@ -109,24 +109,8 @@ def test_a_checkpoint_brings_architecture_and_tokenizer(recipe_file):
 # ------------------------------------------------------------------------------------------------ round trips
 
 yaml_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-NO_TEXT = (
-    "1e-4",
-    "1E5",
-    "1.",
-    ".5",
-    "-.inf",
-    ".nan",
-    "2024-01-01",
-    "null",
-    "~",
-    "yes",
-    "0x1f",
-    "1_000",
-    "=",
-    "<<",
-    "*",
-)
-looks_like_something_else = st.sampled_from([*NO_TEXT, "- a"])
+NO_TEXT = ("1e-4", "1E5", "1.", ".5", "-.inf", ".nan", "2024-01-01", "null", "~", "yes", "0x1f", "1_000")
+looks_like_something_else = st.sampled_from([*NO_TEXT, "=", "<<", "*", "- a"])
 yaml_data = st.recursive(
     yaml_scalars | looks_like_something_else,
     lambda inner: (
