@@ -292,6 +292,7 @@ def test_pairs_in_a_mixture_are_judged_by_the_first_token_and_read_from_stored_t
         )
 
 
+@pytest.mark.slow
 def test_a_model_of_masked_words_and_pairs_logs_each_loss_and_is_measured_alike(mixture, command, tmp_path, capsys):
     path = mixture("pairs", training={"max_steps": 5, "save_steps": 100}, tokenizer={"vocab_size": 300})
     prompts = "evaluation.sample_prompts=['the [MASK] of a list']"

@@ -57,7 +57,9 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(
-    "metric, best, sections", [("perplexity", min, {}), ("pair_accuracy", max, PAIRS)], ids=["perplexity", "pairs"]
+    "metric, best, sections",
+    [("perplexity", min, {}), pytest.param("pair_accuracy", max, PAIRS, marks=pytest.mark.slow)],
+    ids=["perplexity", "pairs"],
 )
 def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_recipe, command, metric, best, sections):
     """Of losses, and counted beside them: no answers of the finished model are needed."""
