@@ -1,7 +1,5 @@
 """Laws of the vision family alone: patches, places in the plane, heads and their losses; the rest: test_laws.py."""
 
-import json
-
 import pytest
 import torch
 from family_variants import VITS, close, gradients_of
@@ -294,14 +292,6 @@ def test_outputs_hold_every_layer(variant):
     as_tuple = variant(pixels, return_dict=False)
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[0], out.logits, **EXACT)  # without captured states fewer tokens are multiplied
-
-
-def test_what_is_saved_says_nothing_about_tokens_of_a_vocabulary(tiny_vit_config, tmp_path):
-    AnyformerViTModel(tiny_vit_config()).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    assert not {"vocab_size", "bos_token_id", "tie_word_embeddings", "max_position_embeddings", "use_cache"} & set(
-        saved
-    )
 
 
 def test_a_model_in_bf16_reads_pixels_in_fp32(tiny_vit_config):
