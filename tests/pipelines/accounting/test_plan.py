@@ -401,7 +401,7 @@ def test_a_model_that_does_not_run_on_shapes_is_planned_without_activations(monk
     assert dict(facts(found))["activations"] == "not counted"
 
 
-def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
+def test_the_command_prints_and_writes_the_plan(tmp_path, capsys, without_activations):
     words = ["plan", "gpt2_small", "--devices", "2xA100-40GB", "--zero", "2", "--output", str(tmp_path / "plan.json")]
     assert main([*words, "training.max_steps=1000"]) == 0
     printed = capsys.readouterr().out

@@ -259,7 +259,7 @@ def test_a_process_without_rows_adds_nothing_to_the_gradient(make_trainer, name)
 @pytest.mark.parametrize("processes", [2, 3])
 def test_in_every_epoch_each_row_is_trained_once_in_the_step_of_one_process(processes):
     """Of any number of rows, batch size and number of accumulated batches."""
-    for number, size, accumulated in itertools.product((*range(1, 14), 24), (1, 3), (1, 2)):
+    for number, size, accumulated in itertools.product((1, 2, 3, 5, 7, 12, 24), (1, 3), (1, 2)):
         rows = DatasetWithSampleIds([{"labels": torch.tensor(i)} for i in range(number)])
         steps = []  # rows of each step, of all processes
         for process in range(processes):
