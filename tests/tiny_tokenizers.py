@@ -4,16 +4,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 
-def of_words(words, by_characters=False, pieces=False, **roles) -> PreTrainedTokenizerFast:
+def of_words(words, by_characters=False, **roles) -> PreTrainedTokenizerFast:
     """A token for each of the `words`, numbered in their order, of a text divided at white space.
 
     Args:
         by_characters: divide it into characters.
-        pieces: WordPiece, in which `##s` continues a word.
         roles: tokens by their roles, such as unk="<unk>".
     """
-    kind = models.WordPiece if pieces else models.WordLevel
-    backend = Tokenizer(kind({word: number for number, word in enumerate(words)}, unk_token=roles.get("unk", words[0])))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=roles.get("unk", words[0])))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated") if by_characters else pre_tokenizers.WhitespaceSplit()
     if by_characters:
         backend.decoder = decoders.Fuse()
@@ -25,14 +24,13 @@ def of_bytes(special=("<|endoftext|>",), texts=(), size=0, **roles) -> PreTraine
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters, special = pre_tokenizers.ByteLevel.alphabet(), list(special)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=letters, special_tokens=special, show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
+    how = {"initial_alphabet": letters, "special_tokens": special, "show_progress": False}
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, **how))
     return fast(backend, roles)
 
 
 def fast(backend, roles) -> PreTrainedTokenizerFast:
+    """transformers' face of it, without segments."""
     inputs = ["input_ids", "attention_mask"]
     names = {f"{role}_token": token for role, token in roles.items()}
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
