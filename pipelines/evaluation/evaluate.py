@@ -39,7 +39,6 @@ from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import human_time, short_metric
 from .class_tables import print_classes
-from .evaluation_bar import EvaluationBar
 
 
 @dataclass
@@ -280,7 +279,6 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             eval_dataset=rows,
             data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved
-            callbacks=[EvaluationBar()],
             **objective.of_trainer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
