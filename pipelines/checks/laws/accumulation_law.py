@@ -8,6 +8,7 @@ import torch
 from ..findings import Finding, not_claimed
 from ..subject import Subject, gradients_of
 
+NEEDS = ("labels",)
 STEPS = (
     "ids = torch.arange(5, 53).view(4, 12)  # Trainer hands the number of labels to every micro-batch of a step",
     "parts = [model(input_ids=x, labels=x, num_items_in_batch={}).loss for x in ids.split(1)]",
@@ -19,10 +20,6 @@ IGNORES = (
     "are, but its loss is not divided by that number: gradients are as many times too large as there are micro-batches"
 )
 WAY_OUT = "train it with anyformer, which divides by the labels of all micro-batches"
-
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.takes("labels") else "its forward takes no labels"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:
