@@ -4,7 +4,7 @@ import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import need_package
 from ..words import short_number
 
 LOOK = {
@@ -32,8 +32,7 @@ def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, heig
 
     Raises UserError where matplotlib is not installed.
     """
-    if not can_plot():
-        raise UserError(f"{Path(path).name} needs matplotlib; install it with: pip install anyformer[plots]")
+    need_package(Path(path).name, "matplotlib", "plots")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
