@@ -32,11 +32,6 @@ _SIGNED = re.compile(
 _AZURE = re.compile(r"s[veprtis]|spr|srt|sdd|sip|sk(oid|tid|[tesv])")
 
 
-def find_secret(text: str) -> str | None:
-    """What secret a text holds, in words; None: none of a known form."""
-    return next((words for words, pattern in _PATTERNS.items() if pattern.search(text)), None)
-
-
 def check_no_secret(value: Any, path: str) -> None:
     """Raise UserError where a setting, or one within it, holds a secret; the sentence does not repeat it."""
     if isinstance(value, dict):
@@ -45,7 +40,9 @@ def check_no_secret(value: Any, path: str) -> None:
     elif isinstance(value, list):
         for number, item in enumerate(value):
             check_no_secret(item, f"{path}.{number}")
-    elif isinstance(value, str) and (found := find_secret(value)):
+    elif isinstance(value, str) and (
+        found := next((name for name, form in _PATTERNS.items() if form.search(value)), 0)
+    ):
         raise UserError(
             f"{path} holds {found}, and a recipe is saved and published; remove it, and give secrets in the "
             f"environment, such as HF_TOKEN"
