@@ -40,13 +40,12 @@ def check_no_secret(value: Any, path: str) -> None:
     elif isinstance(value, list):
         for number, item in enumerate(value):
             check_no_secret(item, f"{path}.{number}")
-    elif isinstance(value, str) and (
-        found := next((name for name, form in _PATTERNS.items() if form.search(value)), 0)
-    ):
-        raise UserError(
-            f"{path} holds {found}, and a recipe is saved and published; remove it, and give secrets in the "
-            f"environment, such as HF_TOKEN"
-        )
+    for words, pattern in _PATTERNS.items() if isinstance(value, str) else ():
+        if pattern.search(value):
+            raise UserError(
+                f"{path} holds {words}, and a recipe is saved and published; remove it, and give secrets in the "
+                f"environment, such as HF_TOKEN"
+            )
 
 
 def without_signatures(value: Any) -> Any:

@@ -7,7 +7,6 @@ sizes, inodes and times of change (also the inode's own, which cannot be set by 
 """
 
 import contextlib
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .atomic import write_atomically
+from .checkpoints import sha256
 
 CHECKSUMS = "checksums.json"  # {file: [bytes, CRC-32]}
 COMPARED = "compared.json"  # {file: its state when it was last compared}
@@ -115,8 +115,7 @@ def content_hash(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _sha256(path: Path, state: tuple[int, ...] | None) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256(path)
 
 
 def _content_state(path: Path) -> tuple[int, ...] | None:

@@ -35,7 +35,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         yield counted(subject, uneven)
     else:
         yield not_claimed(what, MEANS, way_out=WAY_OUT)
-    if has_balance_loss(subject):
+    if subject.takes("output_router_logits") and getattr(subject.text_config, "router_aux_loss_coef", 0):
         yield balance(subject, uneven)
 
 
@@ -101,12 +101,6 @@ def counted(subject: Subject, batch: dict) -> Finding:
 def items_of(subject: Subject, batch: dict) -> dict:
     """What Trainer hands to a model that divides by the labels of all micro-batches."""
     return {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))}
-
-
-def has_balance_loss(subject: Subject) -> bool:
-    """Whether its router has a loss of its own."""
-    text = subject.text_config
-    return subject.takes("output_router_logits") and bool(getattr(text, "router_aux_loss_coef", 0))
 
 
 def balance(subject: Subject, batch: dict) -> Finding:
