@@ -33,13 +33,9 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
 class PartLosses:
     """Sums of the losses of the rows of each part, kept on the device.
 
-    The mean is per label and without smoothing, so that training and validation compare.
-
-    Args:
-        parts: their names.
-        part_of: number of a row -> the name of its part.
-        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
-        sums: what is added to, (parts, 2); None: float32 on the device of the losses.
+    The mean is per label and without smoothing, so that training and validation compare. parts, part_of: as
+    parts_of_rows gives them. shifts_labels: as of AnyformerTrainer. sums: what is added to, (parts, 2); None: float32
+    on the device of the losses.
     """
 
     def __init__(
