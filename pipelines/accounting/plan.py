@@ -164,11 +164,7 @@ def plan_run(
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
     objective, section, notes = objective_of(recipe), recipe.training, []
-    if (shares := section.parallelism) is not None and processes_of(shares) != devices.count:
-        raise UserError(
-            f"--devices={devices.count}x{devices.name}: training.parallelism={words_of(shares)} takes "
-            f"{processes_of(shares)} devices, the product of its numbers but ep"
-        )
+    check_devices(section.parallelism, devices)
     anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     cache = planned_cache(recipe, objective, model, devices, context, notes)  # before what takes seconds: it may refuse
@@ -178,22 +174,12 @@ def plan_run(
     stages = planned_stages(memory, section, devices, rows)
     tried = tried_stages(section)
     chosen = stage or next((name for name in tried if stages[name].fits), tried[-1])
-    watts, watts_source = planned_power(devices.name, devices.count)
     per_node = min(per_node, devices.count)
     time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
-        model=type(model).__name__,
-        half=memory.half,
-        parameters=memory.parameters,
-        trained_parameters=memory.parameters - memory.frozen,
-        active_parameters=active_parameters(model),
-        devices=str(devices),
-        device_memory=devices.memory,
-        watts=watts,
-        watts_source=watts_source,
-        hourly_price=None if price is None else price * devices.count,
+        **planned_sizes(model, memory, devices, price),
         **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
         per_node=per_node,
         rows=rows,
@@ -208,6 +194,23 @@ def plan_run(
         **planned_logits(model, memory.batch, rows * memory.sequences),
         **time,
     )
+
+
+def planned_sizes(model, memory: StepMemory, devices: Devices, price: float | None) -> dict[str, Any]:
+    """Parameters and precision of the model; names, memory, power and price of the devices."""
+    watts, source = planned_power(devices.name, devices.count)
+    return {
+        "model": type(model).__name__,
+        "half": memory.half,
+        "parameters": memory.parameters,
+        "trained_parameters": memory.parameters - memory.frozen,
+        "active_parameters": active_parameters(model),
+        "devices": str(devices),
+        "device_memory": devices.memory,
+        "watts": watts,
+        "watts_source": source,
+        "hourly_price": None if price is None else price * devices.count,
+    }
 
 
 def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
@@ -365,6 +368,15 @@ def stage_of_recipe(recipe: Recipe) -> str | None:
         return "fsdp"
     engine = extra.get("deepspeed")
     return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
+
+
+def check_devices(parallelism, devices: Devices) -> None:
+    """Raise UserError unless the devices are as many as training.parallelism takes."""
+    if parallelism is not None and processes_of(parallelism) != devices.count:
+        raise UserError(
+            f"--devices={devices.count}x{devices.name}: training.parallelism={words_of(parallelism)} takes "
+            f"{processes_of(parallelism)} devices, the product of its numbers but ep"
+        )
 
 
 def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
