@@ -27,7 +27,7 @@ def can_plot() -> bool:
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2):
+def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2):
     """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (a PNG).
 
     Raises UserError where matplotlib is not installed.
@@ -39,9 +39,9 @@ def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, heig
 
     with matplotlib.rc_context(LOOK):
         # Not pyplot: it keeps references to figures and may need a display.
-        picture = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        picture = Figure(figsize=(width * columns, height), layout="constrained")
         FigureCanvasAgg(picture)
-        yield picture.subplots(rows, columns)
+        yield picture.subplots(1, columns)
         picture.savefig(path)
 
 
