@@ -16,11 +16,3 @@ def test_layers_are_compiled_in_place(two_layers):
     CompiledLayers({"backend": "eager"}).on_train_begin(None, None, None, model=two_layers)
     assert all(layer._compiled_call_impl is not None for layer in layers_of(two_layers))
     assert list(two_layers.state_dict()) == names
-
-
-def test_a_backend_of_compiling_is_refused_where_nothing_is_compiled(tiny_recipe, command, capsys):
-    assert command("train", tiny_recipe(), "training.torch_compile_backend=eager", "--dry-run") == 2
-    assert (
-        "training.torch_compile_backend has no effect without training.torch_compile; set both"
-        in capsys.readouterr().err
-    )
