@@ -5,7 +5,7 @@ model that is loaded by the code of its folder is built as it was saved.
 
 The files import siblings of the models by two dots, which no file that travels may do.
 
-legality.py has the table, parts.py the rows of a layer's parts, bounds.py those of numbers, kinds.py what it reads
+legality.py has the rules, parts.py those of a layer's parts, bounds.py those of numbers, kinds.py what they read
 beside traits.py, names.py unknown fields, serving.py what engines compute.
 """
 

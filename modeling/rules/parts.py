@@ -1,7 +1,6 @@
 """What is refused of a layer's parts: residual form, positions, attention, feed-forward, experts.
 
-Standard library only. Rows are as legality.py's (is this config illegal?, the sentence a user reads); `..._faults` are
-generators of sentences.
+Standard library only. `..._faults` are generators of sentences, as in legality.py.
 """
 
 from ..traits import (
@@ -186,27 +185,45 @@ def scale_faults(c):
 # ------------------------------------------------------------------------------------------ attention and feed-forward
 
 
-def _ungated(c):
-    """A kind of attention, or the position scheme, whose class has no gate, neither this one nor one of its own."""
-    return next((name for name in own_classes(c) if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
-
-
-def _of_softmax(c):
-    """A part that only attention of the plain class has, or None."""
-    names = ("attention_sinks", "value_residual", "differential_attention")
-    return next((name for name in names if getattr(c, name, False)), None)
-
-
-def _classes(c) -> list[str]:
-    """The settings that each give all layers another class of attention."""
-    of_parts = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
-    return of_parts + ([f"position_at={c.position_at!r}"] if c.position_at == "queries_keys" else [])
+def part_faults(c):
+    """Faults of the parts of attention and of the feed-forward layer, one sentence each."""
+    if c.mlp_type == "clamped_glu" and c.hidden_act not in ("silu", "swish"):
+        yield (
+            f"hidden_act={c.hidden_act!r} is not read by mlp_type='clamped_glu', whose gate is a silu with "
+            f"swiglu_alpha; leave it at 'silu'"
+        )
+    if c.mlp_type != "clamped_glu" and (c.swiglu_limit, c.swiglu_alpha) != (7.0, 1.702):
+        yield (
+            f"swiglu_limit={c.swiglu_limit} and swiglu_alpha={c.swiglu_alpha} are read by mlp_type='clamped_glu' "
+            f"alone; leave them at 7.0 and 1.702"
+        )
+    if c.attention_gate not in (None, *ATTENTION_GATES):
+        yield f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}"
+    own = own_classes(c)
+    ungated = next((name for name in own if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
+    if c.attention_gate is not None and ungated is not None:
+        yield f"attention_gate={c.attention_gate!r} does not go with {ungated}, whose class has none"
+    of_softmax = ("attention_sinks", "value_residual", "differential_attention")
+    part = next((name for name in of_softmax if getattr(c, name, False)), None)
+    if part is not None and own:
+        yield (
+            f"{part}=True is a part of softmax attention over tokens, and {own[0]} is computed "
+            f"by a class without; set {part}=False"
+        )
+    classes = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
+    classes += [f"position_at={c.position_at!r}"] if c.position_at == "queries_keys" else []
+    if len(classes) > 1:
+        yield f"{' and '.join(classes)} are two classes of attention; set one of them"
+    if getattr(c, "value_residual", False) and getattr(c, "num_nextn_predict_layers", 0) > 0:
+        yield (
+            f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules behind the layers, which the first "
+            f"layer's values do not reach; set value_residual=False"
+        )
+    if getattr(c, "differential_attention", False):
+        yield from _differential_faults(c)
 
 
 def _differential_faults(c):
-    """Faults of differential attention, one sentence each."""
-    if not getattr(c, "differential_attention", False):
-        return
     heads = c.num_key_value_heads or c.num_attention_heads
     if heads % 2:
         field = "num_attention_heads" if c.num_key_value_heads is None else "num_key_value_heads"
@@ -218,67 +235,30 @@ def _differential_faults(c):
         )
 
 
-PART_ROWS = [
-    (
-        lambda c: c.mlp_type == "clamped_glu" and c.hidden_act not in ("silu", "swish"),
-        lambda c: (
-            f"hidden_act={c.hidden_act!r} is not read by mlp_type='clamped_glu', whose gate is a silu with "
-            f"swiglu_alpha; leave it at 'silu'"
-        ),
-    ),
-    (
-        lambda c: c.mlp_type != "clamped_glu" and (c.swiglu_limit, c.swiglu_alpha) != (7.0, 1.702),
-        lambda c: (
-            f"swiglu_limit={c.swiglu_limit} and swiglu_alpha={c.swiglu_alpha} are read by mlp_type='clamped_glu' "
-            f"alone; leave them at 7.0 and 1.702"
-        ),
-    ),
-    (
-        lambda c: c.attention_gate not in (None, *ATTENTION_GATES),
-        lambda c: f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}",
-    ),
-    (
-        lambda c: c.attention_gate is not None and _ungated(c) is not None,
-        lambda c: f"attention_gate={c.attention_gate!r} does not go with {_ungated(c)}, whose class has none",
-    ),
-    (
-        lambda c: _of_softmax(c) is not None and bool(own_classes(c)),
-        lambda c: (
-            f"{_of_softmax(c)}=True is a part of softmax attention over tokens, and {own_classes(c)[0]} is computed "
-            f"by a class without; set {_of_softmax(c)}=False"
-        ),
-    ),
-    (
-        lambda c: len(_classes(c)) > 1,
-        lambda c: f"{' and '.join(_classes(c))} are two classes of attention; set one of them",
-    ),
-    (
-        lambda c: getattr(c, "value_residual", False) and getattr(c, "num_nextn_predict_layers", 0) > 0,
-        lambda c: (
-            f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules behind the layers, which the first "
-            f"layer's values do not reach; set value_residual=False"
-        ),
-    ),
-    (
-        lambda c: next(_differential_faults(c), None) is not None,
-        lambda c: next(_differential_faults(c)),
-    ),
-]
-
-
 # ------------------------------------------------------------------------------------------------------------- experts
 
 
-def _first(c, names, is_bad):
-    return next((name for name in names if getattr(c, name, None) is not None and is_bad(getattr(c, name))), None)
-
-
-def _nonpositive(c):
-    return _first(c, COUNTS, lambda value: value <= 0)
-
-
-def _negative(c):
-    return _first(c, NOT_NEGATIVE, lambda value: value < 0)
+def expert_faults(c):
+    """Faults of experts, and of their settings where there are none, one sentence each."""
+    if has_experts(c) and getattr(c, "model_type", "anyformer_decoder") == "anyformer_decoder":
+        yield f"num_experts={c.num_experts} is not for a dense decoder; use family moe, or leave num_experts null"
+    if not has_experts(c) and getattr(c, "model_type", None) == "anyformer_moe":
+        yield "num_experts is null, but a mixture-of-experts decoder has experts; set it, or use family decoder"
+    given = {name: getattr(c, name, None) for name in (*COUNTS, *NOT_NEGATIVE)}
+    for name, value in given.items():
+        if name in COUNTS and value is not None and value <= 0:
+            yield f"{name}={value} is not a positive number"
+        elif value is not None and value < 0:
+            yield f"{name}={value} is negative; 0 means none"
+    if has_experts(c):
+        yield from _sparse_layer_faults(c)
+        yield from _router_faults(c)
+    else:
+        layout = _layout(c)
+        if layout is not None:
+            yield f"{layout}={getattr(c, layout)} is used by no layer; set num_experts or leave it null"
+        if getattr(c, "output_router_logits", False):
+            yield "output_router_logits=True needs experts, and this model has none; leave it false or set num_experts"
 
 
 def _layout(c):
@@ -286,110 +266,61 @@ def _layout(c):
     return next((name for name in ("mlp_pattern", "mlp_layer_types") if getattr(c, name, None) is not None), None)
 
 
-def _shares_unlike_layers(c):
-    groups = getattr(c, "num_hidden_groups", None)
-    return groups is not None and groups < c.num_hidden_layers and len(set(mlp_kinds(c))) > 1
+def _sparse_layer_faults(c):
+    kinds, groups = mlp_kinds(c), getattr(c, "num_hidden_groups", None)
+    if any(kind not in MLP_KINDS for kind in kinds):
+        yield f"{_layout(c)}={getattr(c, _layout(c))} is not known; known: {', '.join(MLP_KINDS)}"
+    if len(kinds) != c.num_hidden_layers:
+        yield f"mlp_layer_types names {len(kinds)} layers, but num_hidden_layers={c.num_hidden_layers}"
+    if c.mlp_pattern and c.mlp_layer_types is not None and c.mlp_layer_types != kinds:
+        yield (
+            f"mlp_pattern={c.mlp_pattern} and mlp_layer_types={c.mlp_layer_types} say different things; leave "
+            f"mlp_layer_types null"
+        )
+    if "sparse" not in kinds:
+        yield f"num_experts={c.num_experts} is used by no layer; name sparse in mlp_pattern, or leave it null"
+    if groups is not None and groups < c.num_hidden_layers and len(set(kinds)) > 1:
+        yield (
+            f"num_hidden_groups={groups} shares weights between layers, which must then be alike: one "
+            f"kind in mlp_pattern"
+        )
 
 
-def _group_fault(c) -> str | None:
-    """What is wrong with groups of experts, in one sentence, or None."""
+def _router_faults(c):
+    if c.num_experts_per_tok > c.num_experts:
+        yield f"num_experts_per_tok={c.num_experts_per_tok} is more than num_experts={c.num_experts}"
+    if c.router_scoring not in ROUTER_SCORINGS:
+        yield f"router_scoring={c.router_scoring!r} is not known; known: {', '.join(ROUTER_SCORINGS)}"
+    if c.norm_topk_prob and c.num_experts_per_tok == 1 < c.num_experts:
+        yield (
+            "norm_topk_prob=True makes the weight of num_experts_per_tok=1 always 1, so that the router learns nothing "
+            "from the loss; set norm_topk_prob=False"
+        )
+    yield from _group_faults(c)
+    if c.router_jitter_noise >= 1:
+        yield f"router_jitter_noise={c.router_jitter_noise} must be below 1, or it turns the router's input around"
+    if c.shared_expert_gate and not c.shared_expert_intermediate_size:
+        yield "shared_expert_gate=True needs a shared expert; set shared_expert_intermediate_size"
+
+
+def _group_faults(c):
+    """Faults of groups of experts, each of which may be the consequence of the one before it."""
     groups, kept = (getattr(c, name, None) for name in ("n_group", "topk_group"))
-    if not has_experts(c) or groups is kept is None:
-        return None
+    if groups is kept is None:
+        return
     if groups is None or kept is None:
-        return f"n_group={groups} and topk_group={kept} belong together; set both, or leave both null"
+        yield f"n_group={groups} and topk_group={kept} belong together; set both, or leave both null"
     if c.num_experts % groups:
-        return f"n_group={groups} does not divide num_experts={c.num_experts}"
+        yield f"n_group={groups} does not divide num_experts={c.num_experts}"
     size, best = c.num_experts // groups, 1 if c.router_scoring == "softmax" else 2
     if size < best:
-        return (
+        yield (
             f"n_group={groups} makes groups of 1, but router_scoring={c.router_scoring!r} compares them by their best "
             f"two experts; at most {c.num_experts // best} do"
         )
     if kept > groups or size * kept < c.num_experts_per_tok:
         fewest = -(-c.num_experts_per_tok // size)
-        return (
+        yield (
             f"topk_group={kept} must be at most n_group={groups}, and at least {fewest}: so many groups of {size} "
             f"hold num_experts_per_tok={c.num_experts_per_tok} experts"
         )
-    return None
-
-
-EXPERT_ROWS = [
-    (
-        lambda c: has_experts(c) and getattr(c, "model_type", "anyformer_decoder") == "anyformer_decoder",
-        lambda c: f"num_experts={c.num_experts} is not for a dense decoder; use family moe, or leave num_experts null",
-    ),
-    (
-        lambda c: not has_experts(c) and getattr(c, "model_type", None) == "anyformer_moe",
-        lambda c: "num_experts is null, but a mixture-of-experts decoder has experts; set it, or use family decoder",
-    ),
-    (
-        lambda c: _nonpositive(c) is not None,
-        lambda c: f"{_nonpositive(c)}={getattr(c, _nonpositive(c))} is not a positive number",
-    ),
-    (
-        lambda c: _negative(c) is not None,
-        lambda c: f"{_negative(c)}={getattr(c, _negative(c))} is negative; 0 means none",
-    ),
-    (
-        lambda c: not has_experts(c) and _layout(c) is not None,
-        lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is used by no layer; set num_experts or leave it null",
-    ),
-    (
-        lambda c: not has_experts(c) and bool(getattr(c, "output_router_logits", False)),
-        lambda c: "output_router_logits=True needs experts, and this model has none; leave it false or set num_experts",
-    ),
-    (
-        lambda c: has_experts(c) and any(kind not in MLP_KINDS for kind in mlp_kinds(c)),
-        lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is not known; known: {', '.join(MLP_KINDS)}",
-    ),
-    (
-        lambda c: has_experts(c) and len(mlp_kinds(c)) != c.num_hidden_layers,
-        lambda c: f"mlp_layer_types names {len(mlp_kinds(c))} layers, but num_hidden_layers={c.num_hidden_layers}",
-    ),
-    (
-        lambda c: (
-            has_experts(c) and c.mlp_pattern and c.mlp_layer_types is not None and c.mlp_layer_types != mlp_kinds(c)
-        ),
-        lambda c: (
-            f"mlp_pattern={c.mlp_pattern} and mlp_layer_types={c.mlp_layer_types} say different things; leave "
-            f"mlp_layer_types null"
-        ),
-    ),
-    (
-        lambda c: has_experts(c) and "sparse" not in mlp_kinds(c),
-        lambda c: f"num_experts={c.num_experts} is used by no layer; name sparse in mlp_pattern, or leave it null",
-    ),
-    (
-        lambda c: has_experts(c) and c.num_experts_per_tok > c.num_experts,
-        lambda c: f"num_experts_per_tok={c.num_experts_per_tok} is more than num_experts={c.num_experts}",
-    ),
-    (
-        lambda c: has_experts(c) and c.router_scoring not in ROUTER_SCORINGS,
-        lambda c: f"router_scoring={c.router_scoring!r} is not known; known: {', '.join(ROUTER_SCORINGS)}",
-    ),
-    (
-        lambda c: has_experts(c) and c.norm_topk_prob and c.num_experts_per_tok == 1 < c.num_experts,
-        lambda c: (
-            "norm_topk_prob=True makes the weight of num_experts_per_tok=1 always 1, so that the router learns nothing "
-            "from the loss; set norm_topk_prob=False"
-        ),
-    ),
-    (lambda c: _group_fault(c) is not None, lambda c: _group_fault(c)),
-    (
-        lambda c: has_experts(c) and c.router_jitter_noise >= 1,
-        lambda c: f"router_jitter_noise={c.router_jitter_noise} must be below 1, or it turns the router's input around",
-    ),
-    (
-        lambda c: has_experts(c) and c.shared_expert_gate and not c.shared_expert_intermediate_size,
-        lambda c: "shared_expert_gate=True needs a shared expert; set shared_expert_intermediate_size",
-    ),
-    (
-        _shares_unlike_layers,
-        lambda c: (
-            f"num_hidden_groups={c.num_hidden_groups} shares weights between layers, which must then be alike: one "
-            f"kind in mlp_pattern"
-        ),
-    ),
-]

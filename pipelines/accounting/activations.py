@@ -189,7 +189,9 @@ def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: 
     model.train()
     model.config.use_cache = False
     if checkpointing and model.supports_gradient_checkpointing:
-        recompute_layers(model)
+        # transformers < 5.23 has the second name alone
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     inputs, fake = batch.inputs(model), FakeTensorMode(allow_non_fake_inputs=True)
     if not batch.vocabulary:
         del inputs["labels"]
@@ -216,13 +218,6 @@ def run_backward(loss: torch.Tensor) -> None:
     """`loss.backward()`, which itself would leave the modes of functions that layers computed once more run in."""
     engine, how = torch.autograd.Variable._execution_engine, {"allow_unreachable": True, "accumulate_grad": True}
     engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), **how)
-
-
-def recompute_layers(model) -> None:
-    """Switch gradient checkpointing on."""
-    # transformers < 5.23 has the second name alone
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable()
 
 
 class HeldBytes(TorchDispatchMode):

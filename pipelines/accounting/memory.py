@@ -1,9 +1,7 @@
 """Bytes of weights, gradients and optimizer states on each device, by the engine that shares them among devices.
 
-Standard library only. Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1, for what our configs set.
-
-Without DeepSpeed the weights are fp32 (autocast computes in bf16 from them), and the optimizer's moments lie beside.
-DeepSpeed keeps weights and gradients in the precision of the run, and the fp32 weights in the optimizer.
+Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. Without DeepSpeed the weights are fp32; it keeps
+weights and gradients in the precision of the run, and the fp32 weights in the optimizer. Standard library only.
 """
 
 from dataclasses import dataclass

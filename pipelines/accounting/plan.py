@@ -163,23 +163,23 @@ def plan_run(
         return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
-    check_devices(recipe.training.parallelism, devices)
-    anyformer.register()
     objective, section, notes = objective_of(recipe), recipe.training, []
+    check_devices(section.parallelism, devices)
+    anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     cache = planned_cache(recipe, objective, model, devices, context, notes)  # before what takes seconds: it may refuse
     memory = step_memory(recipe, objective, model, devices, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     stages = planned_stages(memory, section, devices, rows)
-    chosen = stage or first_that_fits(stages, section)
+    tried = tried_stages(section)
+    chosen = stage or next((name for name in tried if stages[name].fits), tried[-1])
     per_node = min(per_node, devices.count)
     time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
     return Plan(
         name=recipe.name,
-        **size_of(model, memory),
-        **facts_of_devices(devices, price),
+        **planned_sizes(model, memory, devices, price),
         **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
         per_node=per_node,
         rows=rows,
@@ -196,26 +196,20 @@ def plan_run(
     )
 
 
-def facts_of_devices(devices: Devices, price: float | None) -> dict[str, Any]:
-    """Their names, memory, power and price; price: of a device for an hour."""
+def planned_sizes(model, memory: StepMemory, devices: Devices, price: float | None) -> dict[str, Any]:
+    """Parameters and precision of the model; names, memory, power and price of the devices."""
     watts, source = planned_power(devices.name, devices.count)
-    return {
-        "devices": str(devices),
-        "device_memory": devices.memory,
-        "watts": watts,
-        "watts_source": source,
-        "hourly_price": None if price is None else price * devices.count,
-    }
-
-
-def size_of(model, memory: StepMemory) -> dict[str, Any]:
-    """What the model is, how many parameters it has, and whether it computes in half precision."""
     return {
         "model": type(model).__name__,
         "half": memory.half,
         "parameters": memory.parameters,
         "trained_parameters": memory.parameters - memory.frozen,
         "active_parameters": active_parameters(model),
+        "devices": str(devices),
+        "device_memory": devices.memory,
+        "watts": watts,
+        "watts_source": source,
+        "hourly_price": None if price is None else price * devices.count,
     }
 
 
@@ -278,13 +272,8 @@ def sharers_of(section: TrainingSection, devices: Devices) -> int:
     return devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
 
 
-def first_that_fits(stages: dict[str, StagePlan], section: TrainingSection) -> str:
-    """Of the ways to share states that are tried, the first that fits, else the last."""
-    tried = tried_stages(section)
-    return next((name for name in tried if stages[name].fits), tried[-1])
-
-
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
+    """The ways to share states of which the first that fits is taken, else the last."""
     return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
 
 
@@ -390,12 +379,6 @@ def check_devices(parallelism, devices: Devices) -> None:
         )
 
 
-def devices_needed(memory: StepMemory, stage: str, each: int) -> int | None:
-    """The fewest devices of so many bytes, by doubling, on which a row with gradient checkpointing fits; None: none."""
-    left = each - memory.held(1, True).peak
-    return next((2**n for n in range(21) if memory.states(stage, 2**n).total <= left), None)
-
-
 def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
     """The command that trains a recipe so; of several machines that of each."""
     if devices.count == 1:
@@ -416,7 +399,8 @@ def advise(recipe: Recipe, memory: StepMemory, plan: StagePlan, devices: Devices
     how = launch_command(name, section.parallelism, plan.states.stage, devices, per_node)
     most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
-        needed = devices_needed(memory, tried_stages(section)[-1], devices.memory)
+        stage, left = tried_stages(section)[-1], devices.memory - memory.held(1, True).peak
+        needed = next((2**n for n in range(21) if memory.states(stage, 2**n).total <= left), None)
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"

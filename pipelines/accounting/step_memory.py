@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from ..adapters import load_config
 from ..backends import AUTO, attention_fault, backend_arguments
-from ..errors import UserError, first_line, loading_reason
+from ..errors import UserError, first_line, loading
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.introspection import OURS
@@ -161,10 +161,8 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
 def checkpoint_config(recipe: Recipe):
     """The config of `model.name_or_path`, ours or native."""
     name = recipe.model.name_or_path
-    try:
+    with loading(f"model.name_or_path={name!r}"):
         return with_fields(load_config(name, trust_remote_code=recipe.trust_remote_code), recipe.model.fields, name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
 
 
 def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:

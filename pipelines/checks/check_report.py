@@ -121,7 +121,8 @@ def ask(subject: Subject, name: str) -> Answer:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            if hasattr(module, "unclaimed") and (why := module.unclaimed(subject)):
+            why = subject.lacks(*getattr(module, "NEEDS", ()))
+            if why := why or (module.unclaimed(subject) if hasattr(module, "unclaimed") else ""):
                 findings.append(Finding("", Verdict.NOT_CLAIMED, why=why))
             else:
                 findings.extend(module.ask(subject))

@@ -31,7 +31,7 @@ def page_of(reports: list[dict], title: str, unasked: dict[str, str] | None = No
     return template().render(
         style=style(),
         title=title,
-        reports=sorted(reports, key=_failures, reverse=True),
+        reports=sorted(reports, key=lambda one: -sum(_count([one], name, Verdict.FAILS) for name in LAWS)),
         laws={name: LAWS[name] for name in laws},
         counts=counts,
         signs=SIGNS,
@@ -45,10 +45,6 @@ def page_of(reports: list[dict], title: str, unasked: dict[str, str] | None = No
 
 def _count(reports: list[dict], name: str, verdict: Verdict) -> int:
     return sum(report["laws"].get(name, {}).get("verdict") == verdict for report in reports)
-
-
-def _failures(report: dict) -> int:
-    return sum(answer["verdict"] == Verdict.FAILS for answer in report["laws"].values())
 
 
 def grouped(findings: list[dict]) -> list[dict]:

@@ -88,10 +88,3 @@ def batch(
     given |= extra(config, kind, rows, tokens)
     floats = {name: v.to(dtype) for name, v in given.items() if torch.is_tensor(v) and v.is_floating_point()}
     return {name: value for name, value in (given | floats).items() if value is not None}
-
-
-def labels(config: PreTrainedConfig, kind: str, given: dict[str, Any], seed: int = 0) -> Tensor:
-    """Labels for what `batch` made: a class for each image, else the tokens of its text, -100 nowhere."""
-    if kind == "image":
-        return torch.randint(config.num_labels, (len(next(iter(given.values()))),), generator=_generator(seed))
-    return given.get("decoder_input_ids", given.get("input_ids")).clone()

@@ -11,7 +11,7 @@ import anyformer
 
 from ..accounting.step_memory import planned_config
 from ..adapters import load_config
-from ..errors import UserError, did_you_mean, loading_reason
+from ..errors import UserError, did_you_mean, loading
 from ..generation import locate_model
 from ..plugins import objective_of
 from ..recipes.preset_run import planned_recipe
@@ -39,17 +39,14 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
         objective = objective_of(recipe)
         return twin_of(planned_config(recipe, objective, []), kind_named(objective.auto_class), device)
     where = locate_model(name)
-    try:
-        with errors_only():
-            config = load_config(where, trust_remote_code=trust_remote_code)
-            kind = kind_of_config(config)
-            if not real:
-                return twin_of(config, kind, device, where if trust_remote_code else None)
-            auto_class = getattr(transformers, KINDS[kind][0])
-            trust = {"trust_remote_code": trust_remote_code}
-            model = auto_class.from_pretrained(where, dtype=torch.float32, **trust).to(device)
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={name} cannot be loaded: {loading_reason(error)}") from error
+    with loading(f"MODEL={name}"), errors_only():
+        config = load_config(where, trust_remote_code=trust_remote_code)
+        kind = kind_of_config(config)
+        if not real:
+            return twin_of(config, kind, device, where if trust_remote_code else None)
+        auto_class = getattr(transformers, KINDS[kind][0])
+        trust = {"trust_remote_code": trust_remote_code}
+        model = auto_class.from_pretrained(where, dtype=torch.float32, **trust).to(device)
     more = ", trust_remote_code=True" if trust_remote_code else ""
     made = f"model = transformers.{KINDS[kind][0]}.from_pretrained({str(where)!r}{more}).eval()"
     return Subject(model.eval(), kind, ("import torch, transformers", made), is_twin=False)

@@ -73,6 +73,12 @@ class Subject:
         """Whether the forward pass names all of these arguments."""
         return self._taken.issuperset(names)
 
+    def lacks(self, *names: str) -> str:
+        """Why a law that needs these arguments is not claimed; empty where the forward pass reads them."""
+        if "input_ids" in names and not self.reads_text:
+            return "it reads no tokens"
+        return next((f"its forward takes no {name}" for name in names if not self.takes(name)), "")
+
     @property
     def reads_text(self) -> bool:
         return self.kind != "image" and "input_ids" in self.rows(1, 4)

@@ -26,7 +26,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer evaluate runs/quickstart pairs.jsonl minimal_pairs.good_field=right\n"
         "  anyformer evaluate gpt2 sst2_classify --shots 0,1,4,8\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
-        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
+        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position",
     )
     parser.add_argument(
         "model",
@@ -55,9 +55,6 @@ def add_arguments(add_parser) -> None:
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
     )
     parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
-    parser.add_argument(
-        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
-    )
     add_json(parser)
     add_trust(parser)
 
@@ -82,8 +79,7 @@ def _add_few_shot(parser) -> None:
 
 
 # Option -> the one that it belongs to.
-BELONGS_TO = dict.fromkeys(("label", "beside"), "by_position")
-BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized"), "shots")
+BELONGS_TO = {"label": "by_position"} | dict.fromkeys(("template", "label_words", "normalized"), "shots")
 
 
 def run(args) -> int:
@@ -102,7 +98,7 @@ def run(args) -> int:
     if of_suite and len(args.models) > 1:
         raise UserError("a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK")
     if args.by_position and not of_one:
-        raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
+        raise UserError("--by-position is of one model and one task; a sweep draws several (by_position)")
     if args.shots is not None and (args.by_position or not of_one):
         raise UserError("--shots is of one model and one task, without --by-position")
     if args.predictions is not None and (args.by_position or of_suite):
@@ -148,13 +144,13 @@ def _one_model(args) -> None:
     split = choose_split(recipe, args.split)
     output = _output(args, recipe.name, "by-position" if args.by_position else None)
     if args.by_position:
-        check_by_position(recipe, output, args.beside)
+        check_by_position(recipe, output)
     say_loading()
     if args.by_position:
         from ..evaluation.position_perplexity import evaluate_by_position
 
         label = args.label or args.models[0]
-        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
+        evaluate_by_position(recipe, split, label, output, args.max_examples)
         return
     from ..evaluation.evaluate import evaluate_model, print_evaluation
 
@@ -200,15 +196,12 @@ def _pairs(args) -> None:
     if args.predictions is not None:
         check_writable(Path(args.predictions), "--predictions")
     say_loading()
-    from ..evaluation.evaluate import write_lines
     from ..evaluation.pair_evaluation import evaluate_pairs, print_pairs
 
     result = evaluate_pairs(recipe, name, settings)
     print_pairs(result)
     _write(args, result, output)
-    if args.predictions is not None:
-        write_lines(result.answers, Path(args.predictions))
-        print(f"predictions are in {args.predictions}")
+    _write_predictions(result.answers, args.predictions)
 
 
 def _compare(args) -> None:
@@ -227,10 +220,13 @@ def _compare(args) -> None:
 
 
 def _suite(args) -> None:
+    from ..evaluation.request import recipes_of_suite
     from ..recipes.suite_file import read_suite
 
-    suite, model = read_suite(args.recipe), args.models[0]
-    recipes = _recipes_of_suite(args, suite, model)
+    suite, model, notes = read_suite(args.recipe), args.models[0], []
+    how = {name: getattr(args, name) for name in ("split", "max_examples", "trust_remote_code")}
+    recipes = recipes_of_suite(suite, model, args.overrides, notes=notes, **how)
+    say(notes)
     output = _output(args, suite.name)
     say_loading()
     from ..evaluation.suite import evaluate_suite, print_suite
@@ -244,23 +240,6 @@ def _suite(args) -> None:
         print(f"model card: {write_model_card(output.parent)}")
 
 
-def _recipes_of_suite(args, suite, model: str) -> dict:
-    from ..evaluation.request import recipes_of_suite
-
-    notes: list[str] = []
-    recipes = recipes_of_suite(
-        suite,
-        model,
-        args.overrides,
-        split=args.split,
-        max_examples=args.max_examples,
-        notes=notes,
-        trust_remote_code=args.trust_remote_code,
-    )
-    say(notes)
-    return recipes
-
-
 def _write(args, result, output: Path | None) -> None:
     from ..evaluation.evaluate import write_json
 
@@ -270,9 +249,10 @@ def _write(args, result, output: Path | None) -> None:
         print(f"written to {output}")
 
 
-def _write_predictions(answers: list[dict], file: str | None, recipe, split: str) -> None:
+def _write_predictions(answers: list[dict], file: str | None, *rows) -> None:
+    """rows: the recipe and the split whose examples stand beside the answers; none where the answers hold them."""
     from ..evaluation.evaluate import with_examples, write_lines
 
     if file is not None:
-        write_lines(with_examples(answers, recipe, split), Path(file))
+        write_lines(with_examples(answers, *rows) if rows else answers, Path(file))
         print(f"predictions are in {file}")

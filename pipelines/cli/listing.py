@@ -1,14 +1,13 @@
 """`anyformer list`: what can be named in a recipe or on the command line, as tables."""
 
 import ast
-import importlib.util
 import re
 import shutil
 import sys
 import textwrap
 from collections import Counter
 from functools import partial
-from pathlib import Path
+from importlib import resources
 
 from rich.console import Console
 from rich.table import Table
@@ -28,24 +27,14 @@ from .settings_help import explained
 HEAD = re.compile(r"Anyformer\w+For(\w+)")
 
 
-def syntax_of(module: str) -> ast.Module:
-    """The source of a module of anyformer, parsed but not run."""
-    package, _, name = module.rpartition(".")
-    folder = Path(importlib.util.find_spec(f"anyformer.{package}").origin).parent
-    return ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
-
-
-def first_line(module: str) -> str:
-    return ast.get_docstring(syntax_of(module)).splitlines()[0].rstrip(".")
-
-
 def family_rows() -> list[tuple[str, str, str]]:
     """Return (name, one line, heads) of each family, from the file that holds it."""
-    rows = []
+    folder, rows = resources.files("anyformer.modeling"), []
     for name in introspection.family_names():
         row = introspection.family_row(name)
         heads = [match[1] for match in map(HEAD.fullmatch, row.heads.values()) if match]
-        rows.append((name, first_line(f"modeling.{row.module}").partition(": ")[2], ", ".join(heads)))
+        told = ast.get_docstring(ast.parse((folder / f"{row.module}.py").read_text(encoding="utf-8")))
+        rows.append((name, told.splitlines()[0].rstrip(".").partition(": ")[2], ", ".join(heads)))
     return rows
 
 
@@ -85,11 +74,6 @@ def metric_rows() -> list[tuple[str, str, str]]:
     ]
 
 
-def source_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each corpus that needs no files."""
-    return [(name, (cls.__doc__ or name).strip().splitlines()[0].rstrip(".")) for name, cls in SOURCES.items()]
-
-
 TABLES = {
     "families": (family_rows, ("family", "models", "heads")),
     "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
@@ -103,7 +87,10 @@ TABLES = {
     "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
     "stories": (partial(described_rows, "stories"), ("story", "what it trains, step by step")),
     "experiments": (partial(described_rows, "experiments"), ("experiment", "what it compares, by anyformer sweep")),
-    "sources": (source_rows, ("source", "what it reads")),
+    "sources": (
+        lambda: [(name, (cls.__doc__ or name).strip().splitlines()[0].rstrip(".")) for name, cls in SOURCES.items()],
+        ("source", "what it reads"),
+    ),
 }
 
 

@@ -191,14 +191,6 @@ def print_plan(plan: "Plan") -> None:
     )
 
 
-def host_facts(plan: "Plan") -> list[tuple[str, str]]:
-    """What a machine's memory has to hold beside its devices'."""
-    if plan.host_memory is None:
-        return []
-    node = f"a node of {counted(plan.per_node, 'device')}, {plan.host_words}"
-    return [("host", f"{size_words(plan.host_memory)} of memory for {node} (--per-node)")]
-
-
 def facts(plan: "Plan") -> list[tuple[str, str]]:
     """(label, text) of everything but the table."""
     active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
@@ -211,10 +203,11 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
     held = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
     held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
     held = held if plain.peak else "not counted"
+    node = f"a node of {counted(plan.per_node, 'device')}, {plan.host_words} (--per-node)"
     found = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
-        *host_facts(plan),
+        *([] if plan.host_memory is None else [("host", f"{size_words(plan.host_memory)} of memory for {node}")]),
         ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
         ("activations", held),
     ]

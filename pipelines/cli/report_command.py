@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import need_package
 from .output import say_loading
 from .parser import add_trust
 
@@ -27,10 +27,8 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..reporting.plots import can_plot
-
-    if args.figures is not None and not can_plot():
-        raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")
+    if args.figures is not None:
+        need_package("--figures", "matplotlib", "plots")
     from ..evaluation.request import check_writable
     from ..reporting.comparison import compare_runs, read_runs, variants_of
     from ..reporting.report import REPORT, write_report

@@ -74,7 +74,11 @@ def run(args) -> int:
     folder = Path(recipe.training.output_dir)
     folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
     plugins = [word for name in args.plugins for word in ("--plugin", name)]
-    words = [*plugins, *command_of(settings, args.trust_remote_code), *sweep.fixed]
+    words = ["train", settings.recipe]
+    if settings.evaluate is not None:
+        most = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
+        words = ["evaluate", settings.evaluate, settings.recipe, *most]
+    words = [*plugins, *words, *["--trust-remote-code"] * args.trust_remote_code, *sweep.fixed]
 
     from ..experiments.afterwards import check_by_position
     from ..experiments.columns import check_columns
@@ -102,15 +106,6 @@ def run(args) -> int:
     elif code:
         print("stopped; the same command goes on from there")
     return code
-
-
-def command_of(settings, trusts: bool) -> list[str]:
-    """The words of the command that makes a run of the sweep, or a measurement."""
-    trust = ["--trust-remote-code"] if trusts else []
-    if settings.evaluate is None:
-        return ["train", settings.recipe, *trust]
-    most = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
-    return ["evaluate", settings.evaluate, settings.recipe, *trust, *most]
 
 
 def legal(known: list, sweep, leave_out: bool, load) -> list:
@@ -153,7 +148,7 @@ def print_table(runs) -> None:
     from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
-    from ..words import with_deviation
+    from ..words import number_in_words, with_deviation
 
     console = wide_console()
     rows = runs.ordered()
@@ -168,16 +163,9 @@ def print_table(runs) -> None:
         seconds = [run.facts["wall_seconds"] for run in own if run.facts.get("wall_seconds")]
         minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
         states = dict.fromkeys(run.state for run in own if run.state != "finished")
-        further = [mean_of([run.columns.get(name) for run in own]) for name in columns]
+        known = [[run.columns[name] for run in own if run.columns.get(name) is not None] for name in columns]
+        further = [number_in_words(sum(one) / len(one)) if one else "" for one in known]
         table.add_row(*values, figure, *further, minutes, "; ".join(states))
     console.print(table)
     written_files = [name for name in (TABLE, PAGE, PLOT) if (runs.folder / name).is_file()]
     console.print(f"written: {runs.folder}/{' and '.join(written_files)}", markup=False, soft_wrap=True)
-
-
-def mean_of(values: list[float | None]) -> str:
-    """The mean of what a column has over seeds, in words."""
-    from ..words import number_in_words
-
-    known = [value for value in values if value is not None]
-    return number_in_words(sum(known) / len(known)) if known else ""

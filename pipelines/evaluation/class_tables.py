@@ -16,7 +16,12 @@ def print_classes(console: Console, report: dict) -> None:
         console.print()
         small = len(report["matrix"]["names"]) <= MOST_IN_MATRIX
         console.print(matrix_table(**report["matrix"]) if small else confused_table(report["confused"]))
-    console.print(f"\n{calibration_words(report['calibration'], report['unit'])}", markup=False)
+    sure = report["calibration"]
+    console.print(
+        f"\ncalibration: {sure['confidence']:.1%} sure on average and {sure['accuracy']:.1%} right, of all "
+        f"{report['unit']}; expected calibration error {sure['ece']:.4f} (0: none)",
+        markup=False,
+    )
     if report["mistakes"]:
         console.print()
         console.print(mistakes_table(report["mistakes"]))
@@ -57,14 +62,6 @@ def confused_table(confused: list[dict]) -> Table:
     for one in confused[:MOST_PAIRS]:
         table.add_row(Text(one["true"]), Text(one["given"]), f"{one['number']:,}")
     return table
-
-
-def calibration_words(found: dict, unit: str) -> str:
-    """How sure the answers are and how many are right, in a sentence."""
-    return (
-        f"calibration: {found['confidence']:.1%} sure on average and {found['accuracy']:.1%} right, of all {unit}; "
-        f"expected calibration error {found['ece']:.4f} (0: none)"
-    )
 
 
 def mistakes_table(mistakes: list[dict]) -> Table:

@@ -9,7 +9,8 @@ from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation
+from .result import with_bounds
 
 
 @dataclass

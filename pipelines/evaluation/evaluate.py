@@ -29,7 +29,6 @@ from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
-from ..reporting.interpret import between
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
@@ -37,43 +36,35 @@ from ..training.checkpoints.run_folder import package_versions
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
-from ..words import human_time, short_metric
 from .class_tables import print_classes
-from .evaluation_bar import EvaluationBar
+from .result import Result, with_bounds
 
 
-@dataclass
-class Evaluation:
-    """What was measured, and on what; `facts` of it is what the JSON file holds.
+@dataclass(kw_only=True)
+class Evaluation(Result):
+    """The metrics of a task.
 
     examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
     signatures: metric -> the settings and versions its number depends on, where it says so. intervals: metric ->
     {"low", "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each
     example, where predictions stand beside references, and "part" where the tasks of one run are several. compared: of
-    what its metrics were computed. backends: what computed attention and experts.
+    what its metrics were computed. backends: what computed attention and experts. classes: as Objective.class_report.
     """
 
-    model: str
-    task: str
     split: str
-    data: str
     examples: int
     rows: str
     metrics: dict[str, float]
     signatures: dict[str, str]
-    seconds: float
-    versions: dict[str, str]
     backends: dict[str, str]
     recipe: dict
     intervals: dict[str, dict] = field(default_factory=dict)
-    answers: list[dict] = field(default_factory=list, repr=False)
     compared: list[Comparison] = field(default_factory=list, repr=False)
     classes: dict | None = field(default=None, repr=False)
 
-    def facts(self) -> dict:
-        """All but the single answers, as JSON."""
-        left_out = ("answers", "compared") + (() if self.classes else ("classes",))
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+    @property
+    def NO_FACTS(self) -> tuple[str, ...]:
+        return ("answers", "compared") + (() if self.classes else ("classes",))
 
 
 @dataclass
@@ -280,7 +271,6 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             eval_dataset=rows,
             data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved
-            callbacks=[EvaluationBar()],
             **objective.of_trainer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
@@ -293,8 +283,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
     console = print_table(
-        f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
-        f"{human_time(result.seconds)}",
+        result.head(f"{result.examples:,} {result.rows}"),
         ["metric", "value"],
         [
             [name.replace("_", " "), with_bounds(value, result.intervals.get(name))]
@@ -305,11 +294,6 @@ def print_evaluation(result: Evaluation) -> None:
         console.print(f"{name}: {signature}", markup=False)
     if result.classes is not None:
         print_classes(console, result.classes)
-
-
-def with_bounds(value: float, bounds: dict | None) -> str:
-    """A metric for people, with its 95 % interval where it has one."""
-    return short_metric(value) + (f"  {between(bounds['low'], bounds['high'])}" if bounds else "")
 
 
 def write_json(facts: dict, path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import transformers
@@ -29,8 +29,8 @@ from ..reporting.console import print_table
 from ..storage.cache import cache_folder
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
-from ..words import human_time
-from .evaluate import load, with_bounds
+from .evaluate import load
+from .result import Result, with_bounds
 from .shot_answers import KINDS, Asked
 
 BETWEEN = "\n\n"  # between two examples of a prompt
@@ -63,30 +63,19 @@ class Question:
     row: int
 
 
-@dataclass
-class FewShotResult:
-    """What was measured. shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long
-    for the model and lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question.
-    """
+@dataclass(kw_only=True)
+class FewShotResult(Result):
+    """shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long for the model and
+    lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question."""
 
-    model: str
-    task: str
     split: str
-    data: str
     examples: int
     template: str
     compares: str
     label_words: list[str]
     normalized: bool
     shots: dict[int, dict[str, Any]]
-    seconds: float
-    versions: dict[str, str]
     recipe: dict
-    answers: list[dict] = field(default_factory=list, repr=False)
-
-    def facts(self) -> dict:
-        """All but the single answers, as JSON."""
-        return {name: value for name, value in vars(self).items() if name != "answers"}
 
 
 def evaluate_few_shot(
@@ -130,7 +119,9 @@ def evaluate_few_shot(
         prompts = [prompt_of(solved[:number], question, kind.written) for question in questions]
         given, probabilities, cut = kind.answers(asked, prompts)
         found[number] = measured(recipe, names, given, probabilities, questions) | {"cut": cut}
-        answers += [answer_of(objective, number, *pair) for pair in zip(questions, given)]
+        for question, answer in zip(questions, given):
+            pair = {"prediction": objective.named(answer), "reference": objective.named(question.answer)}
+            answers.append({"shots": number, "row": question.row} | pair)
     return FewShotResult(
         model=recipe.model.name_or_path,
         task=recipe.name,
@@ -147,16 +138,6 @@ def evaluate_few_shot(
         recipe=recipe.to_dict(),
         answers=answers,
     )
-
-
-def answer_of(objective: Objective, shots: int, question: Question, given) -> dict[str, Any]:
-    """A row of FewShotResult.answers."""
-    return {
-        "shots": shots,
-        "row": question.row,
-        "prediction": objective.named(given),
-        "reference": objective.named(question.answer),
-    }
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:
@@ -228,18 +209,13 @@ def print_few_shot(result: FewShotResult) -> None:
     for number, row in result.shots.items():
         shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
         rows.append([str(number), *shown, f"{row['cut']:,}"])
+    how = "by writing"
+    if result.label_words:
+        mean = "the mean of numbers weighted by " if result.compares == "numbers" else ""
+        how = f"by {mean}the likelihood of {', '.join(result.label_words)}"
     print_table(
-        f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
-        f"{by_words(result)}, {human_time(result.seconds)}",
+        result.head(f"{result.examples:,} questions", f", answered {how}"),
         ["shots", *(name.replace("_", " ") for name in names), "prompts cut"],
         rows,
         numbers=slice(None),
     )
-
-
-def by_words(result: FewShotResult) -> str:
-    """How the answers were found."""
-    if not result.label_words:
-        return "by writing"
-    mean = "the mean of numbers weighted by " if result.compares == "numbers" else ""
-    return f"by {mean}the likelihood of {', '.join(result.label_words)}"

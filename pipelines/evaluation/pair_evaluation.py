@@ -1,7 +1,7 @@
 """`anyformer evaluate MODEL blimp`, or any file of minimal pairs: the share of pairs whose good text is likelier."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import transformers
@@ -14,19 +14,15 @@ from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..training.checkpoints.run_folder import package_versions
-from ..words import human_time
-from .evaluate import load, with_bounds
+from .evaluate import load
+from .result import Result, with_bounds
 
 
-@dataclass
-class PairEvaluation:
-    """What was measured. share: right pairs of all, and its 95 % interval from low to high. groups: the same of each
-    value of each column. score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
-    """
+@dataclass(kw_only=True)
+class PairEvaluation(Result):
+    """share: right pairs of all, and its 95 % interval from low to high. groups: the same of each value of each column.
+    score: what was compared. answers: {"row", "good", "bad", their scores} of each pair."""
 
-    model: str
-    task: str
-    data: str
     score: str
     share: float
     low: float
@@ -34,13 +30,6 @@ class PairEvaluation:
     pairs: int
     groups: dict[str, dict[str, dict]]
     settings: dict
-    seconds: float
-    versions: dict[str, str]
-    answers: list[dict] = field(default_factory=list, repr=False)
-
-    def facts(self) -> dict:
-        """All but the single answers, as JSON."""
-        return {name: value for name, value in vars(self).items() if name != "answers"}
 
 
 def evaluate_pairs(recipe: Recipe, task: str, settings: MinimalPairsSettings) -> PairEvaluation:
@@ -96,8 +85,7 @@ def print_pairs(result: PairEvaluation) -> None:
     """One table: a row for each value of the first column of groups, and one for all."""
     column, groups = next(iter(result.groups.items()), ("", {}))
     print_table(
-        f"{result.model} on {result.task}: {result.pairs:,} pairs of {result.data}, by "
-        f"{result.score.replace('_', ' ')}, {human_time(result.seconds)}",
+        result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}"),
         [column or "pairs", "good one likelier", "pairs"],
         [
             [name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"]

@@ -32,14 +32,13 @@ def evaluate_by_position(
     recipe: Recipe,
     split: str,
     label: str,
-    beside: list[str],
     output: Path,
     max_examples: int | None = None,
 ) -> dict:
     """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it; return what was written.
 
     Args:
-        label: the curve's name. beside: JSON files of other models, whose curves are drawn in the same plot.
+        label: the curve's name.
 
     Raises:
         UserError: no row is within one document, and as `evaluate_model` does.
@@ -77,7 +76,7 @@ def evaluate_by_position(
     }
     write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     picture = output.with_suffix(".png")
-    plot_perplexity_by_position([*(json.loads(Path(name).read_text()) for name in beside), result], picture)
+    plot_perplexity_by_position([result], picture)
     print(f"{label}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
     for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
         print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")

@@ -1,12 +1,11 @@
 """What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
 
-import importlib.util
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import UserError, refuse_unknown
+from ..errors import UserError, need_package, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
@@ -201,18 +200,10 @@ def check_shots(recipe: Recipe) -> None:
         raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
 
 
-def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
+def check_by_position(recipe: Recipe, output: Path | None) -> None:
     """Raise UserError where perplexity by position cannot be measured, plotted or written."""
     if not objective_of(recipe).predicts_each_position:
         raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
     if output is None:
         raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--by-position draws a plot; install matplotlib with: pip install anyformer[plots]")
-    for name in beside:
-        try:
-            curve = json.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"--beside {name} cannot be read; give a JSON that --by-position has written") from error
-        if not isinstance(curve, dict) or "perplexity" not in curve or "tokens_before" not in curve:
-            raise UserError(f"--beside {name} is no result of --by-position")
+    need_package("--by-position", "matplotlib", "plots")

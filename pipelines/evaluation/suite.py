@@ -14,8 +14,9 @@ from ..recipes.suite_file import Suite, read_suite
 from ..reporting.console import print_table
 from ..words import human_time
 from .compare import check_loads
-from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
+from .evaluate import Evaluation, measure, prepare_evaluation
 from .request import recipes_of_suite
+from .result import with_bounds
 
 Asked = dict[str, tuple[Recipe, str, int | None]]  # as recipes_of_suite gives them
 

@@ -238,19 +238,13 @@ def _longest(tokenizer, backend, entries: list[int]) -> list[str]:
 
 
 def report(
-    places: list[Place],
-    sample: Sample,
-    *,
-    trust_remote_code: bool = False,
-    output: Path | None = None,
-    console: Console | None = None,
+    places: list[Place], sample: Sample, *, trust_remote_code: bool = False, output: Path | None = None
 ) -> list[Measured]:
     """Measure the tokenizers on one text; print one table, and where the text is to be shown its tokens.
 
     output: JSON file to write.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
-    opened = {}
+    console, opened = Console(highlight=False, soft_wrap=True), {}
     for place in places:
         if place.label not in opened:
             opened[place.label] = tokenizer_at(place, progress=console.is_terminal, trust_remote_code=trust_remote_code)

@@ -1,11 +1,10 @@
 """What a sweep measures of its finished runs in the end: perplexities by position, one plot of all."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, need_package
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.plots import plot_perplexity_by_position
@@ -24,8 +23,7 @@ def check_by_position(length: int | None, recipe: Recipe) -> None:
             f"by_position={length} measures next-token predictions of a text, and {recipe.learned_section}.name="
             f"{recipe.learned.name} makes none; leave it out"
         )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"by_position={length} draws a plot; install matplotlib with: pip install anyformer[plots]")
+    need_package(f"by_position={length}", "matplotlib", "plots")
 
 
 def measure_by_position(

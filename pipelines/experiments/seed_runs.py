@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..recipes.schema import Recipe
+from ..reporting.comparison import compared
+from ..reporting.console import print_table
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
-from ..training.log.compared_runs import compared, comparing_table
-from ..training.log.summary import console
 from ..training.run import train
+from ..words import short_metric, with_deviation
 
 FILE = "seeds.json"
 
@@ -54,7 +55,10 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> i
         result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(found)}
         path = Path(recipe.training.output_dir) / FILE
         write_atomically(path, json_text(result) + "\n")
-        console.rule(f"{recipe.name} with {len(seeds)} seeds", align="left")
-        console.print(comparing_table(found))
-        console.print(f"written to {path}", markup=False)
+        rows = []
+        for name, row in result["metrics"].items():
+            values = map(short_metric, row["values"].values())
+            rows.append([name.replace("_", " "), *values, with_deviation(row["mean"], row["deviation"])])
+        print_table(f"{recipe.name} with {len(seeds)} seeds", ["metric", *found, "mean ± deviation"], rows)
+        print(f"written to {path}")
     return 0

@@ -1,8 +1,7 @@
 """Attention maps of any model, whatever backend it runs on: the weights of each layer, computed by the eager backend.
 
-Backends that are fast keep no weights. Here a model runs once more with transformers' eager backend, from which its
-layers hand over their weights one by one; those of a layer are gone before the next one makes its own, unless they are
-kept. Which modules hand them over, each model says itself (`_can_record_outputs`), ours as transformers' own.
+The weights of a layer are gone before the next one makes its own, unless they are kept. Which modules hand them over,
+each model says itself (`_can_record_outputs`), ours as transformers' own.
 """
 
 from collections import Counter

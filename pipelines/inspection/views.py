@@ -53,7 +53,7 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers:
     """
 
     def each(layer: AttentionMap) -> dict:
-        side = side_of(layer)
+        side = f"{layer.stack} {layer.kind}".strip()
         shown = {"name": layer.name, "stack": layer.stack, "kind": layer.kind, "note": layer.note}
         shown |= {"queries": queries[side], "keys": keys[side]}
         if layer.weights is None:
@@ -63,10 +63,6 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers:
         return shown | ({"data": packed(weights)} if layers is None or layer.layer in layers else {})
 
     return {"maps": attention_maps(model, each, **inputs)} | readings(model, inputs)
-
-
-def side_of(layer: AttentionMap) -> str:
-    return f"{layer.stack} {layer.kind}".strip()
 
 
 # --------------------------------------------------------------------------------------------------------- texts

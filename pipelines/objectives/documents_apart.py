@@ -20,10 +20,9 @@ def check_documents_apart(
 ) -> None:
     """Raise UserError where a document of a packed row sees the one before it in a native model.
 
-    Packed rows tell documents apart by positions that begin anew, without a mask. Native encoders, and decoders
-    that make their mask without positions, ignore them; with a mask of ones all native models do. So a model is
-    asked with what the objective's collator sends. splits: rows, some of them packed. section: that names the
-    model. The weights have to be whole: ZeRO-3's empty tensors are not probed.
+    Packed rows tell documents apart by positions that begin anew, which some native models ignore, and with a mask of
+    ones all; so a model is asked with what the objective's collator sends. splits: rows, some of them packed. section:
+    that names the model. ZeRO-3's empty tensors are not probed.
     """
     config = model.config
     in_parts = any(hasattr(p, "ds_shape") for p in model.parameters())

@@ -95,7 +95,9 @@ class Prediction:
             taken = next((name for name in answer if name in row), None)
             if taken is not None:
                 raise UserError(f"{place} has a column {taken!r}, where an answer belongs; rename it")
-            found.append(json.loads(json.dumps(self._copied(row) | answer, default=_plain)))
+            # What JSON has no words for: a number of numpy as Python's, all else, such as a date, as a text.
+            plain = json.dumps(self._copied(row) | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
+            found.append(json.loads(plain))
         return found
 
     def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -111,11 +113,6 @@ def _is_bytes(value: Any) -> bool:
     """Whether a cell holds an image or other bytes, also as datasets' Image feature does."""
     inner = value.get("bytes") if isinstance(value, dict) else value
     return isinstance(inner, bytes | bytearray) or hasattr(inner, "getbbox")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no words for: a number of numpy as Python's, all else, such as a date, as a text."""
-    return value.item() if hasattr(value, "item") else str(value)
 
 
 def prepare_prediction(

@@ -21,6 +21,7 @@ from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
+from ..words import counted
 from .objective_facts import objective_facts
 from .run_facts import SIZES, RunFacts, validated_on
 
@@ -279,7 +280,7 @@ def _norm_positions(form: str | dict[str, str] | None) -> str | None:
 
 def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
     """The rows of the architecture table; those without a value are left out of it."""
-    get, positions = config.get, config.get("position_encoding")
+    get, positions, channels = config.get, config.get("position_encoding"), config.get("num_channels")
     is_classifier = _kind(config).head.endswith("Classification")
     return {
         "family": str(get("model_type", "unknown")).removeprefix(introspection.OURS),
@@ -294,7 +295,7 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
         "norm": _words(get("norm_type"), _norm_positions(get("norm_position"))),
         "positions": positions,
         "rotary": _rotary(get("rope_parameters")) if positions in (None, "rotary") else None,
-        "images": _words(_sides(get("image_size")), _channels(get("num_channels"))),
+        "images": _words(_sides(get("image_size")), channels and counted(channels, "channel")),
         "patches": _sides(get("patch_size")),
         "context": _number(get("max_position_embeddings"), " tokens"),
         "vocabulary": get("vocab_size"),
@@ -351,10 +352,6 @@ def _sides(size: int | list[int] | None) -> str | None:
         return None
     height, width = (size, size) if isinstance(size, int) else size
     return f"{height} x {width} pixels"
-
-
-def _channels(number: int | None) -> str | None:
-    return None if number is None else f"{number} channel{'s' * (number != 1)}"
 
 
 def _number(value: Any, unit: str = "") -> str | None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import UserError
-from ..storage.checkpoints import find_corruption, list_checkpoints, step_of
+from ..storage.checkpoints import check_intact, list_checkpoints, step_of
 from ..storage.model_folder import open_model_folder
 from .publish import files_to_publish, publish
 from .run_facts import RunFacts
@@ -26,10 +26,7 @@ def publish_trajectory(
     checkpoints = list_checkpoints(run.path)[::-1]
     if not checkpoints:
         raise UserError(f"{folder} holds no checkpoint; training.save_total_limit says how many a run keeps")
-    for checkpoint in checkpoints:
-        problem = find_corruption(checkpoint)
-        if problem is not None:
-            raise UserError(f"{checkpoint} is damaged ({problem}); delete it to publish the others")
+    check_intact(checkpoints, "one of those to publish", "publishes the others")
     branches = dict(zip(branch_names(run.path, list(map(step_of, checkpoints)), by), checkpoints))
     facts = RunFacts.read(run.path)
     described = {branch: of_step(facts, step_of(checkpoint)) for branch, checkpoint in branches.items()}

@@ -384,11 +384,6 @@ def config_namespace(recipe: Recipe) -> SimpleNamespace | None:
     return introspection.family_config(recipe.model.family, recipe.model.fields)
 
 
-def config_vocabulary(recipe: Recipe) -> int | None:
-    """Entries of the model's vocabulary as far as the recipe says it; a tokenizer's may turn out smaller."""
-    return recipe.model.fields.get("vocab_size") or recipe.tokenizer.vocab_size
-
-
 def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
     """Raise UserError for a special token that a vocabulary of `size` entries does not have."""
     for name, value in fields.items():
@@ -408,7 +403,8 @@ def check_model(recipe: Recipe) -> None:
     config = config_namespace(recipe)
     if config is None:
         return
-    check_token_ids(recipe.model.fields, config_vocabulary(recipe))
+    # A tokenizer's vocabulary may turn out smaller.
+    check_token_ids(recipe.model.fields, recipe.model.fields.get("vocab_size") or recipe.tokenizer.vocab_size)
     for name in ("hidden_act", "head_act", "conv_act", "pooler_act"):
         value = getattr(config, name, None)
         if value is not None and value not in introspection.activation_names():

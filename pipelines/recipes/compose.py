@@ -183,7 +183,11 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
         _apply_override(final, path, copy.deepcopy(value))
     chosen = convert(as_mapping(final.get("model"), "model").get("preset"), str | None, "model.preset")
     if chosen is not None:
-        under = _preset_layer(chosen, as_mapping(final.get("tokenizer"), "tokenizer").get("name_or_path"))
+        family, under = load_preset(chosen)
+        if as_mapping(final.get("tokenizer"), "tokenizer").get("name_or_path") is None:
+            # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
+            under = {name: value for name, value in under.items() if name not in ("vocab_size", "output_vocab_size")}
+        under = {"family": family, **under}
         final = copy.deepcopy(data)
         final["model"] = copy.deepcopy(under) | as_mapping(final.get("model"), "model")
         for path, value in overrides:
@@ -279,14 +283,6 @@ def of_others(path: str, name: str, key: str, owners: Sequence[str]) -> UserErro
     return UserError(
         f"{path}.{key} has no effect with {path}.name={name}; it belongs to {' and '.join(owners)}, remove it"
     )
-
-
-def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
-    family, layer = load_preset(preset)
-    if pretrained_tokenizer is None:
-        # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
-        layer = {name: value for name, value in layer.items() if name not in ("vocab_size", "output_vocab_size")}
-    return {"family": family, **layer}
 
 
 def _model_section(data: Any) -> ModelSection:

@@ -80,7 +80,9 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
     Keys one of them lacks (written by another version) count as their defaults.
     """
     before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
-    defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
+    names = {section: new[section].get("name") for section in LEARNED if isinstance(new.get(section), dict)}
+    learned = {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}
+    defaults = flat_settings(Recipe().to_dict()) | flat_settings(learned)
     of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
     for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name
         section, name = path.split(".")[-3:-1], path.split(".")[-1]
@@ -99,9 +101,3 @@ def _numbered(value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         value = {str(number): item for number, item in enumerate(value)}
     return {key: _numbered(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:
-    """{section: default settings} of what a saved recipe learns, where its name is known."""
-    names = {section: recipe[section].get("name") for section in LEARNED if isinstance(recipe.get(section), dict)}
-    return {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}

@@ -25,7 +25,7 @@ CHOICES = {
     "memory_update": legality.MEMORY_UPDATES,
 }
 PROBABILITIES = {*legality.PROBABILITIES, "classifier_dropout", "label_smoothing"}
-POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *parts.COUNTS}
+POSITIVE = {*legality.POSITIVE, *parts.COUNTS}
 
 
 def describe_family(family: str) -> Iterator[FieldDoc]:

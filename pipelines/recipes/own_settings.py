@@ -1,5 +1,6 @@
 """What a recipe says itself: a composed recipe spells out every default, of which most readers need none."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,26 +25,13 @@ def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:
             cls = OBJECTIVES.get(settings.get("name"))
             known = {} if cls is None else asdict(cls.Settings())
             known.pop("name", None)
-        elif section == "model":
-            known |= _of_preset(settings.get("preset"))
+        elif section == "model" and settings.get("preset") is not None:
+            with suppress(UserError):  # of another version
+                family, fields = load_preset(settings["preset"])
+                known |= {"family": family, **fields}
         elif section == "evaluation":
-            known |= _metrics(recipe)
+            cls = OBJECTIVES.get((recipe.get("task") or recipe.get("objective") or {}).get("name"))
+            known |= {} if cls is None else {"metrics": list(cls.default_metrics)}
         kept = {name: value for name, value in settings.items() if name not in known or value != known[name]}
         own |= {section: kept} if kept else {}
     return {name: own[name] for name in recipe if name in own}
-
-
-def _of_preset(name: str | None) -> dict[str, Any]:
-    if name is None:
-        return {}
-    try:
-        family, fields = load_preset(name)
-    except UserError:  # of another version
-        return {}
-    return {"family": family, **fields}
-
-
-def _metrics(recipe: dict[str, Any]) -> dict[str, Any]:
-    learned = recipe.get("task") or recipe.get("objective") or {}
-    cls = OBJECTIVES.get(learned.get("name"))
-    return {} if cls is None else {"metrics": list(cls.default_metrics)}

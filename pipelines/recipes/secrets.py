@@ -32,11 +32,6 @@ _SIGNED = re.compile(
 _AZURE = re.compile(r"s[veprtis]|spr|srt|sdd|sip|sk(oid|tid|[tesv])")
 
 
-def find_secret(text: str) -> str | None:
-    """What secret a text holds, in words; None: none of a known form."""
-    return next((words for words, pattern in _PATTERNS.items() if pattern.search(text)), None)
-
-
 def check_no_secret(value: Any, path: str) -> None:
     """Raise UserError where a setting, or one within it, holds a secret; the sentence does not repeat it."""
     if isinstance(value, dict):
@@ -45,11 +40,12 @@ def check_no_secret(value: Any, path: str) -> None:
     elif isinstance(value, list):
         for number, item in enumerate(value):
             check_no_secret(item, f"{path}.{number}")
-    elif isinstance(value, str) and (found := find_secret(value)):
-        raise UserError(
-            f"{path} holds {found}, and a recipe is saved and published; remove it, and give secrets in the "
-            f"environment, such as HF_TOKEN"
-        )
+    for words, pattern in _PATTERNS.items() if isinstance(value, str) else ():
+        if pattern.search(value):
+            raise UserError(
+                f"{path} holds {words}, and a recipe is saved and published; remove it, and give secrets in the "
+                f"environment, such as HF_TOKEN"
+            )
 
 
 def without_signatures(value: Any) -> Any:

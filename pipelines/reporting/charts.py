@@ -33,7 +33,6 @@ class Quantity:
     kind: str = "number"
     zero: bool = True
     noisy: bool = False
-    scale: float = 1.0
 
 
 OF_TRAINING = (
@@ -73,15 +72,14 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def series(lines: Iterable[dict], key: str, name: str, run: int = 0, scale: float = 1.0, **more: Any) -> dict | None:
+def series(lines: Iterable[dict], key: str, name: str, **more: Any) -> dict | None:
     """The values of a key in some lines of a log; None where it is in none of them."""
-    return curve([values_of(lines, key, scale)], name, run, **more)
+    return curve([values_of(lines, key)], name, 0, **more)
 
 
-def values_of(lines: Iterable[dict], key: str, scale: float = 1.0) -> dict[int, float]:
+def values_of(lines: Iterable[dict], key: str) -> dict[int, float]:
     """{step: value} of a key, without NaN and infinity."""
-    pairs = [(line["step"], line[key] * scale) for line in lines if is_number(line.get(key))]
-    return {x: y for x, y in pairs if y - y == 0}
+    return {line["step"]: line[key] for line in lines if is_number(line.get(key)) and line[key] - line[key] == 0}
 
 
 def curve(of_runs: list[dict], name: str, run: int, **more: Any) -> dict | None:
@@ -177,7 +175,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
 
 
 def _of_training(log: RunLog, quantity: Quantity) -> dict | None:
-    values = series(log.train, quantity.key, quantity.title.lower(), scale=quantity.scale, noisy=quantity.noisy)
+    values = series(log.train, quantity.key, quantity.title.lower(), noisy=quantity.noisy)
     return chart(quantity.key, quantity.title, quantity.unit, [values], kind=quantity.kind, zero=quantity.zero)
 
 

@@ -270,12 +270,23 @@ def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:
     """The variants and their metrics over the seeds: {"name", "runs", "metrics": {name: words}} of each."""
     found = []
     for name, runs in variants.items():
-        values = {key: [log.metrics[key] for log in runs if key in log.metrics] for key in runs[0].metrics}
-        words = {
-            key: with_deviation(statistics.fmean(row), statistics.stdev(row) if len(row) > 1 else None)
-            for key, row in values.items()
-        }
+        rows = compared({str(log.folder): log.metrics for log in runs})
+        words = {key: with_deviation(row["mean"], row["deviation"]) for key, row in rows.items()}
         found.append({"name": name, "runs": len(runs), "metrics": words})
+    return found
+
+
+def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
+    """{metric: {"mean", "deviation", "values": {run: value}}} of the metrics that all runs have.
+
+    deviation: the standard deviation of a sample (divided by n - 1); None of a single run.
+    """
+    found = {}
+    for name in next(iter(runs.values())):
+        if all(metrics.get(name) is not None for metrics in runs.values()):
+            values = {run: metrics[name] for run, metrics in runs.items()}
+            spread = statistics.stdev(values.values()) if len(values) > 1 else None
+            found[name] = {"mean": statistics.fmean(values.values()), "deviation": spread, "values": values}
     return found
 
 

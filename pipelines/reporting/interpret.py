@@ -91,7 +91,9 @@ def better_before(run: dict) -> list[str]:
     validations = [entry for entry in validations if entry["loss"] is not None]
     if len(validations) < 2 or section.get("best_metric") or section.get("average_checkpoints"):
         return []
-    measured = next((name for name in section.get("metrics") or [] if _may_choose(name, validations)), "loss")
+    # Metrics of answers tell validations apart otherwise than the loss does.
+    named = (name for name in section.get("metrics") or [] if name in METRICS and METRICS[name].of_losses is None)
+    measured = next((n for n in named if all(entry.get(n) is not None for entry in validations)), "loss")
     sign = 1 if measured == "loss" or METRICS[measured].lower else -1
     best, last = min(validations, key=lambda entry: sign * entry[measured]), validations[-1]
     if sign * (last[measured] - best[measured]) <= CLEARLY_BETTER * abs(last[measured]):
@@ -100,12 +102,6 @@ def better_before(run: dict) -> list[str]:
         f"the best validation was at step {best['step']} ({measured} {short_metric(best[measured])}, in the last one "
         f"{short_metric(last[measured])}); evaluation.best_metric={measured} would keep that model"
     ]
-
-
-def _may_choose(name: str, validations: list[dict]) -> bool:
-    """Whether it tells validations apart otherwise than the loss does: a metric of answers, measured in all of them."""
-    is_of_answers = name in METRICS and METRICS[name].of_losses is None
-    return is_of_answers and all(entry.get(name) is not None for entry in validations)
 
 
 def validations_of(history: list[dict], metrics: list[str]) -> list[dict]:

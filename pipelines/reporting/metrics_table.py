@@ -1,8 +1,7 @@
 """The metrics of a run with their intervals, and of several with the significance of what they differ in.
 
-Of shares of examples the interval is Wilson's (1927), of other metrics there is none here: a run keeps no predictions,
-and `anyformer evaluate` gives the bootstrap's. Two shares differ significantly where Newcombe's interval of their
-difference (1998, method 10), which is made of both Wilson intervals as if the examples were others, does not hold 0.
+Of shares of examples the interval is Wilson's (1927), and of their differences Newcombe's (1998, method 10), as if the
+examples were others; for other metrics `anyformer evaluate` gives the bootstrap's.
 """
 
 import math

@@ -4,7 +4,7 @@ import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import need_package
 from ..words import short_number
 
 LOOK = {
@@ -27,22 +27,21 @@ def can_plot() -> bool:
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2):
+def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2):
     """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (a PNG).
 
     Raises UserError where matplotlib is not installed.
     """
-    if not can_plot():
-        raise UserError(f"{Path(path).name} needs matplotlib; install it with: pip install anyformer[plots]")
+    need_package(Path(path).name, "matplotlib", "plots")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(LOOK):
         # Not pyplot: it keeps references to figures and may need a display.
-        picture = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        picture = Figure(figsize=(width * columns, height), layout="constrained")
         FigureCanvasAgg(picture)
-        yield picture.subplots(rows, columns)
+        yield picture.subplots(1, columns)
         picture.savefig(path)
 
 

@@ -22,7 +22,7 @@ def in_words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}" if f"{value:g}" == str(value) or value == float(f"{value:g}") else str(value)
+        return f"{value:g}" if value == float(f"{value:g}") else str(value)
     if isinstance(value, list):
         return f"[{', '.join(map(in_words, value))}]"
     if isinstance(value, dict):

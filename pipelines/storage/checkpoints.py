@@ -1,8 +1,7 @@
 """Checkpoints that are complete or invisible.
 
-A checkpoint is written to `.incomplete/checkpoint-N`, gets a manifest of all its files (size and sha256) and is then
-renamed to `checkpoint-N`. The manifest is verified before a run resumes: a checkpoint damaged by a crash, a full disk
-or a bad sector is renamed to `corrupt-checkpoint-N`, and the one before it is used.
+One is written to `.incomplete/checkpoint-N`, gets a manifest of its files (size and sha256) and is then renamed. Before
+a run resumes the manifest is verified; a damaged one becomes `corrupt-checkpoint-N`, and the one before it is used.
 """
 
 import hashlib

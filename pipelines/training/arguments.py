@@ -1,6 +1,5 @@
 """TrainingArguments of transformers from a recipe's training section, with safe values for Trainer's other options."""
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
-from ..errors import UserError, first_line
+from ..errors import UserError, first_line, need_package
 from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -90,7 +89,9 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     section, device = recipe.training, device_type()
     if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    check_trackers(section)
+    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
+    for tracker in set(trackers) - {"none"}:
+        need_package(f"training.report_to={tracker}", tracker, tracker)
     check_lora(recipe)
     # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
@@ -164,14 +165,6 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         values["parallelism_config"] = shared
         values["dataloader_drop_last"] = True  # processes hand each other their batches, which have to be of one shape
     return values
-
-
-def check_trackers(section: TrainingSection) -> None:
-    """Raise UserError for a tracker whose package is not installed."""
-    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
-    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
-        if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
 
 
 def safe_values(device: str) -> dict:

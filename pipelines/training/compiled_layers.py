@@ -4,15 +4,11 @@ Layers of one kind share what was compiled, so that a deep model takes as long t
 weights stay as they are.
 """
 
-import time
-
 from torch import nn
 from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..recipes.schema import TrainingSection
-from ..words import human_time
-from .checkpoints.run_folder import say
 from .lora import plain
 
 COMPILING = {"torch_compile_backend": "backend", "torch_compile_mode": "mode"}  # settings of Trainer, and torch's names
@@ -29,26 +25,11 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 class CompiledLayers(TrainerCallback):
-    """Compiles the layers when training begins, and says after the second step what that took.
-
-    Args:
-        arguments: of torch.compile.
-    """
+    """Compiles the layers when training begins. arguments: of torch.compile."""
 
     def __init__(self, arguments: dict):
-        self.arguments, self.started, self.seconds = arguments, 0.0, []
+        self.arguments = arguments
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         for layer in layers_of(plain(model)) or [plain(model)]:
             layer.compile(**self.arguments)
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.started = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if len(self.seconds) == 2:
-            return
-        self.seconds.append(time.perf_counter() - self.started)
-        if len(self.seconds) == 2 and state.is_world_process_zero:
-            first, second = self.seconds
-            say(f"torch.compile: the layers took {human_time(max(0.0, first - second))} to compile")

@@ -37,7 +37,11 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     if recipe.training.transfer is not None:
         sizes = [family_config(section.family, fields) for fields in (given, base_fields(recipe))]
         given = given | multipliers(*sizes)
-    fields = {**(vocabulary_fields(tokenizer) if tokenizer is not None else {}), **task_fields, **given}
+    of_tokens = {}
+    if tokenizer is not None:
+        of_tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        of_tokens["vocab_size"] = len(tokenizer)
+    fields = {**of_tokens, **task_fields, **given}
     if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
         raise UserError(
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
@@ -49,12 +53,6 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
         return AutoConfig.for_model(OURS + section.family, **fields)
     except ValueError as error:
         raise UserError(f"model: {error}") from error
-
-
-def vocabulary_fields(tokenizer) -> dict:
-    """Fields of a config that say which tokens there are."""
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    return {"vocab_size": len(tokenizer), **special}
 
 
 def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = False):

@@ -25,14 +25,9 @@ ROUTERS = ("gate", "router")  # how the names of modules beside `experts` end th
 class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon with matrices of equal shape multiplied in one batch, in the dtype that the device is fast in.
 
-    torch.optim.Muon launches about twenty kernels per matrix and always computes in bf16, ten times slower on CPUs
-    without fast bf16. State and parameter groups are those of torch.optim.Muon, so either can
-    load the other's checkpoints.
-
-    A parameter with three axes (experts, rows, columns) is a matrix for each expert; torch's own refuses it.
-
-    Of matrices that processes share (DTensor), each process orthogonalises some whole ones, and sends the others their
-    shares of the results, as Liu et al. 2025 ("Muon is scalable") and Dion's code do.
+    torch's own launches about twenty kernels per matrix, always in bf16, and refuses parameters with three axes
+    (experts, rows, columns). State and parameter groups are alike, so either loads the other's checkpoints. Of matrices
+    that processes share, each process orthogonalises some whole ones (split_matrices.py).
 
     Args:
         dtype: of Newton and Schulz's products; the momentum and the parameters keep theirs.

@@ -32,7 +32,6 @@ from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
-from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
 from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
@@ -200,8 +199,8 @@ class Session:
             shares=partial(share_of_steps, recipe) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
             patience=recipe.evaluation.patience,
-            audits_samples=section.audit_samples,
-            watch=watch_of(section, recipe.trust_remote_code),
+            section=section,
+            trusts_checkpoints=recipe.trust_remote_code,
             validation_metrics=measures,
             **objective.of_trainer(),
         )

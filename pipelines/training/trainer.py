@@ -41,8 +41,8 @@ from .guards.audit import SampleAudit
 from .guards.early_stopping import EarlyStopping
 from .guards.loss_guard import LossGuard
 from .guards.router_statistics import RouterStatistics
-from .guards.safety import Watch
 from .guards.stall_watchdog import StallWatchdog
+from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
 from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
@@ -89,8 +89,8 @@ class AnyformerTrainer(Trainer):
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
         engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
-        audits_samples: whether the rows of each step are written down (audit.py).
-        watch: how the training looks after itself (guards/safety.py).
+        section: how the training looks after itself (guards/); None: it stops at NaN, and that is all.
+        trusts_checkpoints: whether DeepSpeed may read whatever a checkpoint holds (safe_load.py).
         **kwargs: as for transformers' Trainer.
     """
 
@@ -111,12 +111,13 @@ class AnyformerTrainer(Trainer):
         validation_metrics=None,
         shares=None,
         engine: Engine | None = None,
-        audits_samples: bool = False,
-        watch: Watch | None = None,
+        section: TrainingSection | None = None,
+        trusts_checkpoints: bool = False,
         **kwargs,
     ):
-        self.shares, self.adjusts, watch = shares, adjusts, watch or Watch()
-        self.engine = engine or OneProcess(TrainingSection())
+        self.shares, self.adjusts, self.trusts_checkpoints = shares, adjusts, trusts_checkpoints
+        section = section or TrainingSection(stall_minutes=None, router_warning=None)
+        self.engine = engine or OneProcess(section)
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
         self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
@@ -137,28 +138,28 @@ class AnyformerTrainer(Trainer):
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
         self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
-        self._add_own_callbacks(run_identity, watch, loss_parts, patience, average, audits_samples)
+        self._add_own_callbacks(run_identity, section, loss_parts, patience, average)
         self.trackers = replace_trackers(self)
         self.engine.check_losses(self)
 
-    def _add_own_callbacks(self, run_identity, watch: Watch, loss_parts, patience, average, audits_samples) -> None:
+    def _add_own_callbacks(self, run_identity, section, loss_parts, patience, average) -> None:
         """Make what watches, logs and saves the training; the arguments are the trainer's."""
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder, engine = self.args.output_dir, self.engine
-        self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
+        self.guard, self.steps = LossGuard(folder), StepGuard(section)
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
         self.own_rates = OwnRates(self.own_optimizer)
-        self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
+        self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
-        self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
+        self.watchdog = StallWatchdog(folder, section.stall_minutes, self.args.process_index)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
-        audits = audits_samples and self.counts_rows
+        audits = section.audit_samples and self.counts_rows
         self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
         self.average = average
         own = (

@@ -15,11 +15,20 @@ import textwrap
 import pytest
 import torch
 from anyformer.modeling.base import is_own_backend, unserved
-from anyformer.modeling.rules.serving import CONTINUOUS_BATCHING, ENGINES, REFUSALS, SGLANG, VLLM, refusal
+from anyformer.modeling.rules import serving
+from anyformer.modeling.rules.serving import (
+    CONTINUOUS_BATCHING,
+    ENGINES,
+    SGLANG,
+    VLLM,
+    refusal,
+    refusals,
+)
 from anyformer.modeling.traits import RULES
 from family_variants import TINY_FIELDS, config_class
 from transformers import AttentionInterface, AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from yielded_lines import lines_of, lines_that_yield
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
@@ -271,9 +280,8 @@ def test_what_an_engine_would_silently_drop_is_refused_where_it_builds_the_model
 
 def test_every_refusal_is_met():
     configs = [tiny(family, fields) for family, fields, _ in REFUSED.values()]
-    for engines, unfit, sentence in REFUSALS:
-        met = [config for config in configs if unfit(config)]
-        assert met and all(sentence(config) for config in met), engines
+    met = {line for config in configs for line in lines_of(refusals(config))}
+    assert lines_that_yield(serving) == met
     assert not any(refusal(tiny(family, {}), engine) for family in ("decoder", "moe") for engine in ENGINES)
     assert refusal(tiny("encoder", {}), VLLM) is None and refusal(tiny("encoder", {}), CONTINUOUS_BATCHING)
 

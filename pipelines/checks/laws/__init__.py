@@ -1,7 +1,8 @@
-"""The laws. A law is a row here and a module (packing_law.py) with a function and, where they matter, two names more:
+"""The laws. A law is a row here and a module (packing_law.py) with a function and, where they matter, three names more:
 
 `ask(subject) -> Iterator[Finding]`: the comparisons, one finding each. It gets models by `subject.fresh`.
-`unclaimed(subject) -> str`: why the class does not promise it; empty where it does, as all do without this function.
+NEEDS: arguments of the forward pass; a class without one of them does not promise the law.
+`unclaimed(subject) -> str`: another reason for which the class does not promise it; empty where it does.
 MUST_RUN = True: an error raised by the model is a failure; otherwise the question counts as not asked.
 """
 

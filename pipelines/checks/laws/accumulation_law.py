@@ -8,6 +8,7 @@ import torch
 from ..findings import Finding, not_claimed
 from ..subject import Subject, gradients_of
 
+NEEDS = ("labels",)
 STEPS = (
     "ids = torch.arange(5, 53).view(4, 12)  # Trainer hands the number of labels to every micro-batch of a step",
     "parts = [model(input_ids=x, labels=x, num_items_in_batch={}).loss for x in ids.split(1)]",
@@ -19,10 +20,6 @@ IGNORES = (
     "are, but its loss is not divided by that number: gradients are as many times too large as there are micro-batches"
 )
 WAY_OUT = "train it with anyformer, which divides by the labels of all micro-batches"
-
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.takes("labels") else "its forward takes no labels"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:
@@ -38,7 +35,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         yield counted(subject, uneven)
     else:
         yield not_claimed(what, MEANS, way_out=WAY_OUT)
-    if has_balance_loss(subject):
+    if subject.takes("output_router_logits") and getattr(subject.text_config, "router_aux_loss_coef", 0):
         yield balance(subject, uneven)
 
 
@@ -104,12 +101,6 @@ def counted(subject: Subject, batch: dict) -> Finding:
 def items_of(subject: Subject, batch: dict) -> dict:
     """What Trainer hands to a model that divides by the labels of all micro-batches."""
     return {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))}
-
-
-def has_balance_loss(subject: Subject) -> bool:
-    """Whether its router has a loss of its own."""
-    text = subject.text_config
-    return subject.takes("output_router_logits") and bool(getattr(text, "router_aux_loss_coef", 0))
 
 
 def balance(subject: Subject, batch: dict) -> Finding:

@@ -7,16 +7,13 @@ import torch
 from ..findings import Finding, of_fact
 from ..subject import Subject
 
+NEEDS = ("input_ids",)
 TOKENS = 12
 STEPS = (
     "ids, other = torch.arange(5, 17)[None], torch.tensor([[*range(5, 16), 20]])  # the last token differs",
     "before, after = (model(input_ids=x).logits[:, :-1] for x in (ids, other))",
     "print((before - after).abs().max().item())  # 0 if no token sees a later one",
 )
-
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.reads_text else "it reads no tokens"
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import torch
 from ..findings import Finding, of_fact
 from ..subject import Subject, gradients_of
 
+NEEDS = ("labels",)
 STEPS = (
     "ids = torch.arange(5, 17)[None]; torch.manual_seed(2); model.train()(input_ids=ids, labels=ids).loss.backward()",
     "model.gradient_checkpointing_enable({{'use_reentrant': {}}}); model.enable_input_require_grads(); "
@@ -17,11 +18,8 @@ STEPS = (
 
 
 def unclaimed(subject: Subject) -> str:
-    if not subject.takes("labels"):
-        return "its forward takes no labels"
-    if not subject.fresh().supports_gradient_checkpointing:
-        return "its class says supports_gradient_checkpointing = False"
-    return ""
+    claimed = subject.fresh().supports_gradient_checkpointing
+    return "" if claimed else "its class says supports_gradient_checkpointing = False"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -23,8 +23,8 @@ def unclaimed(subject: Subject) -> str:
 
 def ask(subject: Subject) -> Iterator[Finding]:
     yield from exported(subject)
-    if not subject.takes("labels"):
-        yield not_claimed("a compiled step", "its forward takes no labels")
+    if missing := subject.lacks("labels"):
+        yield not_claimed("a compiled step", missing)
         return
     torch.compiler.reset()
     try:

@@ -10,9 +10,7 @@ from ..findings import Finding, Verdict, of_fact
 from ..subject import Subject
 from ..trainer_rows import plain_trainer, rows_of
 
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.takes("labels") else "its forward takes no labels"
+NEEDS = ("labels",)
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -9,15 +9,12 @@ from ..findings import Finding, of_fact
 from ..subject import Subject
 from .causality_law import with_other_token
 
+NEEDS = ("labels",)
 STEPS = (
     "ids = torch.arange(5, 17)[None]; labels = ids.masked_fill(ids % 3 == 0, -100)",
     "out, cross_entropy = model(input_ids=ids, labels=labels), torch.nn.functional.cross_entropy",
     "print((out.loss - cross_entropy(out.logits[0, {}], labels[0{}])).abs().item())  # 0 if it is their loss",
 )
-
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.takes("labels") else "its forward takes no labels"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

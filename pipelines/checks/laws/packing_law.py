@@ -19,10 +19,7 @@ THIRD = 2  # the number of the document whose gradients are asked for
 
 
 def unclaimed(subject: Subject) -> str:
-    missing = [f"{prefix}position_ids" for prefix in subject.prefixes if not subject.takes(f"{prefix}position_ids")]
-    if not subject.reads_text:
-        return "it reads no tokens"
-    return f"its forward takes no {missing[0]}" if missing else ""
+    return subject.lacks("input_ids", *(f"{prefix}position_ids" for prefix in subject.prefixes))
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -7,15 +7,10 @@ import torch
 from ..findings import Finding, Verdict, not_claimed, of_fact
 from ..subject import Subject, gradients_of
 
+NEEDS = ("input_ids", "attention_mask")
 LENGTHS = (7, 1, 11, 5)
 EMPTY = 1  # the number of the row that is nothing but padding
 COUNTS = "its forward takes no position_ids: it counts positions from the row's first token, padding or not"
-
-
-def unclaimed(subject: Subject) -> str:
-    if not subject.reads_text:
-        return "it reads no tokens"
-    return "" if subject.takes("attention_mask") else "its forward takes no attention_mask"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -13,13 +13,13 @@ from ..findings import Finding
 from ..subject import Subject, gradients_of
 from .accumulation_law import even
 
+NEEDS = ("labels",)
+
 
 def unclaimed(subject: Subject) -> str:
     if not hasattr(os, "fork"):
         return "this system does not fork processes"
-    if subject.fresh().device.type != "cpu":
-        return "processes are forked on the CPU alone"
-    return "" if subject.takes("labels") else "its forward takes no labels"
+    return "" if subject.device.type == "cpu" else "processes are forked on the CPU alone"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -10,12 +10,11 @@ from ..subject import Subject
 from .saving_law import loaded_from, tied_names
 
 MUST_RUN = True
+NEEDS = ("input_ids",)
 MORE = 11
 
 
 def unclaimed(subject: Subject) -> str:
-    if not subject.reads_text:
-        return "it reads no tokens"
     try:
         table = subject.fresh().get_input_embeddings()
     except NotImplementedError:
@@ -37,12 +36,12 @@ def ask(subject: Subject) -> Iterator[Finding]:
     yield subject.compared("outputs for the tokens there were", logits[..., :entries], expected)
     yield of_fact("what was tied is tied", tied_names(model) == tied)
     yield from saved(subject, model, batch, logits)
-    if subject.takes("labels"):
+    if missing := subject.lacks("labels"):
+        yield not_claimed("it trains", missing)
+    else:
         loss = model.train()(**subject.labelled()).loss
         loss.backward()
         yield of_fact("it trains", bool(loss.isfinite()))
-    else:
-        yield not_claimed("it trains", "its forward takes no labels")
 
 
 @torch.no_grad()

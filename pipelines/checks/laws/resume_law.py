@@ -11,11 +11,8 @@ from ..subject import Subject
 from ..trainer_rows import plain_trainer, rows_of
 from .saving_law import differing
 
+NEEDS = ("labels",)
 STEPS_OF_ALL, STEPS_BEFORE = 4, 2
-
-
-def unclaimed(subject: Subject) -> str:
-    return "" if subject.takes("labels") else "its forward takes no labels"
 
 
 def ask(subject: Subject) -> Iterator[Finding]:

@@ -1,8 +1,6 @@
 """The weights of a checkpoint, under the names that its model has them by.
 
-transformers saves some native classes under the names of their published checkpoints: Mixtral's experts one by one,
-which the model holds in one tensor. Trainer reads a checkpoint's files by name and leaves what it does not find there
-as it is, with a warning: a resumed run would go on with untrained experts.
+transformers saves some native classes under other names (Mixtral's experts one by one), by which Trainer finds nothing.
 """
 
 from pathlib import Path

@@ -1,10 +1,7 @@
 """Averages of the weights: a moving one over the optimizer steps, and the mean of the newest checkpoints.
 
-The moving average is measured, and saved at the end.
-
 After step n: average = decay_n * average + (1 - decay_n) * weights (Polyak and Juditsky 1992, in the exponential form).
-With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in tf.train.ExponentialMovingAverage and diffusers' EMAModel:
-the random weights of the beginning are soon forgotten, also in a short run.
+With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in diffusers' EMAModel: the beginning is soon forgotten.
 """
 
 from collections.abc import Iterator

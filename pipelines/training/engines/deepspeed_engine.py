@@ -210,11 +210,8 @@ def share_out(model, device):
 def whole_weights(arguments: "TrainingArguments"):
     """A block in which transformers builds a model as if there were no ZeRO-3, so that a seed gives the weights of DDP.
 
-    Under ZeRO-3 it would initialise shards, in another order. `share_out` splits the model afterwards. A checkpoint is
-    still loaded in shards.
-
-    transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
-    overrides it: it is unset for the block and set again.
+    Under ZeRO-3 it would initialise shards, in another order; `share_out` splits the model afterwards. transformers
+    reads ZeRO-3 from a variable of a module alone, which is unset for the block.
     """
     config = getattr(arguments, "hf_deepspeed_config", None)
     if config is None:  # the engine may come from the launcher's file instead of the recipe

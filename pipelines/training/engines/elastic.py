@@ -1,9 +1,8 @@
 """Going on from a checkpoint that other processes have written: more of them, or fewer.
 
-One process and DDP save whole states, which any number of processes reads. Under DeepSpeed each process saves its
-share: those of ZeRO-1 and ZeRO-2 are put together by DeepSpeed's own conversion to a universal checkpoint, and shared
-out anew; ZeRO-3's universal checkpoints lose a part of the state (losses differ by 1e-3), so it goes on with as many
-processes. FSDP, and models shared by training.parallelism, read shares of any number by torch.distributed.checkpoint.
+Under DeepSpeed each process saves its share. Those of ZeRO-1 and ZeRO-2 become a universal checkpoint of DeepSpeed's;
+ZeRO-3's lose a part of the state (losses differ by 1e-3), so it goes on with as many processes. All others read states
+of any number of processes.
 """
 
 import contextlib

@@ -284,18 +284,8 @@ class Engine:
         """The FLOPs of the whole model (accounting/flops.py), where this process holds a part; None: it has all."""
         return None
 
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
-        """Give the model the weights of a checkpoint."""
+    def as_trainer_does(self, trainer, folder: Path, by_trainer) -> None:
+        """Load or save a checkpoint's weights (of the whole model, or the adapter), or its optimizer and schedule."""
         by_trainer()
 
-    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
-        """Save the whole model, or the adapter that is trained."""
-        by_trainer()
-
-    def load_states(self, trainer, folder: Path, by_trainer) -> None:
-        """Give optimizer and schedule the states of a checkpoint."""
-        by_trainer()
-
-    def save_states(self, trainer, folder: Path, by_trainer) -> None:
-        """Save the states of optimizer and schedule."""
-        by_trainer()
+    load_weights = save_weights = load_states = save_states = as_trainer_does

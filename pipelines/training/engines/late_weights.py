@@ -1,9 +1,7 @@
 """Fresh models without memory for their weights, which are drawn later, one module at a time.
 
-The weights are those that the same seed gives when a model is built whole. transformers draws them module by module
-(`_init_weights`); what a module draws depends on the random numbers before it alone. So a model is built on the meta
-device once, each module's weights are drawn, dropped, and the state of the generator before them is kept; whoever needs
-a weight has it drawn again from there. A process never holds more of the model than what it keeps and one module.
+The weights are those of a model that is built whole: each module's are drawn in transformers' order (`_init_weights`)
+and dropped, and the state of the generator before them is kept; whoever needs a weight has it drawn again from there.
 """
 
 import mmap

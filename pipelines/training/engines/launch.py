@@ -1,9 +1,8 @@
 """`anyformer train RECIPE --launch zero2 --nproc 4`: the same command in several processes of this machine.
 
-Each rank gets torchrun's variables, so that it trains what it trains under torchrun. What torchrun itself does at the
-end of a job is not what a run needs: it answers 1 to every end, kills ranks 30 seconds after a signal, which may be in
-the middle of their checkpoint, and prints a page where a rank has one sentence to say. For many machines its flags, and
-those of accelerate, are the way (docs/clusters.md).
+Each rank gets torchrun's variables. torchrun itself answers 1 to every end, kills ranks 30 seconds after a signal,
+maybe in the middle of a checkpoint, and prints a page where a rank has a sentence; it is for many machines
+(docs/clusters.md).
 """
 
 import ctypes

@@ -1,9 +1,7 @@
 """Models that several processes share by transformers' own plans: FSDP2, HSDP, tensor and expert parallelism.
 
-transformers (5.23) lays the processes out as a mesh, splits a model over it while its weights are loaded, and reduces
-gradients: nothing wraps the model. Trainer trains such a model, but saves no state of its optimizer, which is done here
-by torch's distributed checkpoints: sharded, and addressed by the names of weights, while the weights themselves are
-saved whole, as of any other model.
+transformers (5.23) splits a model over a mesh of processes while its weights are loaded; nothing wraps it. Trainer
+saves no state of its optimizer, which is done here, in shards; the weights are saved whole, as of any other model.
 """
 
 import dataclasses

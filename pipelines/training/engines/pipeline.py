@@ -1,9 +1,8 @@
 """Pipeline parallelism: a causal model in stages of layers, one for each process, trained by torch's 1F1B schedule.
 
-Each process builds the model, with the same weights, and keeps its stage: stand-ins take the place of the rest, so that
-weights keep their names. A batch travels through the stages in parts; once the pipeline is full, each stage
-works on one part forwards and one backwards in turn (Narayanan et al. 2019, "1F1B"), and holds few parts' activations.
-transformers' own pipeline (pp_size) runs forward alone, and returns no loss.
+Each process keeps its stage of the model, with stand-ins for the rest, so that weights keep their names. Each stage
+works on one part of a batch forwards and one backwards in turn (Narayanan et al. 2019), and holds few parts'
+activations. transformers' own pipeline (pp_size) runs forward alone, and returns no loss.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Matrices that processes share (DTensor), of which each makes some whole for an optimizer that needs them so.
 
-A stack of matrices of which each process has a part becomes one of which each process has some, by an exchange among
-all, and goes back in the same way: nobody gathers or computes what another does, as in Liu et al. 2025 ("Muon is
-scalable for LLM training", section 2.3) and Dion's implementation of Muon.
+By an exchange among all, and back in the same way: nobody gathers or computes what another does, as in Liu et al. 2025
+("Muon is scalable for LLM training", section 2.3) and Dion's implementation of Muon.
 """
 
 from dataclasses import dataclass

@@ -27,10 +27,9 @@ class RouterStatistics(MetricsFile):
     The log gets means over layers and experts. router.jsonl gets a line per log with the load of each expert (layers x
     experts, shares that sum to 1) and the entropy and dropped share of each layer.
 
-    warns_below: a layer is reported when, in WARNED_AFTER logs in a row, less than this share of its experts is at
-    work; None: none is. How many are at work: exp of the entropy of the load, all for equal shares, k where the same k
-    get everything. `collapsed` has the layers of which that is so. together: how many
-    processes report the losses of the same batch.
+    warns_below: a layer is reported, and in `collapsed`, when in WARNED_AFTER logs in a row less than this share of its
+    experts is at work (exp of the entropy of the load); None: none is. together: how many processes report the losses
+    of the same batch.
     """
 
     name = ROUTER_FILE

@@ -1,10 +1,8 @@
 """The stop signal: on SIGTERM (sent by clusters before they take a machine) or Ctrl-C a run saves and stops.
 
-Between two steps a run can save and stop in order (StopSignal). Before and after training there is nothing to save:
-there SIGTERM ends the work where it stands, and what is half done is cleaned up (StopAtOnce).
-
-One wish to stop may arrive twice: a cluster sends its signal to every process of a job, and the launcher, which got it
-as well, hands it on. What follows a signal within ECHO_SECONDS is its echo, and counts for nothing.
+StopSignal is for the training; before and after it StopAtOnce ends the work where it stands. What follows a signal
+within ECHO_SECONDS is its echo: a cluster sends it to every process, and the launcher, which got it as well, hands it
+on.
 """
 
 import os

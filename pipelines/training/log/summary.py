@@ -56,13 +56,6 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
-def describe_chosen(recipe: Recipe) -> list[tuple[str, str]]:
-    """Values that are not the recipe's own words, and why they are what they are; nothing where there are none."""
-    values = flat_settings(recipe.to_dict())
-    lines = [f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items()]
-    return [("chosen", "\n".join(lines))] if lines else []
-
-
 def backend_words(trainer) -> str:
     """`attention by sdpa`, and what computes the experts where there are some."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
@@ -81,6 +74,8 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     by = backend_words(trainer)
     batch = "by stage" if stages else f"{per_step} {data.objective.step_words()}"
     rate = "by stage" if any(own.learning_rate for own in recipe.stages) else section.lr_scheduler_type
+    values = flat_settings(recipe.to_dict())
+    chosen = "\n".join(f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items())
     plan = ", ".join(dict.fromkeys([batch, optim, rate, precision, by]))
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
@@ -89,7 +84,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         ("step", plan),
         *([("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []),
         *([] if does is None else [("optimizers", does)]),
-        *describe_chosen(recipe),
+        *([("chosen", chosen)] if chosen else []),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
     if checkpoint is not None:

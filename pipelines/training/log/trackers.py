@@ -1,9 +1,7 @@
 """Trackers (TensorBoard, Weights & Biases, Trackio): one run of the tracker for a run, up to its last metric.
 
-transformers' callbacks end the tracker's run when training ends, so that the metrics of the finished model opened a
-second one, and file every name but `eval_` and `test_` under `train/`. Here a run ends when `close` is called. It holds
-the composed recipe, the samples as a table and the report, and lies in the run's folder, unless an environment variable
-of the tracker says where.
+transformers' callbacks end it when training ends, before the metrics of the finished model; here `close` does. It holds
+the recipe, the samples and the report, and lies in the run's folder, unless a variable of the tracker says where.
 """
 
 import os

@@ -1,8 +1,7 @@
 """The loss of any model's logits, exact per label over accumulated batches and processes."""
 
-import torch
-
-from ...data.batch_keys import IGNORE_INDEX
+from anyformer.modeling.image_losses import class_loss
+from anyformer.modeling.task_losses import sequence_classification_loss
 
 
 def loss_of_logits(
@@ -22,21 +21,8 @@ def loss_of_logits(
     else:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if labels.is_floating_point() and logits.shape == (*labels.shape, 1):
-        counted = labels.ne(IGNORE_INDEX)
-        total = (logits.float().squeeze(-1) - labels).square().masked_fill(~counted, 0.0).sum()
-        return total / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
-    if labels.is_floating_point():
-        total = torch.nn.functional.cross_entropy(
-            logits.flatten(0, -2).float(), labels.flatten(0, -2), reduction="sum", label_smoothing=label_smoothing
-        )
-        return total / ((labels.numel() if num_items_in_batch is None else num_items_in_batch) / labels.shape[-1])
+        return sequence_classification_loss(logits, labels, "regression", num_items_in_batch)
     if shift:
         logits, labels = logits[..., :-1, :], labels[..., 1:]
-    total = torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(),
-        labels.flatten(),
-        ignore_index=IGNORE_INDEX,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-    return total / (labels.ne(IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
+    of_classes = logits.shape[-1:] if labels.is_floating_point() else ()
+    return class_loss(logits.flatten(0, -2), labels.reshape(-1, *of_classes), num_items_in_batch, label_smoothing)

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, pad
+from anyformer.modeling.lm_head import chunks, cross_entropy, shift_left
 from torch.utils.data import Subset
 
 from ...data.batch_keys import IGNORE_INDEX
-
-ROWS_PER_CHUNK = 1024  # whose logits are copied to fp32 at a time
 
 
 def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
@@ -35,13 +33,9 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
 class PartLosses:
     """Sums of the losses of the rows of each part, kept on the device.
 
-    The mean is per label and without smoothing, so that training and validation compare.
-
-    Args:
-        parts: their names.
-        part_of: number of a row -> the name of its part.
-        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
-        sums: what is added to, (parts, 2); None: float32 on the device of the losses.
+    The mean is per label and without smoothing, so that training and validation compare. parts, part_of: as
+    parts_of_rows gives them. shifts_labels: as of AnyformerTrainer. sums: what is added to, (parts, 2); None: float32
+    on the device of the losses.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class PartLosses:
         """Add a batch: logits (B, T, V), not read where its rows' losses (B,) are known; labels (B, T), the numbers of
         its rows (B,)."""
         if self.shifts_labels:  # the labels, not the logits, which would be copied
-            labels = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+            labels = shift_left(labels)
         if row_losses is None:
             row_losses = losses_of(logits, labels)
         of_rows = torch.stack([row_losses, labels.ne(IGNORE_INDEX).sum(dim=1).to(row_losses)], dim=1)
@@ -79,8 +73,7 @@ class PartLosses:
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The summed losses of rows (B,), of logits (B, T, V) and labels (B, T) that stand beside their predictions."""
-    chunks = zip(logits.detach().flatten(0, 1).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
-    losses = [cross_entropy(x.float(), y, ignore_index=IGNORE_INDEX, reduction="none") for x, y in chunks]
+    losses = [cross_entropy(*chunk, "none") for chunk in chunks(logits.detach(), labels)]
     return torch.cat(losses).view(labels.shape).sum(dim=1)
 
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class ModelLoss:
     """The loss of one model, and the inputs that its forward takes for it.
 
-    Exact means: divided by `num_items_in_batch`, the number of labels in all batches of an optimizer step. Our models
-    do that, and transformers' decoders; transformers' other heads (BERT, T5, BART) take a mean, and accumulating would
-    multiply their gradients by the number of accumulated batches.
+    Exact means: divided by the number of labels in all batches of an optimizer step. Our models do that, and
+    transformers' decoders; its other heads (BERT, T5, BART) take a mean of each batch.
 
     Args:
         model: as Trainer has it; of a PEFT model the base model is looked at.

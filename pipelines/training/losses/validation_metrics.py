@@ -18,20 +18,11 @@ from ..lora import plain
 
 
 class ValidationMetrics:
-    """Metrics of the validations of one training: those that a pass over the rows gives; the share of minimal pairs
-    that are right; and, where the best model is chosen by a metric of answers, those of the answers that each
-    validation generates.
+    """Metrics of the validations of one training: of a pass over the rows, of minimal pairs, and of generated answers
+    where the best model is chosen by them.
 
-    names: the metrics that the log of a validation may hold.
-
-    Args:
-        objective: after `prepare`.
-        rows: the validation split; None: there is none.
-        section: what is measured, and of how many rows.
-        pairs: of good and bad texts; None: there are none.
-
-    Raises:
-        UserError: the best model is to be chosen by a metric that none of the rows is measured by.
+    names: the metrics that the log of a validation may hold. objective: after `prepare`. rows: the validation split, or
+    None. Raises UserError where the best model is to be chosen by a metric that none of the rows is measured by.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ import json
 import statistics
 
 import pytest
-from anyformer.pipelines.training.log.compared_runs import compared
+from anyformer.pipelines.reporting.comparison import compared
 from processes import run_ranks
 from run_folders import assert_same_weights
 from task_data import task_recipe

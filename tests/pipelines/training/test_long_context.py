@@ -65,7 +65,7 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
     measure = ["objective.sequence_length=96", "--by-position", "--output"]
     assert main(["evaluate", base, recipe, *measure, before, "--label", "as it is"]) == 0
-    assert main(["evaluate", base, recipe, *STRETCHED, *measure, after, "--beside", before]) == 0
+    assert main(["evaluate", base, recipe, *STRETCHED, *measure, after]) == 0
     first, second = (json.loads(Path(path).read_text()) for path in (before, after))
     assert first["label"] == "as it is" and first["trained_length"] == second["trained_length"] == 32
     assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
@@ -137,14 +137,6 @@ def saved(tiny_config, tmp_path) -> str:
     return str(tmp_path / "model")
 
 
-@pytest.mark.parametrize("words", [["--label", "x"], ["--beside", "x.json"]])
-def test_options_of_the_plot_need_the_plot(saved, capsys, words):
-    assert main(["evaluate", saved, "quickstart", *words]) == 2
+def test_the_label_of_the_plot_needs_the_plot(saved, capsys):
+    assert main(["evaluate", saved, "quickstart", "--label", "x"]) == 2
     assert "belongs to --by-position; add it" in capsys.readouterr().err
-
-
-def test_an_earlier_result_that_is_none_is_refused_before_measuring(saved, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    (tmp_path / "other.json").write_text("{}")
-    assert main(["evaluate", saved, "quickstart", "--by-position", "--beside", str(tmp_path / "other.json")]) == 2
-    assert "is no result of --by-position" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
-from anyformer.pipelines.training.guards.safety import Watch
 from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
@@ -45,7 +44,7 @@ def trainer_of(config, folder, factors: dict[int, float], section=None, **argume
         args=small_arguments(folder, **defaults | {"save_steps": 20} | arguments),
         train_dataset=Rows(),
         data_collator=CausalCollator(False),
-        watch=Watch(StepGuard(TrainingSection(**(section or {})))),
+        section=TrainingSection(stall_minutes=None, router_warning=None, **(section or {})),
     )
     compute = trainer.compute_loss
 
