@@ -44,7 +44,7 @@ class Session:
     """One run of this process. `data` are there after `prepare`.
 
     began: when the command did, by time.monotonic(), which no change of the clock turns back. stages: of a recipe with
-    stages, as they are trained here. pairs: those of evaluation.minimal_pairs.
+    stages, as they are trained here. staged: where among them its trainer is. pairs: those of evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -55,6 +55,7 @@ class Session:
     quiet: bool = False
     data: PreparedData | None = None
     stages: list[StageRun] = field(default_factory=list)
+    staged: StagedTraining | None = None
     pairs: MinimalPairs | None = None
 
     @classmethod
@@ -189,7 +190,8 @@ class Session:
             from .stages.staged_trainer import StagedTrainer
 
             trained = rows_of_run(self.stages, section.seed)
-            made = partial(StagedTrainer, stages=StagedTraining(self.stages, trained, self.collator))
+            self.staged = StagedTraining(self.stages, trained, self.collator)
+            made = partial(StagedTrainer, stages=self.staged)
         trainer = made(
             model=model,
             args=arguments,
