@@ -1,4 +1,4 @@
-"""The LSTM of scripts/baselines: of a transformer's size, and trained by the same recipes."""
+"""The baselines of scripts/baselines: of a transformer's size, and trained by the same recipes."""
 
 import json
 import runpy
@@ -9,7 +9,7 @@ import torch
 import yaml
 from anyformer.pipelines.cli.commands import main
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 
 @pytest.fixture
@@ -66,6 +66,23 @@ def test_padding_leaves_the_class_of_a_text_alone(repo_root):
     short = model(input_ids=ids[:, :6]).logits
     assert torch.allclose(model(input_ids=ids, attention_mask=mask).logits, short, atol=1e-6)
     assert abs(found["width_of"](3_426_560, 2048, 2) - 403) <= 1
+
+
+def test_a_convolutional_network_has_a_run_s_size_classes_and_processor(repo_root, tmp_path, monkeypatch):
+    from anyformer.modeling import AnyformerViTConfig, AnyformerViTForImageClassification
+    from anyformer.modeling.image_processing import AnyformerImageProcessor
+
+    sizes = {"image_size": 12, "patch_size": 4, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AnyformerViTConfig(num_channels=1, id2label={0: "boot", 1: "coat"}, **sizes)
+    like = AnyformerViTForImageClassification(config)
+    like.save_pretrained(tmp_path / "run")
+    AnyformerImageProcessor(size={"height": 12, "width": 12}, num_channels=1).save_pretrained(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["cnn.py", str(tmp_path / "cnn"), "--like", str(tmp_path / "run")])
+    runpy.run_path(str(repo_root / "scripts" / "baselines" / "cnn.py"), run_name="__main__")
+    found = AutoModelForImageClassification.from_pretrained(tmp_path / "cnn")
+    assert found.num_parameters() == pytest.approx(like.num_parameters(), rel=0.2)
+    assert found.config.id2label == {0: "boot", 1: "coat"}
+    assert found.eval()(torch.zeros(3, 1, 12, 12)).logits.shape == (3, 2)
 
 
 def test_recall_asks_for_the_value_of_each_key_and_goes_on_from_its_table(repo_root, tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from .devices import DATA_SHEET_BF16, row_of
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:
-    """(rows, tokens per row) of a batch; an image has a token per patch and the model's prefix tokens.
+    """(rows, tokens per row) of a batch; an image has a token per patch and prefix, or is one.
 
     Choices, of shape (rows, choices, tokens), are rows, too.
     """
@@ -23,7 +23,8 @@ def rows_and_length(inputs: dict, config) -> tuple[int, int]:
         ids = inputs["input_ids"]
         return ids.numel() // ids.shape[-1], ids.shape[-1]
     rows, _, height, width = inputs["pixel_values"].shape
-    patch = config.patch_size
+    if (patch := getattr(config, "patch_size", None)) is None:  # convolutions, whose work is not counted
+        return rows, 1
     patch = (patch, patch) if isinstance(patch, int) else patch
     return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_prefix_tokens", 1)
 
@@ -98,7 +99,7 @@ class FlopCount:
         if getattr(config, "kv_lora_rank", None):  # latent attention: a value is not as long as a query
             size = (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
         self.width = int(heads * size)
-        self.layers = config.num_hidden_layers
+        self.layers = getattr(config, "num_hidden_layers", 0)
         # Modules that predict tokens further ahead: each has a layer of its own, and the head runs once more behind it.
         self.ahead = len(getattr(getattr(model, "mtp", None), "layers", ()))
         self.decoder_layers = next(
@@ -110,8 +111,8 @@ class FlopCount:
         self.head_on_rows = name.endswith(self.ROW_HEADS) and not name.endswith("ForTokenClassification")
         self.config = config
         self.token = self.target = self.cross = self.head = self.row = 0
-        groups = getattr(config, "num_hidden_groups", None) or self.layers
-        shared = self.layers / groups  # ALBERT applies each group of layers so often
+        groups = getattr(config, "num_hidden_groups", None) or self.layers or 1
+        shared = (self.layers or 1) / groups  # ALBERT applies each group of layers so often
         base = model.base_model_prefix if model.base_model is not model else None
         # Of these tokens alone the last feed-forward part is computed: so many of a row, or those with labels.
         self.num_kept_tokens = getattr(model, "num_kept_tokens", None)

@@ -22,6 +22,7 @@ from ..data.rows import Rows
 from ..errors import UserError, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import Objective
+from ..objectives.documents_apart import check_documents_apart
 from ..objectives.finished_model import FinishedModel
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -33,7 +34,6 @@ from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.checkpoints.run_folder import package_versions
-from ..training.guards.documents_apart import check_documents_apart
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only

@@ -59,11 +59,21 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
             raise UserError(
                 f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {loading_reason(error)}"
             ) from error
-        if not hasattr(config, "image_size"):
+        if not hasattr(config, "num_channels"):
             raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
+        if not hasattr(config, "image_size"):  # convolutions see any size: that of its processor
+            processor = load_image_processor(recipe.model.name_or_path, recipe.trust_remote_code)
+            return config.num_channels, *made_size(processor)
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return config.num_channels, height, width
+
+
+def made_size(processor) -> tuple[int, int]:
+    """(height, width) of the images that a processor makes."""
+    cropped = getattr(processor, "do_center_crop", None) and processor.crop_size
+    size = dict(cropped or processor.size)
+    return (size.get("height") or size["shortest_edge"], size.get("width") or size["shortest_edge"])
 
 
 def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):

@@ -331,8 +331,6 @@ class Objective(Measuring, ABC):
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
         return rows
 
-    reads_beside: Any = None  # a model that reads, or has read, the rows of a training, too (teachers.py)
-
     def before_training(self) -> None:
         """Raise UserError for what a training needs beside its data, and is not there; nothing is read yet."""
 

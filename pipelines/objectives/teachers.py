@@ -111,16 +111,19 @@ class TaughtTokens(Taught):
         return size
 
     def for_training(self, rows, sources, cache: Path):
+        from .documents_apart import check_documents_apart
         from .teacher_losses import TokenLesson
 
         rows, section = super().for_training(rows, sources, cache), self.recipe.teacher
         size, ask = self.shared_ids(), self.teacher.logits
+        native = self.teacher.config.model_type not in FAMILIES
+        if native and any(split.is_packed for split in rows.values()):
+            check_documents_apart(self.teacher.model, section.name_or_path, self, rows.values(), "teacher")
         if section.stored:
             rows, ask = rows | {"train": self.stored(rows["train"], size, cache)}, None
-        if ask is not None or self.teacher.config.model_type not in FAMILIES:
-            self.reads_beside = self.teacher.model  # loaded before any step
-        if ask is None:
-            self.teacher.let_go()
+            self.teacher.let_go()  # one whose answers are stored is not kept in memory
+        else:
+            self.teacher.model.eval()  # loaded before any step
         self.lesson = TokenLesson(section.weight, section.temperature, self.shifts_labels, size, ask)
         return rows
 

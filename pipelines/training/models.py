@@ -12,6 +12,7 @@ from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
+from ..objectives.documents_apart import check_documents_apart
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -21,7 +22,6 @@ from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
-from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
 from .transfer import Scale, scale_new_weights, scales_of
 

@@ -32,7 +32,6 @@ from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
-from .guards.documents_apart import check_documents_apart
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
@@ -99,11 +98,7 @@ class Session:
         if recipe.training.lora is not None:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
         if recipe.teacher is not None:
-            name, beside = recipe.teacher.name_or_path, self.data.objective.reads_beside
-            self.data.objective.reads_beside = None  # one whose answers are stored is not kept in memory
-            self.data.facts["teacher_weights"] = sha(weights_identity(name))
-            if beside is not None and self.data.packed:
-                check_documents_apart(beside, name, self.data.objective, self.data.rows.values(), "teacher")
+            self.data.facts["teacher_weights"] = sha(weights_identity(recipe.teacher.name_or_path))
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]

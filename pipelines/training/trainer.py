@@ -20,6 +20,7 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..objectives.documents_apart import without_cache
 from ..publishing.model_card import write_model_card
 from ..recipes.optimizer_rows import OwnOptimizer
 from ..recipes.schema import TrainingSection
@@ -51,7 +52,7 @@ from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, sums_of_parts
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
-from .losses.model_loss import ModelLoss, without_cache
+from .losses.model_loss import ModelLoss
 from .optimizers import matrices_only, remember_absent
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
@@ -392,9 +393,8 @@ class AnyformerTrainer(Trainer):
         with self.throughput.paused(), self._averaged(), without_cache(self.model):
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
             of_rows = sums_of_parts(self.parts_of, rows, self.shifts_labels, self.args.device)
-            parts = self.parts.told_apart_by, of_rows
             how = {"counts": self.counts_rows, "order": dataloader.dataset.order}
-            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, **how)
+            self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by, of_rows, **how)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:

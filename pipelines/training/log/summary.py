@@ -34,17 +34,19 @@ def describe_model(model, engine: Engine) -> str:
     active = engine.active_parameters(model)
     at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
     at_work += f" ({short_number(trained)} of them trained)" if trained < parameters else ""
-    return (
-        f"{type(plain(model)).__name__}, {short_number(parameters)} parameters{at_work}, "
-        f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size}, "
-        f"{counted(config.num_attention_heads, 'head')}, {what_it_reads(config)}"
-    )
+    sizes = [f"{type(plain(model)).__name__}, {short_number(parameters)} parameters{at_work}"]
+    if (layers := getattr(config, "num_hidden_layers", None)) is not None:  # convolutions have stages instead
+        sizes += [f"{counted(layers, 'layer')}, width {config.hidden_size}"]
+        sizes += [counted(config.num_attention_heads, "head")]
+    return ", ".join([*sizes, what_it_reads(config)])
 
 
 def what_it_reads(config) -> str:
-    """The vocabulary, or the size of images and patches."""
-    if getattr(config, "patch_size", None) is None:
+    """The vocabulary, or the size of images and patches, or the channels of images of any size."""
+    if hasattr(config, "vocab_size"):
         return f"vocabulary {config.vocab_size:,}"
+    if getattr(config, "patch_size", None) is None:
+        return f"images of {counted(config.num_channels, 'channel')}"
     image, patch = (size if isinstance(size, int) else size[0] for size in (config.image_size, config.patch_size))
     return f"images of {image} pixels in patches of {patch}"
 

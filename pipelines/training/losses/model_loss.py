@@ -2,8 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,19 +14,6 @@ from .cross_entropy import loss_of_logits
 
 if TYPE_CHECKING:
     from ...objectives.losses import OwnLoss
-
-
-@contextmanager
-def without_cache(model) -> Iterator[None]:
-    """A block in which a model's forward pass keeps no keys and values, for which a loss has no use."""
-    kept = getattr(model.config, "use_cache", None)
-    if kept is not None:
-        model.config.use_cache = False
-    try:
-        yield
-    finally:
-        if kept is not None:
-            model.config.use_cache = kept
 
 
 class ModelLoss:

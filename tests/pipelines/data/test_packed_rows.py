@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.training.guards.documents_apart import keeps_documents_apart
+from anyformer.pipelines.objectives.documents_apart import keeps_documents_apart
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -90,6 +90,18 @@ def test_training_and_evaluation_refuse_a_model_whose_documents_see_each_other(t
         error = capsys.readouterr().err
         assert "is a BertForMaskedLM, in which the documents of a packed row see each other" in error
         assert "anyformer convert" in error
+
+
+def test_such_a_teacher_is_refused_before_its_answers_are_stored(tmp_path, capsys):
+    saved(tmp_path, "bloom")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"model": {"family": "decoder", **sizes}}))
+    settings = [line for line in recipe(tmp_path, "causal") if not line.startswith("model.")]
+    taught = [f"teacher.name_or_path={tmp_path / 'native'}", "teacher.stored=true", "teacher.top_k=4"]
+    taught += [f"tokenizer.name_or_path={tmp_path / 'native'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    assert main(["train", str(tmp_path / "recipe.yaml"), *settings, *taught]) == 2
+    assert "is a BloomForCausalLM, in which the documents of a packed row" in capsys.readouterr().err
+    assert not (tmp_path / "cache" / "teacher").exists()
 
 
 def test_a_native_decoder_that_keeps_them_apart_trains_unless_the_collator_sends_a_mask(tmp_path, capsys, monkeypatch):

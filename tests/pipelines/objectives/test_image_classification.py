@@ -86,12 +86,16 @@ def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
         torch.testing.assert_close(found, loss_of_logits((logits,), labels, count, shift=False, label_smoothing=0.1))
 
 
-def test_a_native_vision_transformer_is_fine_tuned_with_its_own_processor(tmp_path, command, capsys):
+@pytest.mark.parametrize("native", ["vit", "resnet"])
+def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, command, capsys):
+    """Convolutions have no image_size, no layers and no width in their config."""
     import transformers
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.ViTConfig(image_size=12, patch_size=4, num_channels=1, **sizes)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "native")
+    heads = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    stages = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+    sizes = {"vit": heads | {"image_size": 12, "patch_size": 4}, "resnet": stages}[native]
+    config = transformers.AutoConfig.for_model(native, num_channels=1, **sizes)
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "native")
     kind = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
     processor = kind(size={"height": 12, "width": 12}, image_mean=[0.4], image_std=[0.2])
     processor.save_pretrained(tmp_path / "native")
@@ -103,7 +107,7 @@ def test_a_native_vision_transformer_is_fine_tuned_with_its_own_processor(tmp_pa
     saved = json.loads((tmp_path / "run" / "preprocessor_config.json").read_text())
     assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == "vit"
+    assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == native
     assert command("train", recipe, "task.image_fit=crop", "training.output_dir=x") == 2
     assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 

@@ -1,15 +1,15 @@
 """Whether a native model keeps the documents of a packed row apart, as our own families do."""
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.families import FAMILIES
 
-from ...data.rows import Rows
-from ...errors import UserError
-from ...objectives.base import Objective
-from ..losses.model_loss import without_cache
+from ..data.rows import Rows
+from ..errors import UserError
+from .base import Objective
 
 PROBED_TOKENS = 8  # of each of two documents
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # of the largest logit, in fp32 and in half: rounding, not another document
@@ -64,3 +64,16 @@ def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position
         model.train(training)
     tolerance = TOLERANCE if alone.dtype == torch.float32 else HALF_TOLERANCE
     return (together - alone).abs().max().item() <= tolerance * alone.abs().max().item()
+
+
+@contextmanager
+def without_cache(model) -> Iterator[None]:
+    """A block in which a model's forward pass keeps no keys and values, for which a loss has no use."""
+    kept = getattr(model.config, "use_cache", None)
+    if kept is not None:
+        model.config.use_cache = False
+    try:
+        yield
+    finally:
+        if kept is not None:
+            model.config.use_cache = kept
