@@ -192,11 +192,6 @@ NOT_RUN = [
         "later commands have the run as it is; test_extend_run.py extends one",
         arguments_parse,
     ),
-    NotRun(
-        "anyformer train stdlib_stages training.max_steps=500 --extend",
-        "later commands have the run as it is; test_stages.py extends one",
-        arguments_parse,
-    ),
     NotRun("anyformer sweep quickstart ", "three runs; test_sweep.py makes tiny ones", sweep_composes),
     NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),

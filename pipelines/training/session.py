@@ -175,9 +175,7 @@ class Session:
         gather_experts_whole(model)
         of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
         own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES
-        of_plugin = None
-        if section.optim in OPTIMIZERS:
-            of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
+        of_plugin = (OPTIMIZERS[section.optim], {"lr": section.learning_rate}) if section.optim in OPTIMIZERS else None
         if "trackio" in arguments.report_to:
             keep_in_run(arguments.output_dir)
         trained, made = trained or rows["train"], AnyformerTrainer
