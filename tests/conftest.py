@@ -92,6 +92,8 @@ def own_folder_cache_and_seed(tmp_path, monkeypatch):
     # The report of a run loads its model and draws its loss; test_report.py is about that.
     monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", -1)
     monkeypatch.setattr("anyformer.pipelines.reporting.figures.draw_loss", lambda folder: False)
+    # The peak is timed, in bf16 for ten seconds on a CPU that lacks it; test_throughput.py is about that.
+    monkeypatch.setattr("anyformer.pipelines.accounting.flops.measured_flops", lambda *_: 1e12)
     torch.manual_seed(0)
     yield
     if len(sys.modules) > _frozen_modules + 200:

@@ -128,21 +128,14 @@ def opinions(path: Path, number=160, seed=0) -> Path:
 
 def random_decoder(folder: Path, family="decoder", **fields) -> Path:
     """A saved decoder with random weights, and a tokenizer of bytes. family: moe gives it experts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from tiny_tokenizers import of_bytes
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     import anyformer
 
     anyformer.register()
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    letters, special = pre_tokenizers.ByteLevel.alphabet(), ["<|endoftext|>", "<|pad|>"]
-    backend.train_from_iterator(
-        [], trainers.BpeTrainer(vocab_size=258, initial_alphabet=letters, special_tokens=special, show_progress=False)
-    )
-    names = {"bos_token": special[0], "eos_token": special[0], "pad_token": special[1]}
-    inputs = ["input_ids", "attention_mask"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
+    end, padding = "<|endoftext|>", "<|pad|>"
+    tokenizer = of_bytes((end, padding), bos=end, eos=end, pad=padding)
     fields |= {"vocab_size": 258, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
     config = AutoConfig.for_model(f"anyformer_{family}", **fields)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -6,22 +6,19 @@ from transformers import Trainer, TrainingArguments
 
 def weights_after_a_step(model, rows: list[dict], batch_size: int, folder) -> dict:
     """The parameters of `model` after one plain gradient step on four rows, `batch_size` of them at a time."""
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=4 // batch_size,
-        max_steps=1,
-        learning_rate=0.5,
-        optim="sgd",
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    sgd = {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "learning_rate": 0.5}
+    sgd |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 4 // batch_size}
+    arguments = small_arguments(folder, max_steps=1, save_strategy="no", remove_unused_columns=True, **sgd)
     Trainer(model=model, args=arguments, train_dataset=rows).train()
     return dict(model.named_parameters())
+
+
+def small_arguments(folder, **own) -> TrainingArguments:
+    """Of a training on the CPU that logs each step to its folder alone; keyword arguments override."""
+    defaults = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1}
+    defaults |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+    defaults |= {"remove_unused_columns": False, "prediction_loss_only": True, "logging_nan_inf_filter": False}
+    return TrainingArguments(**{"output_dir": str(folder)} | defaults | own)
 
 
 def fit(model, batch: dict, steps: int = 15, lr: float = 2e-2) -> list[float]:

@@ -4,21 +4,14 @@ import string
 
 import pytest
 import torch
+from tiny_tokenizers import of_words
 
 
 @pytest.fixture
 def tokenizer():
     """One token for each printable character."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *string.printable])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    special = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+    tokenizer = of_words([*special.values(), *string.printable], by_characters=True, **special)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}a:{% endif %}"

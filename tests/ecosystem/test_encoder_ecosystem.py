@@ -4,10 +4,8 @@ import json
 
 import pytest
 import torch
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from family_variants import ENCODERS
+from tiny_tokenizers import trained_on
 from torch import nn
 from transformers import pipeline
 
@@ -26,11 +24,9 @@ def class_of(head: str):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """Trained as a recipe's is; framed as [CLS] text [SEP] with segments."""
+    text = "\n".join([*TEXTS, "this example is good", "this example is bad"] * 8)
     folder = tmp_path_factory.mktemp("tokenizer")
-    (folder / "text.txt").write_text("\n".join([*TEXTS, "this example is good", "this example is bad"] * 8))
-    corpus = open_corpora(DataSection(files=str(folder / "text.txt"), validation_fraction=0))["train"]
-    section = TokenizerSection(type="wordpiece", vocab_size=90, framing="cls_sep")
-    return train_or_load_tokenizer(section, corpus, folder, progress=False)
+    return trained_on(text, folder, type="wordpiece", vocab_size=90, framing="cls_sep")
 
 
 @pytest.fixture
@@ -195,16 +191,3 @@ def test_text_classification_answers_with_the_names_of_the_config(saved, tokeniz
     assert pair["score"] == pytest.approx(
         model(**read(tokenizer, *TEXTS[:2])).logits.softmax(-1).max().item(), abs=1e-5
     )
-
-
-@torch.no_grad()
-def test_text_classification_gives_labels_that_do_not_exclude_each_other_and_plain_numbers(saved, tokenizer):
-    for problem_type, labels, activation in (
-        ("multi_label_classification", 3, torch.sigmoid),
-        ("regression", 1, lambda logits: logits),
-    ):
-        model, folder = saved("ForSequenceClassification", problem_type=problem_type, num_labels=labels)
-        found = pipeline("text-classification", model=folder)(TEXTS[0], top_k=None)
-        found = [answer["score"] for answer in found]
-        expected = activation(model(**read(tokenizer, TEXTS[0])).logits[0]).sort(descending=True).values.tolist()
-        assert found == pytest.approx(expected, abs=1e-5)

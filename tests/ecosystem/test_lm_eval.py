@@ -9,7 +9,6 @@ from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, prompt_of
 from anyformer.pipelines.evaluation.shot_answers import class_scores
 from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
-from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 
 TOLERANCE = 1e-4  # log-probabilities of a sentence are sums near -200, in fp32
 
@@ -56,17 +55,6 @@ TASKS = {
     "local_perplexity": PERPLEXITY_TASK,
     "local_generation": GENERATION_TASK,
 }
-EVALUATE_REMOTE_CODE = """
-import lm_eval
-
-folder, tasks, names = args
-results = lm_eval.simple_evaluate(
-    model="hf",
-    model_args={"pretrained": folder, "trust_remote_code": True, "dtype": "float32"},
-    tasks=names, task_manager=lm_eval.tasks.TaskManager(include_path=tasks, include_defaults=False),
-    device="cpu", batch_size=2, bootstrap_iters=0)
-report({name: [sample["resps"] for sample in results["samples"][name]] for name in names})
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -189,16 +177,3 @@ def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp
         divided, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=True)
         right = [int(score.argmax()) == question.answer for score, question in zip(divided, asked)]
         assert results["results"]["asked_few_shot"]["acc_norm,none"] == pytest.approx(sum(right) / 3)
-
-
-@pytest.mark.slow
-def test_remote_code_gives_the_scores_that_memory_gives(model, tokenizer, tasks, tmp_path):
-    results = evaluate_in_memory(model, tokenizer, tasks)
-    expected = {name: [sample["resps"] for sample in results["samples"][name]] for name in TASKS}
-    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    script = WITHOUT_ANYFORMER + EVALUATE_REMOTE_CODE
-    found = run_script(script, folder, tasks, list(TASKS), env=client_env(tmp_path), cwd=elsewhere)
-    assert found == json.loads(json.dumps(expected))  # same machine, same batches: the very same numbers

@@ -14,6 +14,7 @@ import pytest
 import torch
 from native_models import randomise
 from test_vllm_contract import REFUSED, VLLM
+from tiny_tokenizers import of_words
 
 import anyformer
 
@@ -90,13 +91,7 @@ def models(tmp_path_factory, prompts, module_tokenizer):
 
 @pytest.fixture(scope="module")
 def module_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, 97)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<pad>")
+    return of_words(["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(3, 97))], pad="<pad>", unk="<pad>")
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,7 @@ import textwrap
 import pytest
 import torch
 from anyformer.modeling.base import is_own_backend, unserved
-from anyformer.modeling.rules.serving import (
-    CONTINUOUS_BATCHING,
-    ENGINES,
-    REFUSALS,
-    SGLANG,
-    VLLM,
-    refusal,
-)
+from anyformer.modeling.rules.serving import CONTINUOUS_BATCHING, ENGINES, REFUSALS, SGLANG, VLLM, refusal
 from anyformer.modeling.traits import RULES
 from family_variants import TINY_FIELDS, config_class
 from transformers import AttentionInterface, AutoConfig, AutoModel

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
-from anyformer.modeling.attention_masks import CACHE, document_ids_from_positions, flash_sequences, make_masks
+from anyformer.modeling.attention_masks import CACHE, document_ids_from_positions, make_masks
 from packaging.version import Version
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_chunked_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -113,15 +113,6 @@ def test_the_compiled_graph_has_no_mask_either(tiny_config, fields):
     assert squares == []
 
 
-def test_flash_sequences_are_the_documents_of_each_row_and_padding_stands_alone():
-    documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
-    assert flash_sequences(documents, None)["cu_seq_lens_q"].tolist() == [0, 3, 5, 6, 10]
-    padding = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
-    facts = flash_sequences(documents, padding)
-    assert facts["cu_seq_lens_k"].tolist() == [0, 3, 4, 5, 6, 10] and facts["max_length_q"] >= 4
-    assert facts["cu_seq_lens_q"].dtype == torch.int32
-
-
 @pytest.mark.parametrize(
     "fields, works, refused",
     [
@@ -159,17 +150,6 @@ def test_capped_scores_are_those_of_the_formula_and_the_default_backend_can_do_t
     for query in range(8):
         even = torch.full((4, query + 1), 1 / (query + 1))
         torch.testing.assert_close(weights[0, :, query, : query + 1], even, atol=0.01, rtol=0)
-
-
-def test_a_models_windows_and_strides_survive_saving(tiny_config, tmp_path):
-    config = tiny_config(
-        attention_pattern=["strided_attention", "sliding_attention"], attention_stride=4, sliding_window=3
-    )
-    model, ids = AnyformerDecoderForCausalLM(config).eval(), torch.randint(3, 97, (1, LENGTH))
-    model.save_pretrained(tmp_path)
-    again = AnyformerDecoderForCausalLM.from_pretrained(tmp_path)
-    assert again.config.layer_types == ["full_attention", "sliding_attention"]
-    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 # ---- flash kernels cannot run here: a stub with their signature, in plain torch, stands in for them

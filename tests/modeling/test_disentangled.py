@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from anyformer.modeling.attention import Attention
 from anyformer.modeling.attention_disentangled import DisentangledAttention, DisentangledPositions
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.deberta_convolution import ConvolutionLayer
@@ -163,21 +162,6 @@ def test_buckets_are_natives_at_every_distance(buckets, reach):
     assert torch.equal(positions.buckets(-distances), -expected)  # one index serves both terms
 
 
-@pytest.mark.usefixtures("in_float64")
-def test_the_normalised_table_equals_natives_encoder():
-    fields = {"norm_rel_ebd": "layer_norm", "position_buckets": 8, "max_relative_positions": 32}
-    native = with_random_weights(v2.DebertaV2Encoder(native_config(DebertaV2Config, **fields, pos_att_type=BOTH)))
-    positions = DisentangledPositions(
-        make_config(position_buckets=8, max_relative_positions=32, relative_embedding_norm=True)
-    )
-    tensors = {"rel_embeddings.weight": native.rel_embeddings.weight.detach()}
-    positions.load_state_dict(tensors | {f"norm.{n}": p.detach() for n, p in native.LayerNorm.named_parameters()})
-    x = torch.randn(BATCH, 20, HIDDEN)
-    table, index = positions(x)
-    torch.testing.assert_close(table, native.get_rel_embedding(), **NATIVE)
-    assert torch.equal(index, (native.get_rel_pos(x)[0] + 8).clamp(0, 15))
-
-
 @pytest.mark.parametrize("share", [False, True])
 def test_few_key_heads_equal_as_many_repeated(share):
     config = make_config(share_att_key=share, num_key_value_heads=2)
@@ -195,16 +179,6 @@ def test_few_key_heads_equal_as_many_repeated(share):
     torch.testing.assert_close(*outs, **EXACT)
 
 
-def test_without_terms_only_the_content_is_compared():
-    config = make_config(pos_att_type=[])
-    disentangled, plain = with_random_weights(DisentangledAttention(config, 0)), Attention(config, 0)
-    plain.load_state_dict(disentangled.state_dict())
-    x = torch.randn(BATCH, 9, HIDDEN)
-    table, index = own_table(config)(x)
-    out = disentangled(x, relative_table=table, relative_index=index)[0]
-    torch.testing.assert_close(out, plain.eval()(x)[0], **EXACT)
-
-
 def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
     config, x = make_config(position_buckets=16), torch.randn(BATCH, 40, HIDDEN)
     ours, positions = DisentangledAttention(config, 0).train(), own_table(config)
@@ -218,14 +192,6 @@ def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
         bias, _ = ours.score_bias(q, k, table, index)
     assert bias.shape == (BATCH, HEADS, 40, 40)
     assert watch.made == ["gather", "gather", "add_"] and watch.reads == []
-
-
-def test_dropout_of_the_table_is_drawn_in_every_layer():
-    config = make_config(hidden_dropout=0.5)
-    ours, x = with_random_weights(DisentangledAttention(config, 0)).train(), torch.randn(BATCH, 9, HIDDEN)
-    table, index = own_table(config)(x)
-    first, second = (ours(x, relative_table=table, relative_index=index)[0] for _ in range(2))
-    assert not torch.allclose(first, second)
 
 
 # The convolution of DeBERTa-v2.

@@ -2,13 +2,7 @@
 
 import pytest
 import torch
-from family_variants import (
-    ENCODERS,
-    a_share,
-    encoder_row,
-    positions_of,
-    tokens,
-)
+from family_variants import ENCODERS, a_share, encoder_row, positions_of, tokens
 from native_models import randomise
 from watching import Watch, square
 

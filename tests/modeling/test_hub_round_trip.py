@@ -2,6 +2,7 @@
 
 import ast
 import json
+import string
 import sys
 
 import pytest
@@ -10,25 +11,16 @@ import transformers
 from family_variants import DECODERS, ENCODERS, SEQ2SEQS, encoder_row, tokens
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_script, run_without_anyformer
 from native_models import randomise
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_tokenizers import of_words
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
 
-VARIANTS = (
-    "rotary",
-    "untied-layernorm-nobias",
-    "yarn",
-    "learned",
-    "post",
-    "none",
-    "alibi-strided-sliding",
-    "linear-full",
-)
+VARIANTS = ("rotary", "untied-layernorm-nobias", "yarn", "learned", "post", "none", "alibi-strided-sliding")
 VARIANTS += ("compressive-full", "recurrent", "relative", "scaled-and-capped", "qk-norm-partial-rotary", "sinusoidal")
-VARIANTS += ("sliding-and-full-own-theta",)
+VARIANTS += ("sliding-and-full-own-theta", "linear-full")
 LOAD_EVERYTHING = """
 import os
 import torch
@@ -81,12 +73,9 @@ report(found)
 """
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {"<|endoftext|>": 0, "<|unk|>": 1} | {chr(c): c - 95 for c in range(ord("a"), ord("z") + 1)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "unk_token": "<|unk|>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+def character_tokenizer():
+    words = ["<|endoftext|>", "<|unk|>", *string.ascii_lowercase]
+    return of_words(words, by_characters=True, eos="<|endoftext|>", pad="<|endoftext|>", unk="<|unk|>")
 
 
 def save_with_expectation(model, folder):
@@ -424,36 +413,3 @@ def test_what_a_trainer_pushes_loads_without_anyformer(tiny_config, tmp_path):
             assert not any(file.startswith("checkpoint-") for file in files)
         found = run_script(WITHOUT_ANYFORMER + LOAD_PUSHED, out, env=hub.env, cwd=out)
     assert found and all(found.values()), found
-
-
-PUSH_WHILE_SAVING = """
-import torch
-from anyformer import AnyformerDecoderForCausalLM
-
-model_folder, out = args
-model = AnyformerDecoderForCausalLM.from_pretrained(model_folder).eval()
-model.save_pretrained(f"{out}/memory", push_to_hub=True, repo_id="tester/memory", commit_message="as saved")
-torch.save(model(torch.arange(3, 11)[None]).logits, f"{out}/logits.pt")
-"""
-LOAD_MEMORY = """
-import torch
-from transformers import AutoModelForCausalLM
-
-(out,) = args
-model = AutoModelForCausalLM.from_pretrained("tester/memory", trust_remote_code=True).eval()
-report({"equal": torch.equal(model(torch.arange(3, 11)[None]).logits, torch.load(f"{out}/logits.pt"))})
-"""
-
-
-@pytest.mark.slow
-def test_a_decoder_with_memories_is_pushed_while_it_is_saved(tiny_config, tmp_path):
-    """Its files are more than transformers copies: they are uploaded all the same."""
-    folder, out = tmp_path / "model", tmp_path / "out"
-    AnyformerDecoderForCausalLM(tiny_config(segment_length=3, memory_length=4)).save_pretrained(folder)
-    out.mkdir()
-    with LocalHub(tmp_path) as hub:
-        run_script(PUSH_WHILE_SAVING, folder, out, env=hub.env, cwd=tmp_path)
-        files = hub.files("tester/memory")
-        assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == code_in(folder).keys()
-        found = run_script(WITHOUT_ANYFORMER + LOAD_MEMORY, out, env=hub.env, cwd=out)
-    assert found == {"equal": True}

@@ -107,17 +107,6 @@ def test_what_a_mask_shows_is_what_the_tiles_show_and_nothing_else(data, length)
             torch.testing.assert_close(got, expected, atol=EXACT, rtol=EXACT)
 
 
-@given(data=st.data(), length=st.integers(10, 50))
-def test_no_query_sees_a_key_outside_the_bounds_of_its_mask(data, length):
-    mask_function, padding = data.draw(mask_functions(length))
-    if padding is not None:
-        mask_function = masking_utils.and_masks(mask_function, masking_utils.padding_mask_function(padding))
-    first, last = seen.bounds_of(mask_function, torch.arange(length)[None], length)
-    key = torch.arange(length)
-    outside = (key < first[..., None]) | (key > last[..., None])
-    assert not (dense(mask_function, None, length)[:, 0] & outside).any()
-
-
 def test_tiles_between_the_blocks_that_a_query_sees_are_not_computed():
     fields = {"block_size": 8, "num_local_blocks": 2, "num_sink_blocks": 1, "num_random_blocks": 1}
     config = anyformer.AnyformerDecoderConfig(attention_pattern=["block_sparse_attention"], **fields)

@@ -4,13 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.lm_head import (
-    LanguageModelHead,
-    _rows_per_chunk,
-    language_model_loss,
-    linear_cross_entropy,
-    shift_left,
-)
+from anyformer.modeling.lm_head import LanguageModelHead, language_model_loss, linear_cross_entropy
 from anyformer.modeling.masked_head import HeadTransform, masked_language_model_loss
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,26 +195,6 @@ def test_no_tensor_of_tokens_times_vocabulary_is_kept():
     assert max(sizes.of_new_tensors) <= 16 * v < n * v
 
 
-def test_chunks_take_an_eighth_of_the_logits_of_a_large_vocabulary_and_all_of_a_small_one():
-    for half, softcap in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, 30.0), (torch.bfloat16, 30.0)):
-        tokens, vocabulary = 2048, 128_000
-        rows = _rows_per_chunk(tokens, vocabulary, half, None, softcap)
-        held = 4 + (2 if half is torch.bfloat16 else 0) + (4 if softcap else 0)
-        assert rows * vocabulary * held <= tokens * vocabulary * 4 / 8 < 2 * (rows + 1) * vocabulary * held
-    assert _rows_per_chunk(1024, 2048, torch.float32, None, None) >= 1024
-
-
-def test_num_items_divides_the_sum_as_int_and_as_tensor():
-    x, w, labels = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([1, 2, -100, 3, 4, 5])
-    total = torch.nn.functional.cross_entropy(x @ w.T, labels, reduction="sum")
-    for count in (7, torch.tensor(7)):
-        torch.testing.assert_close(linear_cross_entropy(x, w, labels, count), total / 7)
-
-
-def test_shifted_labels_line_up_with_predictions():
-    assert shift_left(torch.tensor([[5, 6, 7]])).tolist() == [[6, 7, -100]]
-
-
 def head_config(**fields):
     facts = {"hidden_size": 8, "embedding_size": 6, "vocab_size": 30, "lm_head_bias": True, "logit_multiplier": 0.5}
     facts |= {"final_logit_softcapping": 3.0, "norm_type": "layernorm", "norm_eps": 1e-5, "norm_bias": True}
@@ -245,23 +219,6 @@ def gradients_of(loss, *modules):
     return torch.autograd.grad(loss, parameters)
 
 
-def test_the_head_multiplies_hidden_states_adds_its_bias_and_caps_the_logits():
-    head, _ = head_and_transform()
-    hidden = torch.randn(2, 5, 6)
-    exact = 3 * torch.tanh((hidden * 0.5 @ head.weight.T + head.bias) / 3)
-    torch.testing.assert_close(head(hidden), exact, atol=1e-6, rtol=1e-5)
-
-
-def test_a_head_that_asks_for_neither_bias_nor_width_nor_multiplier_is_a_plain_product():
-    config = head_config()
-    for name in ("embedding_size", "lm_head_bias", "logit_multiplier"):
-        delattr(config, name)
-    config.final_logit_softcapping = None
-    head, hidden = LanguageModelHead(config), torch.randn(2, 5, 8)
-    assert [name for name, _ in head.named_parameters()] == ["weight"]
-    torch.testing.assert_close(head(hidden), hidden @ head.weight.T)
-
-
 @pytest.mark.parametrize("num_items", [None, 7])
 @pytest.mark.parametrize("hooked", [False, True], ids=["own head", "head that gives logits only"])
 def test_the_loss_of_a_head_is_that_of_its_logits_with_smoothing_too(hooked, num_items):
@@ -281,7 +238,7 @@ def test_the_loss_of_a_head_is_that_of_its_logits_with_smoothing_too(hooked, num
 
 
 @pytest.mark.parametrize("num_items", [None, 50, torch.tensor(50)])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_masked_loss_equals_that_of_all_positions(compiled, num_items):
     head, transform = head_and_transform()
     hidden, labels = masked_batch()

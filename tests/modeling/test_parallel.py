@@ -231,13 +231,6 @@ def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tmp_path)
     check_split_equals_whole(tmp_path, "pp", declared)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not RECENT, reason="transformers 5.17 cannot load its own LLaMA so (IndexError while sharding)")
-@in_fresh_process
-def test_tensor_parallelism_inside_fsdp_equals_one_process(tmp_path):
-    check_split_equals_whole(tmp_path, "tp-and-fsdp", VARIANTS, ranks=4)
-
-
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in SPLIT for name in SPLIT[kind]])
 def test_plans_name_modules_that_exist(kind, name):
     """Transformers warns of rules that match nothing; serving tools fail on them."""

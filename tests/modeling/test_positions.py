@@ -1,13 +1,10 @@
 """Laws of the position schemes: each equals transformers' own maths, or the paper's."""
 
-import math
 import warnings
 
 import pytest
 import torch
-from anyformer.modeling.attention_scales import QueryAndKeyScales
 from anyformer.modeling.block import RMSNorm
-from anyformer.modeling.positions import build_positions
 from anyformer.modeling.positions_absolute import SinusoidalPositions
 from anyformer.modeling.positions_scores import AlibiBias, RelativePositionBias
 from hypothesis import given
@@ -15,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -47,14 +43,6 @@ def test_alibi_slopes_are_blooms_for_every_head_count(tiny_config, heads):
     torch.testing.assert_close(scheme.slopes, native[:, 0, 1])
 
 
-@pytest.mark.parametrize("bias_max", [4, 8, 8.0, 16])
-def test_alibi_bias_max_is_mpts(tiny_config, bias_max):
-    scheme = AlibiBias(tiny_config(num_attention_heads=8, alibi_bias_max=bias_max))
-    # (heads, 1, 2): minus slope times distance to the last key
-    native = build_mpt_alibi_tensor(8, 2, alibi_bias_max=bias_max)
-    torch.testing.assert_close(scheme.slopes, -native[:, 0, 0])
-
-
 @pytest.mark.parametrize("size", [32, 33])
 def test_sinusoids_are_marians_at_every_position_and_need_no_table(tiny_config, size):
     scheme = SinusoidalPositions(tiny_config(hidden_size=size, head_dim=8, num_attention_heads=4))
@@ -63,24 +51,6 @@ def test_sinusoids_are_marians_at_every_position_and_need_no_table(tiny_config, 
     got = scheme(torch.zeros(1, 500, size), torch.arange(500)[None])
     # Marian computes the angles in float64, we in float32: at position 500 that is 3e-5 of a radian.
     torch.testing.assert_close(got, native(torch.Size([1, 500]))[None], atol=5e-5, rtol=0)
-
-
-def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
-    config = tiny_config(
-        attention_pattern=["sliding_attention", "full_attention"],
-        sliding_window=4,
-        rope_parameters={
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-        },
-    )
-    scheme, x, positions = build_positions(config), torch.zeros(1, 5, 32), torch.arange(5)[None]
-    exponents = torch.arange(0, 8, 2) / 8
-    for name, theta in (("sliding_attention", 100.0), ("full_attention", 1e6)):
-        cos, sin = scheme(x, positions, name)
-        angles = 3 * theta**-exponents
-        torch.testing.assert_close(cos[0, 3], torch.cat((angles.cos(), angles.cos())), atol=TOLERANCE, rtol=0)
-        torch.testing.assert_close(sin[0, 3], torch.cat((-angles.sin(), angles.sin())), atol=TOLERANCE, rtol=0)
 
 
 CHUNKED = {"attention_pattern": ["chunked_attention", "full_attention"], "attention_chunk_size": 4}
@@ -108,16 +78,6 @@ def test_null_parameters_leave_each_kind_of_layer_without_positions_as_its_index
     assert (logits - other(ids).logits).abs().max() > 1e-4
 
 
-def test_queries_of_layers_without_positions_grow_by_llama_4s_formula(tiny_config):
-    config = tiny_config(position_encoding="none", attn_temperature_tuning=True, floor_scale=4, attn_scale=0.5)
-    query, key = torch.ones(1, 2, 9, 8), torch.ones(1, 2, 9, 8)
-    positions = torch.cat((torch.arange(7), torch.arange(2)))[None]
-    scaled, same = QueryAndKeyScales(config, 0)(query, key, positions)
-    expected = [1 + 0.5 * math.log(1 + (p + 1) // 4) for p in positions[0].tolist()]
-    torch.testing.assert_close(scaled[0, 1, :, 3], torch.tensor(expected))
-    assert same is key
-
-
 @pytest.mark.parametrize("scheme", ["learned", "sinusoidal"])
 def test_positions_of_queries_and_keys_reach_no_value_and_those_of_layers_reach_every_layer(tiny_config, scheme):
     """A row of one token attends to its value alone; of two layers the second hears of positions again."""
@@ -134,17 +94,6 @@ def test_positions_of_queries_and_keys_reach_no_value_and_those_of_layers_reach_
     model(ids)
     torch.testing.assert_close(inputs[0], model.model.embed_tokens(ids) + added)
     torch.testing.assert_close(inputs[2], inputs[1] + added)
-
-
-def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
-    from anyformer.modeling.score_bias import fold_into_bias
-
-    bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
-    causal = torch.ones(5, 5, dtype=torch.bool).tril()
-    assert fold_into_bias(bias, None, is_causal=True).shape == (1, 2, 5, 5)
-    assert torch.equal(fold_into_bias(bias, None, is_causal=True), fold_into_bias(bias, causal[None, None], False))
-    padded = fold_into_bias(bias, causal[None, None].expand(3, 1, -1, -1), is_causal=True)
-    assert padded.shape == bias.shape and torch.equal(padded[:1], fold_into_bias(bias, None, is_causal=True))
 
 
 def both(size=6):

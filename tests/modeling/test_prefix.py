@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from tiny_tokenizers import of_words
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM, pipeline
 
 import anyformer
 from anyformer import AnyformerDecoderConfig, AnyformerMoeConfig
@@ -140,9 +133,7 @@ def test_a_decoder_fills_masks_from_both_sides_at_the_token_before_them(config_c
 
 
 def test_transformers_fill_mask_pipeline_runs_a_decoder(tiny_config):
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(("?", "[PAD]", "[MASK]", *"abcde"))}, "?"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", mask_token="[MASK]", unk_token="?")
+    tokenizer = of_words(["?", "[PAD]", "[MASK]", *"abcde"], pad="[PAD]", mask="[MASK]", unk="?")
     model = AutoModelForMaskedLM.from_config(tiny_config(vocab_size=len(tokenizer)))
     found = pipeline("fill-mask", model=model, tokenizer=tokenizer)(f"a {tokenizer.mask_token} c", top_k=2)
     ids = tokenizer(f"a {tokenizer.mask_token} c", return_tensors="pt")["input_ids"]

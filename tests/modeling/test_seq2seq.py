@@ -3,20 +3,11 @@
 import pytest
 import torch
 import transformers
-from family_variants import (
-    SEQ2SEQS,
-    a_share,
-    tokens,
-)
+from family_variants import SEQ2SEQS, a_share, tokens
 from native_models import randomise
 from packaging.version import Version
 from torch.nn.functional import pad
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 import anyformer
@@ -169,14 +160,6 @@ def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(variant):
     assert torch.equal(variant.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
 
 
-@torch.no_grad()
-def test_the_configs_use_cache_counts(tiny_seq2seq_config):
-    model = build(tiny_seq2seq_config())
-    assert model(**pair(5, 4)).past_key_values is not None
-    model.config.use_cache = False
-    assert model(**pair(5, 4)).past_key_values is None
-
-
 # ---- saving and loading
 
 
@@ -242,6 +225,3 @@ def test_a_text_is_classified_by_its_last_end_token(tiny_seq2seq_config):
     assert model.last_token(torch.tensor([[5, 2, 7, 2, 0], [5, 6, 7, 0, 0]]), None).tolist() == [3, 2]
     with pytest.raises(ValueError, match="give input_ids"):
         model(inputs_embeds=torch.randn(1, 3, 32))
-
-
-# ---- torch.export

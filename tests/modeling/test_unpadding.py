@@ -81,14 +81,6 @@ def test_an_encoder_of_a_pair_is_unpadded_too_and_the_decoder_sees_no_difference
     torch.testing.assert_close(ours, model(**inputs).last_hidden_state, atol=TOLERANCE, rtol=0)
 
 
-def test_padding_comes_back_as_zeros_also_where_rows_are_not_unpadded():
-    ids, mask = padded_batch()
-    for name in ("rotary", "convolution"):  # the latter keeps its padding
-        model = AnyformerEncoderModel(AnyformerEncoderConfig(**SIZES, **VARIANTS[name])).eval()
-        out = model(ids, attention_mask=mask).last_hidden_state
-        assert torch.all(out[mask == 0] == 0) and torch.all(out[mask == 1].abs().sum(-1) > 0)
-
-
 def test_little_padding_and_padding_amid_a_text_are_left_alone():
     mask = torch.ones(4, 40, dtype=torch.long)
     assert Unpadded.of(mask) is None
@@ -99,11 +91,3 @@ def test_little_padding_and_padding_amid_a_text_are_left_alone():
     assert Unpadded.of(torch.zeros(2, 3, dtype=torch.long)) is None
     mask[:, 10:] = 0
     assert Unpadded.of(mask).documents.tolist() == [[row for row in range(4) for _ in range(10)]]
-
-
-def test_taking_and_putting_back_is_the_identity_on_real_tokens():
-    _, mask = padded_batch("left")
-    unpadded = Unpadded.of(mask)
-    x = torch.randn(4, 12, 3)
-    assert unpadded.take(x).shape == (1, int(mask.sum()), 3)
-    assert torch.equal(unpadded.put_back(unpadded.take(x)), x * mask[..., None])

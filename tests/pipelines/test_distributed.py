@@ -17,7 +17,6 @@ from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
-from anyformer.pipelines.training.engines.deepspeed_engine import say_that_it_compiles
 from image_data import image_recipe
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file
@@ -342,21 +341,6 @@ def test_fp16_needs_an_accelerator_and_bf16_auto_leaves_it_alone():
     assert resolve_bf16(recipe.training, "cuda") is False
     with pytest.raises(UserError, match=r"training\.fp16=true needs an accelerator"):
         training_arguments(recipe)
-
-
-def test_the_first_use_of_deepspeed_says_once_that_it_compiles(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    say_that_it_compiles.cache_clear()
-    say_that_it_compiles()
-    say_that_it_compiles()
-    assert (
-        capsys.readouterr().err.count("compiles its operators on first use, for one or two minutes each on two cores")
-        == 1
-    )
-    (tmp_path / "op.so").touch()
-    say_that_it_compiles.cache_clear()
-    say_that_it_compiles()
-    assert capsys.readouterr().err == ""
 
 
 def test_muon_is_refused_where_the_launchers_file_asks_for_deepspeed(monkeypatch):

@@ -170,19 +170,6 @@ def test_an_adapter_leaves_out_what_its_task_does_not_use(tmp_path, command, mas
     assert command("merge", tmp_path / "run", tmp_path / "merged") == 0  # which misses none, either
 
 
-def test_a_line_says_what_of_a_mixture_all_linear_leaves_alone(tmp_path, tiny_recipe, command, capsys):
-    base = tmp_path / "base"
-    mixture = {"family": "moe", "num_experts": 2, "moe_intermediate_size": 16}
-    recipe = tiny_recipe(model=mixture, training={"max_steps": 1, "output_dir": str(base)})
-    assert command("train", recipe) == 0
-    capsys.readouterr()
-    lora = ["training.lora={r: 2, target_modules: all-linear}", f"training.output_dir={tmp_path / 'run'}"]
-    assert command("train", recipe, f"model.name_or_path={base}", *lora) == 0
-    left = "gate.weight, experts.down_proj, experts.gate_up_proj"
-    assert f"training.lora: all-linear leaves {left} as they are" in capsys.readouterr().out
-    assert not any("mlp" in name for name in load_file(tmp_path / "run" / ADAPTER))
-
-
 def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):
     base = tmp_path / "base"
     recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)})

@@ -9,8 +9,8 @@ from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import image_recipe
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizers import of_words
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import anyformer
 
@@ -42,10 +42,7 @@ def stranger(tmp_path, monkeypatch):
     folder, trace = tmp_path / "stranger", tmp_path / "ran.txt"
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=30, **sizes)).save_pretrained(folder)
-    words = {"<|endoftext|>": 0, "Once": 1, "upon": 2, "a": 3, "time": 4}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    of_words(["<|endoftext|>", "Once", "upon", "a", "time"], eos="<|endoftext|>").save_pretrained(folder)
     (folder / "theirs.py").write_text(MODEL_CODE.format(trace=str(trace)))
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "stranger"}
     config["auto_map"] = {"AutoConfig": "theirs.StrangerConfig", "AutoModelForCausalLM": "theirs.StrangerForCausalLM"}

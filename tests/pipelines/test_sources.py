@@ -106,7 +106,7 @@ def test_each_source_has_its_loss_and_its_tokens_in_the_log_and_the_report(sourc
     assert "train, rare" in page and "validation, short" in page and "loss_short" in page
 
 
-def test_prepare_and_plan_say_how_much_of_each_source_a_run_trains(sources, command, capsys):
+def test_prepare_and_plan_say_how_much_of_each_source_a_run_trains(sources, without_activations, command, capsys):
     recipe, steps = sources(), "training.max_steps=1000"
     assert command("prepare", recipe, steps) == 0
     printed = capsys.readouterr().out

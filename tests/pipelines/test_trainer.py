@@ -11,10 +11,11 @@ from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
-from anyformer.pipelines.storage.model_folder import OUR_CODE, open_model_folder, remove_supplied_code
+from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
 from anyformer.pipelines.training.trainer import OVERRIDDEN, AnyformerTrainer
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from training_steps import small_arguments
+from transformers import AutoModelForCausalLM, Trainer
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -41,26 +42,9 @@ class PatternRows(Dataset):
 def make_trainer(tiny_config, tmp_path):
     def make(rows=None, folder="run", model=None, optim="adamw", packed=False, **arguments):
         torch.manual_seed(0)
-        defaults = {
-            "output_dir": str(tmp_path / folder),
-            "max_steps": 12,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-2,
-            "logging_steps": 1,
-            "save_steps": 4,
-            "use_cpu": True,
-            "report_to": "none",
-            "logging_nan_inf_filter": False,
-            "remove_unused_columns": False,
-            "prediction_loss_only": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            "seed": 1,
-            "data_seed": 1,
-        }
         return AnyformerTrainer(
             model=model or AnyformerDecoderForCausalLM(tiny_config(hidden_dropout=0.1)),
-            args=TrainingArguments(**(defaults | arguments)),
+            args=small_arguments(tmp_path / folder, **{"save_steps": 4, "seed": 1, "data_seed": 1} | arguments),
             train_dataset=rows or PatternRows(),
             data_collator=CausalCollator(packed),
             own_optimizer=own_optimizer(TrainingSection(optim=optim)),
@@ -141,15 +125,6 @@ def test_code_that_the_package_does_not_have_stays_in_a_checkpoint(tmp_path):
     assert sorted(file.name for file in tmp_path.glob("*.py")) == ["block.py", "theirs.py"]
 
 
-def test_copies_of_the_weights_are_saved_with_a_tied_head_once(make_trainer, tmp_path):
-    """As ZeRO-1 and ZeRO-2 hand them over: clones, which share no memory."""
-    trainer = make_trainer()
-    trainer._save(str(tmp_path / "saved"), {name: x.clone() for name, x in trainer.model.state_dict().items()})
-    assert open_model_folder(tmp_path / "saved").parameter_count() == trainer.model.num_parameters()
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert_same({n: p.detach() for n, p in loaded.named_parameters()}, weights(trainer))
-
-
 def test_metrics_are_on_disk_with_speed_and_mfu(make_trainer):
     trainer = make_trainer()
     trainer.train()
@@ -215,16 +190,6 @@ def test_a_full_disk_leaves_the_last_complete_checkpoint_usable(make_trainer, mo
     again = make_trainer()
     again.train(resume_from_checkpoint=str(found))
     assert again.state.global_step == 12
-
-
-def test_a_native_model_trains_packed_and_its_config_is_left_as_it_was(make_trainer):
-    native = LlamaForCausalLM(
-        LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
-    )
-    trainer = make_trainer(model=native, packed=True)
-    trainer.train()
-    assert native.config.use_cache is True
-    assert trainer.evaluate(PatternRows(rows=5))["eval_loss"] < 4.5
 
 
 def test_bf16_autocast_and_gradient_checkpointing_train(make_trainer):

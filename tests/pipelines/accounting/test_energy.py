@@ -55,7 +55,7 @@ def test_a_card_is_the_row_that_its_name_says():
     assert planned_power("A100-80GB", 8) == (3200, "8 x 400 W, the most that an A100 takes")
 
 
-def test_plan_says_energy_and_with_a_price_what_the_run_costs(command, capsys, tmp_path):
+def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activations, command, capsys, tmp_path):
     how = ("plan", "gpt2_small", "--devices", "8xH100-80GB", "--price", "2.5", "training.max_steps=1000")
     assert command(*how, "--output", tmp_path / "plan.json") == 0
     printed, found = capsys.readouterr().out, json.loads((tmp_path / "plan.json").read_text())

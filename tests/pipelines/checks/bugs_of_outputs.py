@@ -1,7 +1,5 @@
 """Planted bugs of what a model computes: masks, positions, caches, losses, backends."""
 
-import copy
-
 import torch
 from planting import become, bug, cache_in, parts
 from torch.nn.functional import pad
@@ -43,12 +41,6 @@ class ThePaddingMaskIgnored:
         return super().forward(**inputs)
 
 
-@bug("gpt2", "padding")
-class PositionsCountPadding:
-    def forward(self, position_ids=None, **inputs):
-        return super().forward(**inputs)
-
-
 @bug("bart", "padding")
 class PaddingSeenByCrossAttention:
     def plant(self):
@@ -86,19 +78,6 @@ class OfTheBatch:
         return super().forward(x - x.mean(0, keepdim=True))
 
 
-@bug("mixtral", "batches")
-class TokensBeyondTheCapacityDropped:
-    def plant(self):
-        for experts in parts(self, "Experts"):
-            become(experts, OfCapacity)
-
-
-class OfCapacity:
-    def forward(self, hidden_states, top_k_index, top_k_weights):
-        within = torch.arange(len(top_k_weights)) < 16
-        return super().forward(hidden_states, top_k_index, top_k_weights * within[:, None])
-
-
 # ------------------------------------------------------------------------------------------------------- causality
 
 
@@ -127,20 +106,6 @@ class LooksAhead:
         return super().forward(pad(hidden_states[:, 1:], (0, 0, 0, 1)), *args, **inputs)
 
 
-@bug("bert:masked", "causality")
-class AnEncoderLooksBackAlone:
-    def plant(self):
-        for attention in parts(self, "SelfAttention"):
-            become(attention, LooksBack)
-
-
-class LooksBack:
-    def forward(self, hidden_states, attention_mask=None, *args, **inputs):
-        tokens = hidden_states.shape[1]
-        later = torch.full((1, 1, tokens, tokens), torch.finfo(hidden_states.dtype).min).triu(1)
-        return super().forward(hidden_states, later.to(hidden_states), *args, **inputs)
-
-
 # ----------------------------------------------------------------------------------------------------------- cache
 
 
@@ -150,21 +115,6 @@ class PositionsIgnoreTheCache:
         if cache_in(inputs) is not None:
             position_ids = torch.arange(inputs["input_ids"].shape[1])[None]
         return super().forward(position_ids=position_ids, **inputs)
-
-
-@bug("llama", "cache")
-class NewTokensNotAppendedToTheCache:
-    def plant(self):
-        become(self.model.layers[-1].self_attn, KeepsTheOldCache)
-
-
-class KeepsTheOldCache:
-    def forward(self, *args, **inputs):
-        cache = cache_in(inputs)
-        if cache is not None:
-            name = "cache" if "cache" in inputs else "past_key_values"
-            inputs[name] = copy.deepcopy(cache)
-        return super().forward(*args, **inputs)
 
 
 @bug("llama", "cache")
@@ -215,19 +165,6 @@ class AWindowOffByOneInSdpa:
             self.config.sliding_window = window
 
 
-@bug("llama", "backends")
-class SdpaScalesOtherwise:
-    def plant(self):
-        for attention in parts(self, "Attention"):
-            become(attention, ScalesOtherwise)
-
-
-class ScalesOtherwise:
-    def forward(self, *args, **inputs):
-        self.scaling = self.head_dim**-0.5 * (1.1 if self.config._attn_implementation == "sdpa" else 1.0)
-        return super().forward(*args, **inputs)
-
-
 @bug("mixtral", "backends")
 class ExpertsUnweightedInOneImplementation:
     def plant(self):
@@ -254,26 +191,9 @@ class LabelsShiftedTwice:
 
 
 @bug("llama", "labels")
-class LabelsNotShifted:
-    def forward(self, labels=None, **inputs):
-        if labels is not None:
-            labels = pad(labels[:, :-1], (1, 0), value=-100)
-        return super().forward(labels=labels, **inputs)
-
-
-@bug("llama", "labels")
 class IgnoredLabelsCount:
     def forward(self, labels=None, **inputs):
         return super().forward(labels=None if labels is None else labels.clamp(min=0), **inputs)
-
-
-@bug("bert:masked", "labels")
-class AMeanOverAllTokens:
-    def forward(self, labels=None, **inputs):
-        out = super().forward(labels=labels, **inputs)
-        if labels is not None:
-            out.loss = out.loss * (labels != -100).float().mean()
-        return out
 
 
 @bug("llama", "labels")

@@ -1,7 +1,5 @@
 """Planted bugs of how a model is trained, saved, adapted and compiled."""
 
-import random
-
 import torch
 from planting import become, bug, parts
 from torch.nn.functional import dropout, linear
@@ -53,17 +51,6 @@ class InEvaluation:
         return super().forward(*args, **inputs)
 
 
-@bug("bert:masked", "randomness")
-class DropoutOfAnotherSeed:
-    def plant(self):
-        become(parts(self, "Dropout")[0], OfAnotherSeed)
-
-
-class OfAnotherSeed:
-    def forward(self, x):
-        return x * random.random() if self.training else x
-
-
 # ---------------------------------------------------------------------------------- accumulation and several processes
 
 
@@ -71,15 +58,6 @@ class OfAnotherSeed:
 class AMeanOfMeans:
     def forward(self, num_items_in_batch=None, **inputs):
         return super().forward(**inputs)
-
-
-@bug("llama", "accumulation")
-class TheCountDividesTwice:
-    def forward(self, num_items_in_batch=None, **inputs):
-        out = super().forward(num_items_in_batch=num_items_in_batch, **inputs)
-        if num_items_in_batch is not None:
-            out.loss = out.loss / num_items_in_batch
-        return out
 
 
 @bug("llama", "accumulation")
@@ -147,15 +125,6 @@ class AKeyRenamedAtSaving:
         super().save_pretrained(folder, state_dict=weights, **how)
 
 
-@bug("gpt2", "saving")
-class ATiedWeightCopied:
-    @classmethod
-    def from_pretrained(cls, *args, **how):
-        model, facts = super().from_pretrained(*args, **how)
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-        return model, facts
-
-
 @bug("llama", "saving")
 class ABufferNeitherSavedNorRebuilt:
     def plant(self):
@@ -192,14 +161,6 @@ def become_config(config, mixin: type) -> None:
 class OutputsNotResized:
     def get_output_embeddings(self):
         return None
-
-
-@bug("bert:masked", "resizing")
-class ABiasNotResized:
-    def resize_token_embeddings(self, *args, **how):
-        bias = torch.nn.Parameter(self.get_output_embeddings().bias.detach().clone())
-        super().resize_token_embeddings(*args, **how)
-        self.get_output_embeddings().bias = bias
 
 
 @bug("gpt2", "resizing")
@@ -269,20 +230,6 @@ class ReadsWeights:
     def forward(self, x):
         inner = self.act_fn(linear(x, self.gate_proj.weight)) * linear(x, self.up_proj.weight)
         return linear(inner, self.down_proj.weight)
-
-
-@bug("llama", "adapters")
-class AnOldCopyOfAWeight:
-    def plant(self):
-        for each in parts(self, "MLP"):
-            become(each.down_proj, ReadsACopy)
-
-
-class ReadsACopy:
-    def forward(self, x):
-        if not hasattr(self, "_copy"):
-            self._copy = self.weight.detach().clone()
-        return linear(x, self._copy)
 
 
 @bug("opt", "compiled")

@@ -11,7 +11,6 @@ from anyformer.pipelines.data import cleaning, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Share
 from anyformer.pipelines.data.tokenization import Tokenization
-from anyformer.pipelines.data.word_sequences import sequences_of, words_of
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.data_section import CleanSettings, MixtureSource
@@ -156,14 +155,6 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
     pairs = list(corpus.documents_from())
     assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[2:]]
     assert [one for one, _ in corpus.documents_from(json.loads(json.dumps(pairs[7][1])))] == [d for d, _ in pairs[8:]]
-
-
-def test_sequences_of_words_are_told_apart_by_each_word_and_their_order():
-    words = words_of("One, two; THREE four")
-    assert words == ["one", "two", "three", "four"]
-    same, other, turned = (sequences_of(own, 4) for own in (words, [*words[:3], "five"], words[::-1]))
-    assert len({*same, *other, *turned}) == 3 and not len(sequences_of(words, 5))
-    assert (sequences_of([*words, *words], 4)[[0, 4]] == same).all()
 
 
 @pytest.mark.parametrize(

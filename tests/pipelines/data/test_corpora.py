@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -27,17 +26,12 @@ from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from task_data import texts
+from task_data import texts, write_lines
 
 LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
 LINES = [f"line {number} of the text\n" for number in range(200)]
 
 no_fixture_reset = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture
@@ -55,8 +49,8 @@ def hub_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
     folder = tmp_path / "reviews"
     folder.mkdir()
-    write_jsonl(folder / "train.jsonl", [{"text": line, "label": 1} for line in LINES])
-    write_jsonl(folder / "test.jsonl", [{"text": "a test\n", "label": 0}])
+    write_lines(folder / "train.jsonl", [{"text": line, "label": 1} for line in LINES])
+    write_lines(folder / "test.jsonl", [{"text": "a test\n", "label": 0}])
     return folder
 
 
@@ -285,7 +279,7 @@ def test_hub_fingerprint_is_stable_and_follows_the_files(hub_folder):
 
     first = fingerprint()
     assert fingerprint() == first
-    write_jsonl(hub_folder / "train.jsonl", [{"text": "other", "label": 1}] * 3)
+    write_lines(hub_folder / "train.jsonl", [{"text": "other", "label": 1}] * 3)
     os.utime(hub_folder / "train.jsonl", (1, 1))
     assert fingerprint() != first
 
@@ -426,8 +420,8 @@ def bad_input(tmp_path):
     (tmp_path / "fake.parquet").write_text("not parquet")
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": \n')
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    write_jsonl(tmp_path / "keys.jsonl", [{"texts": "a", "label": 1}])
-    write_jsonl(tmp_path / "number.jsonl", [{"text": 3}])
+    write_lines(tmp_path / "keys.jsonl", [{"texts": "a", "label": 1}])
+    write_lines(tmp_path / "number.jsonl", [{"text": 3}])
 
     def files(name, **settings):
         return DataSection(files=str(tmp_path / name), **settings)

@@ -2,19 +2,13 @@
 
 import json
 from collections import Counter
-from itertools import islice
 
 import pytest
 from anyformer.pipelines.data import derived
 from anyformer.pipelines.data.derived import next_sentences
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.python_examples import (
-    ASKED,
-    ASKED_OTHERWISE,
-    docstring_conversations,
-    function_summaries,
-)
+from anyformer.pipelines.data.python_examples import ASKED, ASKED_OTHERWISE, docstring_conversations, function_summaries
 from anyformer.pipelines.data.sentences import sentences_of
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -101,14 +95,6 @@ def get(self, key):
     assert "Another" in found[1][1]["code"] and found[2][1]["code"] == "def inner():\n    return key"
     pages = [Document(f"\x0c\n# two\u2028lines\n{source}".replace("\n", "\r\n"), "pages.py")]
     assert [row for _, row in function_summaries(pages, unfit)] == [row for _, row in found]
-
-
-def test_functions_of_the_standard_library_are_summed_up_without_files():
-    section = DataSection(source="stdlib_code", validation_fraction=0.1, max_documents=30, derive="function_summary")
-    splits = open_examples(section, {"source": "code", "target_field": "summary"})
-    rows = [row for _, row in islice(splits["train"], 50)]
-    assert len(rows) == 50 and all(row["code"].startswith(("def ", "async def ")) for row in rows)
-    assert sum(row["summary"] in row["code"] for row in rows) == 0
 
 
 def test_kinds_of_names_are_what_the_tags_say(tmp_path):

@@ -1,6 +1,5 @@
 """Laws of the order of a mixture: exact shares, whole sources before a row comes again, numbers that run on."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -69,11 +68,3 @@ def test_weights_are_shares_of_tokens_of_documents_or_of_a_power_of_the_size():
     assert shares_of(weights, "tokens", tokens, documents) == weights
     assert shares_of(weights, "documents", tokens, documents) == {"a": 100, "b": 1600}
     assert shares_of(weights, 3, tokens, documents) == pytest.approx({"a": 10, "b": 40})
-
-
-def test_the_order_of_the_recipe_and_equal_weights_lose_no_row():
-    names = [f"s{number}" for number in range(9)]
-    sizes = {name: random.Random(name).randrange(1, 30) for name in names}
-    order = MixtureOrder(sizes, dict.fromkeys(names, 1.0), seed=3)
-    counts = Counter(order.draw(number).source for number in range(9 * 20))
-    assert set(counts.values()) <= {19, 20, 21}

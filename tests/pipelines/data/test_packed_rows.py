@@ -6,6 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.objectives.documents_apart import keeps_documents_apart
+from tiny_tokenizers import of_words
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -17,7 +18,6 @@ from transformers import (
     LlamaForCausalLM,
     OPTConfig,
     OPTForCausalLM,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -68,16 +68,11 @@ def recipe(folder, objective: str) -> list[str]:
 
 def saved(folder, name: str) -> None:
     """A native model with a tokenizer of words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    special = ["[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]", "[CLS]", "[SEP]"]
-    words = [*special, "the", "film", "book", "is", "fine", "dull", "and", "long"]
-    plain = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {name: f"[{name.upper()}]" for name in ("pad", "unk", "mask", "bos", "eos", "cls", "sep")}
+    words = [*special.values(), "the", "film", "book", "is", "fine", "dull", "and", "long"]
     auto_class, config, _ = NATIVE[name]
     auto_class(config).save_pretrained(folder / "native")
-    named = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("unk", "pad", "mask", "bos", "eos", "cls", "sep")}
-    PreTrainedTokenizerFast(tokenizer_object=plain, **named).save_pretrained(folder / "native")
+    of_words(words, **special).save_pretrained(folder / "native")
 
 
 def test_training_and_evaluation_refuse_a_model_whose_documents_see_each_other(tmp_path, capsys):

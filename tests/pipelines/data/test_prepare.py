@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.encoded_stream import EncodedStream
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 
@@ -109,13 +108,3 @@ def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
     run()
     assert shards(tmp_path / "shared") == made
     prepare_data(load_recipe(str(recipe), [cache]))
-
-
-def test_without_datatrove_its_step_names_the_extra(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "datatrove", None)
-    monkeypatch.setitem(sys.modules, "datatrove.pipeline.base", None)
-    monkeypatch.delitem(sys.modules, "anyformer.pipelines.objectives.datatrove_step", raising=False)
-    with pytest.raises(UserError, match=r"PrepareShare needs datatrove; install anyformer\[datatrove\]"):
-        import anyformer.pipelines.objectives.datatrove_step  # noqa: F401

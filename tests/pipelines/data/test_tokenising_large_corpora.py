@@ -6,12 +6,11 @@ import os
 import signal
 import tracemalloc
 
-import numpy as np
 import pytest
 from anyformer.pipelines.data import encoded_stream, encoding, token_store, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.packing import PackedDataset, RowStarts
+from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus
 from anyformer.pipelines.data.validation_split import SourceCorpus
@@ -184,21 +183,6 @@ def test_a_killed_process_is_one_sentence(corpus, tokenizer, tmp_path, monkeypat
     monkeypatch.setattr(encoded_stream, "_encode", die)
     with pytest.raises(UserError, match=r"data\.num_proc=2: a process that encodes text was killed"):
         store_of(corpus, tokenizer, tmp_path / "cache", num_proc=2)
-
-
-def test_rows_are_found_without_an_array_of_their_starts():
-    lengths = np.random.default_rng(0).integers(0, 30, 4000)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    borders, total = set(offsets.tolist()), int(offsets[-1])
-    for length in (2, 3, 16, 100, 10**6):
-        expected, start = [], 0
-        while start < total:
-            expected.append(start)
-            if start + length >= total:
-                break
-            start += length if start + length in borders else length - 1
-        found = RowStarts(offsets, length)
-        assert found(np.arange(len(found))).tolist() == expected and int(found(len(expected) - 1)) == expected[-1]
 
 
 # ------------------------------------------------------------------------------------------------------ memory

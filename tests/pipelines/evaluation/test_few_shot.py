@@ -6,12 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_tokens
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
 from anyformer.pipelines.likelihoods.likelihood import encode_pairs, log_likelihoods
 from task_data import task_recipe
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from tiny_tokenizers import of_bytes
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 import anyformer
 from anyformer_main import main
@@ -23,11 +22,7 @@ TEXTS = ["the film was good and long", "a very bad story about two actors", "tex
 @pytest.fixture(scope="module")
 def tokenizer():
     """Byte-level BPE, in which one of the label words has several tokens."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    return of_bytes((), TEXTS * 3, 300, eos="<|endoftext|>", pad="<|endoftext|>")
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -99,14 +94,6 @@ def test_an_encoder_reads_each_question_once_however_many_answers_it_has(tokeniz
     )
     log_likelihoods(model, [(each, [word]) for each in questions for word in (7, 8, 9)], batch_size=2, most=96)
     assert sum(seen) == 4
-
-
-def test_batches_of_short_texts_are_larger_and_hold_no_more_tokens():
-    lengths = [3, 40, 38, 5, 9, 9, 20, 1, 1, 1, 2, 39]
-    batches = batches_by_tokens(lengths, 2, lambda length: length)
-    assert sorted(n for batch in batches for n in batch) == sorted(lengths) and batches[0] == [40, 39]
-    assert all(len(batch) * batch[0] <= 2 * 40 and len(batch) <= 2 * MOST_OF_SHORT for batch in batches)
-    assert batches_by_tokens([], 2) == []
 
 
 def test_context_and_word_together_are_the_tokens_of_the_whole_text(tokenizer):

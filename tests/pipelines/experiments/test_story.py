@@ -61,7 +61,7 @@ def test_what_is_of_one_run_is_refused_for_a_story(command, capsys):
     assert "a story of several recipes, which train and plan take" in capsys.readouterr().err
 
 
-def test_a_story_is_planned_as_the_sum_of_its_steps(tmp_path, command, capsys):
+def test_a_story_is_planned_as_the_sum_of_its_steps(without_activations, tmp_path, command, capsys):
     file = tmp_path / "plan.json"
     assert command("plan", "story", *SMALL, "--devices", "H100-80GB", "--output", file) == 0
     found, printed = json.loads(file.read_text()), capsys.readouterr().out

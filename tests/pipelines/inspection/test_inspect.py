@@ -9,9 +9,8 @@ import subprocess
 
 import numpy as np
 import pytest
-import torch
 from anyformer.pipelines.inspection.maps_page import write_page
-from anyformer.pipelines.inspection.views import packed, summaries, view_of_image
+from anyformer.pipelines.inspection.views import view_of_image
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
@@ -68,22 +67,6 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     for words, sentence in MISTAKES.items():
         assert command("inspect", finished_run, "a text", *words, "--out", tmp_path / "none.html") == 2
         assert sentence in capsys.readouterr().err and not (tmp_path / "none.html").exists()
-
-
-def test_summaries_of_heads():
-    before = torch.zeros(4, 4).index_put((torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 2])), torch.tensor(1.0))
-    even = torch.ones(4, 4) / 4
-    found = summaries(torch.stack([before, even]), "self", places=[2])
-    assert found["previous"] == [1.0, 0.25] and found["distance"] == [0.75, 1.25] and found["first"] == [0.5, 0.25]
-    assert found["entropy"] == [0.0, pytest.approx(np.log(4), abs=1e-4)]
-    assert found["word"] == [pytest.approx(1 / 3, abs=1e-4), 0.25]
-    assert "distance" not in summaries(even[None], "cross")
-
-
-def test_twelve_layers_of_twelve_heads_and_128_tokens_are_less_than_two_megabytes():
-    weights = torch.rand(12, 128, 128, generator=torch.Generator().manual_seed(0)).pow(3)
-    weights = weights / weights.sum(-1, keepdim=True)  # of an encoder: no half is empty
-    assert 12 * len(packed(weights)) < 1.95e6
 
 
 @pytest.fixture

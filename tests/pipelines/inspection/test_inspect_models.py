@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from anyformer.pipelines.inspection.inspect_model import open_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_tokenizers import of_words
 
 LETTERS = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
 COMMON = {"vocab_size": len(LETTERS), "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -21,10 +21,7 @@ BERT = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 2, "
 @pytest.fixture
 def saved(tmp_path):
     """Factory: save a model of transformers' own with a tokenizer of letters; returns its folder."""
-    letters = Tokenizer(models.WordLevel({word: number for number, word in enumerate(LETTERS)}, unk_token="<unk>"))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters, **special)
+    tokenizer = of_words(LETTERS, by_characters=True, pad="<pad>", eos="</s>", unk="<unk>")
 
     def save(name, model):
         model.save_pretrained(tmp_path / name)

@@ -7,7 +7,7 @@ import torch
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.change_family import in_family, same_in_both_directions
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_tokenizers import of_words
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -15,7 +15,6 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 from anyformer import AnyformerEncoderConfig, AnyformerEncoderForMaskedLM
@@ -95,12 +94,8 @@ def test_what_no_weights_follow_for_is_refused(tiny_config, family, fields, sent
 
 
 def test_the_command_makes_a_native_decoder_an_encoder_with_a_mask_token(tmp_path, capsys):
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(40)}, "w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     source = tmp_path / "native"
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w1", pad_token="w1").save_pretrained(
-        source
-    )
+    of_words([f"w{i}" for i in range(40)], unk="w0", eos="w1", pad="w1").save_pretrained(source)
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, bos_token_id=1, eos_token_id=1)).save_pretrained(
         source

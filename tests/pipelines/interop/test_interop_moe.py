@@ -7,12 +7,7 @@ import transformers
 from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.modeling.configuration_seq2seq import AnyformerSeq2SeqConfig
 from anyformer.pipelines.interop.matching import ARCHITECTURES, native_config, our_config
-from native_models import (
-    assert_same_logits,
-    assert_same_weights,
-    native_model,
-    randomise,
-)
+from native_models import assert_same_logits, assert_same_weights, native_model, randomise
 from native_models import native_config as tiny_native_config
 from packaging.version import Version
 from safetensors import safe_open

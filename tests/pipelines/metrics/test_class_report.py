@@ -87,20 +87,6 @@ def test_calibration_is_that_of_the_metric_and_its_bins_hold_every_answer():
     assert all(one["low"] - EXACT <= one["confidence"] <= one["high"] + EXACT for one in found["bins"])
 
 
-def test_the_marked_word_of_a_long_sentence_is_seen_in_a_terminal(capsys):
-    report = report_of(3)
-    report["mistakes"] = report["mistakes"][:1]
-    report["mistakes"][0]["text"] = f"{'word ' * 60}[[Rom]] after"
-    print_classes(Console(width=220), report)
-    assert "[[Rom]] after" in capsys.readouterr().out
-
-
-def test_the_surest_mistakes_come_first_and_right_answers_never():
-    right = np.array([True, False, False, True, False])
-    assert surest_mistakes(np.array([0.9, 0.4, 0.8, 0.7, 0.6]), right, 2) == [2, 4]
-    assert surest_mistakes(np.array([0.9]), np.array([True])) == []
-
-
 def test_classes_are_uneven_where_one_has_less_than_half_an_equal_share():
     assert not is_uneven([0] * 74 + [1] * 26, 2) and is_uneven([0] * 76 + [1] * 24, 2)
     assert is_uneven([0, 1], 3)  # a class without an example

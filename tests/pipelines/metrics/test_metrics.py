@@ -17,7 +17,7 @@ import anyformer
 
 AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
 COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=8, deadline=None)
 
 
 def pairs(values, **kwargs):

@@ -8,8 +8,7 @@ import pytest
 import torch
 from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
-from local_hub import run_without_anyformer
-from run_folders import facts_of, lines_of
+from run_folders import facts_of
 from safetensors.torch import load_file
 
 FULL = {"crop_padding": 1, "horizontal_flip": 0.0, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
@@ -47,35 +46,10 @@ def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys, monkeyp
 
 
 @pytest.mark.slow
-def test_a_trained_classifier_answers_without_the_package(tmp_path, command):
-    recipe, run = image_recipe(tmp_path, training={"max_steps": 60}), tmp_path / "run"
-    assert command("train", recipe) == 0
-    image = tmp_path / "right.png"
-    picture(False, random.Random(5)).resize((30, 20)).save(image)
-    script = "import transformers\n"
-    script += "classify = transformers.pipeline('image-classification', args[0], trust_remote_code=True)\n"
-    script += "report(classify(args[1])[0]['label'])"
-    assert run_without_anyformer(script, run, image, cwd=tmp_path) == "right"
-
-
-@pytest.mark.slow
 def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, whole_and_killed):
     steps = {"max_steps": 16, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
     recipe = image_recipe(tmp_path, task=FULL, training=steps, model={"hidden_dropout": 0.1})
     whole_and_killed(18, recipe)  # in the middle of step 9
-
-
-@pytest.mark.slow
-def test_accumulated_batches_of_mixed_labels_train_as_one(tmp_path, command):
-    losses = []
-    for batch, accumulation in ((8, 1), (4, 2)):
-        run = tmp_path / f"run{batch}"
-        size = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-        steps = {"max_steps": 4, "output_dir": str(run), "save_steps": 100}
-        recipe = image_recipe(tmp_path, f"recipe{batch}", task=FULL, training=size | steps)
-        assert command("train", recipe) == 0
-        losses.append([line["loss"] for line in lines_of(run) if "loss" in line])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():

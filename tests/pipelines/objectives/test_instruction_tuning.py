@@ -3,10 +3,8 @@
 import csv
 import json
 
-import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data.packed_examples import best_fit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives import instruction_tuning
@@ -104,15 +102,6 @@ def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
     packed, alone = (data.rows["validation"] for data in both)
     assert counts[0] == counts[1] > 100 and len(packed) < len(alone) / 2 and packed.is_packed
     torch.testing.assert_close(sums[0], sums[1], atol=SAME, rtol=SAME)
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
-def test_every_example_has_one_place_and_no_row_is_too_long(lengths):
-    rows = best_fit(np.array(lengths), 20)
-    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
-    assert all(sum(lengths[number] for number in row) <= 20 for row in rows)
-    halves = [row for row in rows if sum(lengths[number] for number in row) <= 10]
-    assert len(halves) <= 1  # two of them would have shared a row
 
 
 def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):

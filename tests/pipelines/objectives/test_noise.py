@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +9,13 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.denoising import counts, span_lengths
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TokenizerSection, TrainingSection
+from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TrainingSection
 from anyformer.pipelines.recipes.special_tokens import MASK
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_tokenizers import trained_on
 from token_arrays import TokenArrays
 
 SENTENCES = ["ab cd.", " efg!", " hij ab?", " c.", " defghij ab cd ef gh."]
@@ -28,19 +26,12 @@ seeds = st.integers(0, 2**63)
 documents = st.lists(st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=9).map("".join), min_size=1, max_size=5)
 
 
-def trained(folder, section, texts):
-    corpus = SimpleNamespace(
-        documents=lambda: map(lambda t: SimpleNamespace(text=t), texts), fingerprint=lambda: "f", files={}
-    )
-    return train_or_load_tokenizer(section, corpus, folder, progress=False)
-
-
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory):
     """A tokenizer with a token for each character, and all special tokens of these objectives."""
     special = [MASK, *MODES, *MIDDLES]
-    section = TokenizerSection(type="char", framing="eos", special_tokens=special, sentinels=100)
-    return trained(tmp_path_factory.mktemp("letters"), section, SENTENCES)
+    settings = {"type": "char", "framing": "eos", "special_tokens": special, "sentinels": 100}
+    return trained_on("".join(SENTENCES), tmp_path_factory.mktemp("letters"), **settings)
 
 
 def stored(texts, tokenizer):
@@ -118,15 +109,6 @@ def test_sentences_change_places_within_their_document(letters, texts, seed):
     for noisy, text in zip(source.split(letters.eos_token), target.split(letters.eos_token)):
         moved, sentences = (sorted(map(str.strip, re.findall(r"[^.!?]+[.!?]", one))) for one in (noisy, text))
         assert moved == sentences and len(noisy) == len(text)
-
-
-def test_the_papers_mixture_infills_three_tenths_in_spans_of_three():
-    draw = np.random.default_rng(0)
-    spans = np.concatenate([span_lengths(3000, 3.0, draw) for _ in range(20)])
-    assert spans.sum() == 60_000 and abs(spans.mean() - 3) < 0.05
-    assert abs((spans == 0).mean() - np.exp(-3)) < 0.01
-    assert [len(span_lengths(2, 1.0, draw)) <= 2 for _ in range(200)] == [True] * 200
-    assert counts([5, 5, 5, 5], 0.3).tolist() == [2, 1, 2, 1] and counts([3], 0.0).tolist() == [0]
 
 
 # ------------------------------------------------------------------------------------ mixture of denoisers
@@ -393,7 +375,7 @@ def test_bad_settings_are_one_sentence(tiny_recipe, name, own, sentence):
 
 
 def test_a_tokenizer_without_the_tokens_is_refused_in_one_sentence(tmp_path):
-    bare = trained(tmp_path, TokenizerSection(type="char", framing="eos", sentinels=4), SENTENCES)
+    bare = trained_on("".join(SENTENCES), tmp_path, type="char", framing="eos", sentinels=4)
     for name, sentence in {
         "denoising": "needs a tokenizer with a mask token",
         "mixture_of_denoisers": "leaves out 11 spans a row, but the tokenizer has 4 sentinels",

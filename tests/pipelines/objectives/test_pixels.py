@@ -11,7 +11,6 @@ from anyformer.pipelines.data.file_formats import Parquet
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
 from anyformer.pipelines.images.processors import image_gpt_processor
-from anyformer.pipelines.objectives.linear_probe import linear_probe
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
 from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -152,12 +151,6 @@ def test_a_completion_keeps_the_upper_half_and_draws_the_rest(prepared):
     grid = completion_grid(job, codes, found)
     assert grid.dtype == np.uint8 and grid.shape[0] > 3 * SIZE and grid.shape[1] > 3 * SIZE
     assert np.array_equal(grid[: SIZE // 2 * 6, : SIZE * 6], grid[: SIZE // 2 * 6, -SIZE * 6 :])  # seen == original
-
-
-def test_a_linear_probe_finds_what_the_embeddings_show(prepared):
-    job, rows = prepared(channels=3)
-    model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **job.config_fields()))
-    assert linear_probe(model, rows["train"], rows["test"]) > 0.5 and model.training
 
 
 # ------------------------------------------------------------------------------------------------------ runs

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.preference import PreferenceLoss, one_answer
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import random_decoder, task_recipe, write_lines
@@ -99,13 +98,6 @@ def test_without_a_prompt_answers_are_conversations_or_their_json_and_never_a_te
         train("good", "bad")
 
 
-def test_an_answer_without_a_token_of_its_own_leaves_its_pair_out():
-    assert one_answer([5, 6, 7, 8], [False, False, True, False], 4) == ([5, 6, 7], 2)
-    for longest in (2, 4):
-        ids, start = one_answer([5, 6, 7], [False] * 3, longest)
-        assert start >= len(ids)  # as an answer that max_length cuts off
-
-
 def test_the_reference_is_asked_once_all_splits_have_been_read(tmp_path, monkeypatch):
     from anyformer.pipelines.objectives.preference import Preference
 
@@ -149,8 +141,3 @@ def test_a_checkpoint_with_experts_keeps_its_routers_losses(tmp_path, command):
     assert whole[0]["loss"] == pytest.approx(math.log(2) + 0.5 * whole[0]["router_aux_loss"], abs=SAME)
     for name in ("loss", "router_aux_loss"):
         assert [line[name] for line in in_parts] == pytest.approx([line[name] for line in whole], abs=SAME)
-
-
-def test_the_rows_of_a_pair_that_does_not_count_weigh_nothing():
-    batch = {"labels": torch.tensor([0, -100, 0])}
-    assert PreferenceLoss(0.1).weights_of_rows(batch, 6).tolist() == [0.5, 0, 0.5] * 2

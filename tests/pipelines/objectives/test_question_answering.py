@@ -277,9 +277,8 @@ def answers_by_the_documentation(run, questions) -> list[tuple[str, str]]:
     return [(ask(row["question"], row["context"]), row["answers"]["text"][0]) for row in rows]
 
 
-@pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])
-def test_decoders_answer_none_at_their_last_token(tmp_path, command, prepare, capsys, family):
-    model = {"family": family} | ({"num_experts": 2} if family == "moe" else {})
+def test_decoders_answer_none_at_their_last_token(tmp_path, command, prepare, capsys):
+    model = {"family": "decoder"}
     data = prepare(model=model)
     row = data.rows["train"][0]
     assert data.objective.place_of_no_answer(row["input_ids"].tolist()) == len(row["input_ids"]) - 1

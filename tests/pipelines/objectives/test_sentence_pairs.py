@@ -261,20 +261,6 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
     assert f"{found['validation_pair_accuracy']:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_accumulated_batches_log_the_parts_of_all_of_them(tiny_recipe, command, tmp_path):
-    logged = []
-    for rows, accumulated in ((8, 1), (4, 2)):
-        out = tmp_path / str(rows)
-        recipe = tiny_recipe(**SECTIONS | {"evaluation": {"metrics": ["pair_accuracy"], "every_steps": None}})
-        overrides = [f"training.per_device_train_batch_size={rows}", "training.max_steps=3", "model.hidden_dropout=0"]
-        overrides += [f"training.gradient_accumulation_steps={accumulated}", f"training.output_dir={out}"]
-        assert command("train", recipe, *overrides) == 0
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        logged.append([[line[name] for name in ("masked_loss", "pair_loss")] for line in lines if "loss" in line])
-    assert np.array(logged[0]) == pytest.approx(np.array(logged[1]), abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -34,15 +34,6 @@ def prepare(tmp_path):
 # ---- which examples
 
 
-def test_held_back_examples_are_the_same_every_time_and_in_one_split_only(tmp_path):
-    path = reviews(tmp_path / "reviews.jsonl", 200)
-    data = load_recipe(str(task_recipe(tmp_path, "sequence_classification", data={"files": str(path)}))).data
-    first, second = ({s: [place for place, _ in e] for s, e in open_examples(data, COLUMNS).items()} for _ in range(2))
-    assert first == second
-    train, validation = set(first["train"]), set(first["validation"])
-    assert len(train) + len(validation) == 200 and not train & validation and 20 < len(validation) < 60
-
-
 @pytest.mark.parametrize(
     "there, most, held", [(4999, None, 239), (5000, None, 500), (9000, 6000, 500), (20_000, None, 1018)]
 )

@@ -10,11 +10,10 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.objectives.masked import MaskedCollator
 from anyformer.pipelines.objectives.masking import TokenHider
-from anyformer.pipelines.recipes.schema import TokenizerSection
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.tokenizers.word_marks import WordMarks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import trained_on
 
 KINDS = ("byte_bpe", "wordpiece", "unigram")
 OTHER_SCRIPTS = "Größe naïve 你好世界 Москва 3.5 don't (well-known) … “quoted” e-mail_x 100% ok"
@@ -22,25 +21,10 @@ SHARES = {"mask_probability": 0.15, "mask_replace": 0.8, "random_replace": 0.1}
 TEXTS = [topics[name] for name in sorted(topics)[:12]]
 
 
-class Texts:
-    files = {}
-
-    def documents(self):
-        return iter([SimpleNamespace(text=text) for text in [*TEXTS, OTHER_SCRIPTS]])
-
-    def fingerprint(self):
-        return "topics"
-
-
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    return {
-        kind: train_or_load_tokenizer(
-            TokenizerSection(type=kind, vocab_size=700, framing="cls_sep"), Texts(), cache, progress=False
-        )
-        for kind in KINDS
-    }
+    text, folder = "\n".join([*TEXTS, OTHER_SCRIPTS]), tmp_path_factory.mktemp("cache")
+    return {kind: trained_on(text, folder, type=kind, vocab_size=700, framing="cls_sep") for kind in KINDS}
 
 
 def encoded(tokenizer, text):

@@ -14,10 +14,8 @@ from anyformer.pipelines.reporting.charts import MOST, thinned
 from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
-from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
-from anyformer.pipelines.training.log.report_page import ReportPage
 from anyformer.pipelines.training.log.sample_rows import as_png
 from processes import end_in_micro_batch
 
@@ -165,23 +163,6 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
     )
 
 
-def test_a_chart_of_one_point_says_its_value(recorded):
-    folder = recorded(lines=[line(1, 10, 2.0), {"step": 1, "time": 1002.5, "validation_loss": 1.7}])
-    write_report(folder)
-    units = {chart["id"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
-    assert units["loss"].endswith(", training 2, validation 1.7") and units["memory_gb"].endswith(", memory 1")
-
-
-def test_minimal_pairs_are_not_said_to_be_of_some_validation_rows(recorded):
-    values = {"validation_loss": 1.7, "validation_accuracy": 0.8, "validation_minimal_pairs": 0.6}
-    lines = [{"step": step, "time": 1000.0 + step} | values for step in (1, 2)]
-    data = {"validation": {"examples": 90}}
-    folder = recorded(lines=lines, settings=["evaluation.max_rows=8"], data=data)
-    write_report(folder)
-    units = {chart["title"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
-    assert units["Validation accuracy"] == "on 8 of 90 rows" and "rows" not in units["Validation minimal pairs"]
-
-
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
 def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
     """Welch's t-test over the seeds, which says nothing of fewer than three."""
@@ -268,19 +249,6 @@ def test_thinning_keeps_every_spike():
     assert len(x) <= MOST + 2 and max(y) == 9.0 and min(y) == -9.0 and x == sorted(x) and x[-1] == 99_999
 
 
-def test_parameters_are_counted_by_what_they_are_for():
-    names = {
-        "model.embed_tokens.weight": "embeddings",
-        "model.layers.0.mlp.router.weight": "routers",
-        "model.layers.0.mlp.experts.gate_up_proj": "experts",
-        "decoder.layers.1.encoder_attn.k_proj.weight": "cross-attention",
-        "bert.encoder.layer.0.attention.output.LayerNorm.bias": "norms",
-        "bert.encoder.layer.0.output.dense.weight": "feed-forward",
-        "lm_head.weight": "heads",
-    }
-    assert {name: part_of(name) for name in names} == names
-
-
 def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, command, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     recipe = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
@@ -316,17 +284,6 @@ def test_a_vision_transformer_is_shown_on_an_image_of_its_data(
     write_report(folder)
     text = (folder / "report.html").read_text()
     assert 'id="grid"' in text and "an image of the training data" in text and '<pre class="shades"' in text
-
-
-def test_a_page_is_not_written_again_where_that_would_take_too_long(tmp_path):
-    page, written = ReportPage(tmp_path), []
-    page.write = written.append
-    page.took, page.written = 1e6, 0.0
-    page.refresh("state")
-    assert not written
-    page.took = 0.0
-    page.refresh("state")
-    assert written == ["state"]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from anyformer.pipelines.serving.export_formats import check_format
 from anyformer.pipelines.serving.server import server_command
 from family_variants import ZOO
 from local_hub import client_env
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_tokenizers import of_bytes
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -31,7 +31,6 @@ from transformers import (
     BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
     pipeline,
@@ -48,11 +47,8 @@ TEMPLATE = (
 TOLERANCE = 1e-5  # fp32, onnxruntime's kernels
 
 
-def byte_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
-    words = {"<|endoftext|>": 0} | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
-    core = Tokenizer(models.BPE(vocab=words, merges=[]))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+def byte_tokenizer(template: str | None):
+    tokenizer = of_bytes(eos="<|endoftext|>")
     tokenizer.chat_template = template
     return tokenizer
 

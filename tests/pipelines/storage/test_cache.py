@@ -84,16 +84,6 @@ def test_a_damaged_entry_is_set_aside_and_made_again_and_one_line_says_so(tmp_pa
     assert not capfd.readouterr().err
 
 
-def test_offsets_that_go_backwards_are_no_store(tmp_path, corpus):
-    _, store = prepare(corpus, tmp_path / "cache")
-    offsets = np.fromfile(store.folder / "offsets.bin", dtype=np.int64)
-    offsets[3] = offsets[5]
-    offsets.tofile(store.folder / "offsets.bin")
-    assert type(store).find_fault(store.folder) == "offsets.bin goes backwards"
-    offsets[:-1].tofile(store.folder / "offsets.bin")
-    assert type(store).find_fault(store.folder) == "offsets.bin does not go with meta.json"
-
-
 def test_of_a_large_entry_files_are_read_again_only_where_they_were_touched(tmp_path, monkeypatch):
     read = []
     checksum_of = checksums.crc32

@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.token_store import framing_tokens
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.schema import DataSection, ModelSection, Recipe, TokenizerSection
+from anyformer.pipelines.recipes.schema import ModelSection, Recipe
 from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT, sentinel, special_tokens
-from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from tiny_tokenizers import trained_on
 
 TEXT = "".join(
     f"{a}{b}{c} {c}{a}\n"
@@ -29,11 +28,8 @@ SENTINELS = 100
 
 
 def trained(folder, type, framing, **settings):
-    (folder / "text.txt").write_text(TEXT)
-    corpus = open_corpora(DataSection(files=str(folder / "text.txt"), validation_fraction=0))["train"]
     size = TYPES[type] and TYPES[type] - (0 if settings.get("sentinels") else 80)
-    section = TokenizerSection(type=type, vocab_size=size, framing=framing, **settings)
-    return train_or_load_tokenizer(section, corpus, folder, progress=False)
+    return trained_on(TEXT, folder, type=type, vocab_size=size, framing=framing, **settings)
 
 
 def loaded(folder, *arguments, **settings):

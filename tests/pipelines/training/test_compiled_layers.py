@@ -24,11 +24,3 @@ def test_layers_are_compiled_in_place_and_the_second_step_says_what_it_took(two_
         callback.on_step_begin(None, state, None)
         callback.on_step_end(None, state, None)
     assert capsys.readouterr().err == "anyformer: torch.compile: the layers took 0:07 to compile\n"
-
-
-def test_a_backend_of_compiling_is_refused_where_nothing_is_compiled(tiny_recipe, command, capsys):
-    assert command("train", tiny_recipe(), "training.torch_compile_backend=eager", "--dry-run") == 2
-    assert (
-        "training.torch_compile_backend has no effect without training.torch_compile; set both"
-        in capsys.readouterr().err
-    )

@@ -57,7 +57,9 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(
-    "metric, best, sections", [("perplexity", min, {}), ("pair_accuracy", max, PAIRS)], ids=["perplexity", "pairs"]
+    "metric, best, sections",
+    [("perplexity", min, {}), pytest.param("pair_accuracy", max, PAIRS, marks=pytest.mark.slow)],
+    ids=["perplexity", "pairs"],
 )
 def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_recipe, command, metric, best, sections):
     """Of losses, and counted beside them: no answers of the finished model are needed."""
@@ -71,11 +73,7 @@ def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_re
     assert facts["metrics"][f"validation_{metric}"] == pytest.approx(best(values))
 
 
-WRITTEN = [
-    ("translation", "chrf", {"max_new_tokens": 6}),
-    ("question_answering", "answer_f1", {}),
-    ("instruction_tuning", "chrf", {"max_new_tokens": 6}),
-]
+WRITTEN = [("translation", "chrf", {"max_new_tokens": 6}), ("question_answering", "answer_f1", {})]
 
 
 @pytest.mark.parametrize("kind, metric, task", WRITTEN, ids=[kind for kind, *_ in WRITTEN])
@@ -95,6 +93,7 @@ def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, 
     assert not any(metric in entry for entry in facts_of(other)["validations"])
 
 
+@pytest.mark.slow
 def test_answers_of_some_rows_may_choose_the_best_one(tmp_path, command):
     evaluation = {"metrics": ["bleu", "chrf"], "best_metric": "chrf", "max_rows": 7}
     short = {"evaluation": evaluation, "training": {"max_steps": 10}, "task": {"max_new_tokens": 6}}

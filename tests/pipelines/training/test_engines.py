@@ -22,7 +22,7 @@ class KeptTwice(OneProcess):
 def test_an_engine_of_one_class_and_one_row_refuses_trains_and_resumes(
     tiny_recipe, command, capsys, monkeypatch, tmp_path
 ):
-    recipe, run = tiny_recipe(), tmp_path / "run"
+    recipe, run = tiny_recipe(training={"max_steps": 6}), tmp_path / "run"
     assert command("train", recipe, "training.save_steps=2") == 0
     plain = logged_losses(run)
     monkeypatch.setattr(asked, "ENGINES", {KeptTwice: lambda section: True} | asked.ENGINES)

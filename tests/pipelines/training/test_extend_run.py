@@ -39,7 +39,6 @@ def train(file, *words, code=0):
 @pytest.mark.parametrize(
     "schedule",
     [
-        pytest.param({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}, marks=pytest.mark.slow),
         pytest.param({"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 3}, marks=pytest.mark.slow),
         {"lr_scheduler_type": "wsd", "warmup_steps": 2, "decay_steps": 0.5},
     ],

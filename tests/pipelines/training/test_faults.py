@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -11,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.storage.cache import cached_folder
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
 from anyformer.pipelines.training import finish, run, session
@@ -141,16 +138,6 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_saved_ends_in_one_sentence(
     sentence = capsys.readouterr().err.strip()
     assert "\n" not in sentence and "data.cache_dir=" in sentence and "set it to a folder with space" in sentence
     assert not hidden_files(tmp_path / "anyformer-cache")
-
-
-def test_another_error_of_a_cache_builder_is_not_called_a_full_disk(tmp_path):
-    def build(work):
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        cached_folder(tmp_path, "kind", "key", build)
-    with pytest.raises(UserError, match="mine"):
-        cached_folder(tmp_path, "kind", "key", lambda work: (_ for _ in ()).throw(UserError("mine")))
 
 
 # ----------------------------------------------------------------------------------------------------- SIGTERM
@@ -388,21 +375,6 @@ def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
     run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=refused)
     assert run["metrics"]["validation_pearson"] is None is entries[-1]["validation_pearson"]
     assert 0 < run["wall_seconds"] < 1e6
-
-
-def test_a_run_that_was_moved_finds_its_best_checkpoint_without_a_word(short_recipe, command, tmp_path):
-    class Heard(logging.Handler):
-        def emit(self, record):
-            heard.append(record.getMessage())
-
-    heard, words = [], ("train", short_recipe, "evaluation.every_steps=1", "evaluation.best_metric=loss")
-    end_in_micro_batch(4, command, *words, output=tmp_path / "log.txt")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    handler = Heard()
-    logging.getLogger("transformers").addHandler(handler)
-    assert command(*words, f"training.output_dir={tmp_path / 'moved'}") == 0
-    logging.getLogger("transformers").removeHandler(handler)
-    assert not [sentence for sentence in heard if "exist anymore" in sentence]
 
 
 # --------------------------------------------------------------------------------------------- damaged files

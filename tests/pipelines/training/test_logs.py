@@ -14,7 +14,6 @@ from anyformer.pipelines.recipes.schema import ParallelismSettings, Recipe, Trai
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.engines.asked import engine_for
-from anyformer.pipelines.training.guards.gradient_norms import layer_of
 from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.log.trackers import Wandb
 from run_folders import lines_of
@@ -225,13 +224,6 @@ def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monke
     assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
     assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
     assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
-
-
-def test_a_parameter_belongs_to_its_layer_under_any_wrapper():
-    assert layer_of("model.layers.3.mlp.experts.7.up_proj.weight") == "model.layers.3"
-    assert layer_of("encoder.block.0.layer.1.DenseReluDense.wi.weight") == "encoder.block.0"
-    assert layer_of("module._orig_mod.model.layers.11.input_layernorm.weight") == "model.layers.11"
-    assert layer_of("model.embed_tokens.weight") == "model.embed_tokens" and layer_of("scale") == "scale"
 
 
 def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, command, tmp_path):

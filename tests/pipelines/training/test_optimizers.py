@@ -154,7 +154,7 @@ class Toy(OwnOptimizer):
 
 
 def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_where_matrices_are_split(
-    tiny_recipe, command, capsys, monkeypatch, tmp_path
+    tiny_recipe, without_activations, command, capsys, monkeypatch, tmp_path
 ):
     row = Optimizer("toy", FUSED, "plain steps", code=f"{__name__}:Toy", whole_matrices=True, bytes_per_parameter=4)
     recipe = [tiny_recipe(), "training.optim=toy", "training.max_steps=3"]
@@ -206,7 +206,13 @@ ROWS_COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("sizes, of_matrices, of_experts", ROWS_COLUMNS.values(), ids=ROWS_COLUMNS)
+@pytest.mark.parametrize(
+    "sizes, of_matrices, of_experts",
+    [
+        pytest.param(*found, id=name, marks=() if name in ("columns", "rows and columns") else pytest.mark.slow)
+        for name, found in ROWS_COLUMNS.items()
+    ],
+)
 def test_muon_of_matrices_that_processes_share_is_that_of_whole_ones(sizes, of_matrices, of_experts, tmp_path):
     found = run_ranks(math.prod(sizes), steps_on_shares, {2: of_matrices, 3: of_experts}, sizes, folder=tmp_path)
     assert max(found) < 1e-12

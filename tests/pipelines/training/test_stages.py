@@ -294,11 +294,7 @@ REFUSED = [
     ([WHOLE | {"sequence_length": 128}], {}, "stages.0: objective.sequence_length=128 is longer than"),
     ([WHOLE], {"data": {"dataset": "c4", "streaming": True}}, "stages do not go with data.streaming=true"),
     ([WHOLE], {"training": {"restarts": [5]}}, "training.restarts=[5] does not go with stages"),
-    (
-        [WHOLE],
-        {"training": {"save_steps": "epoch"}},
-        "training.save_steps='epoch' is of passes over rows of one length",
-    ),
+    ([WHOLE], {"training": {"save_steps": "epoch"}}, "training.save_steps='epoch' is of passes over rows of one"),
     ([{"until": 5, "learning_rate": "constant"}, WHOLE], {}, "stages.1.learning_rate is not set, and other stages' is"),
     ([WHOLE | {"peak": 0.5}], {}, "stages.0.peak has no effect without stages.0.learning_rate"),
     (

@@ -99,16 +99,3 @@ def test_a_checkpoint_that_grows_is_progress_and_has_time_for_its_checksums(watc
 def test_a_process_that_was_stopped_has_not_stalled(watchdog):
     watchdog.is_stalled(0.0, 0)
     assert not watchdog.is_stalled(100_000.0, 0) and not watchdog.is_stalled(100_001.0, 0)
-
-
-def test_nothing_is_watched_before_and_after_training_or_where_it_is_switched_off(tmp_path):
-    off = StallWatchdog(tmp_path, None)
-    off.on_train_begin(None, TrainerState(), None)
-    assert off._thread is None
-    on = StallWatchdog(tmp_path, 1)
-    assert on._thread is None
-    on.on_train_begin(None, TrainerState(), None)
-    thread = on._thread
-    assert thread.is_alive()
-    on.close()
-    assert not thread.is_alive() and on._thread is None

@@ -19,7 +19,8 @@ from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from torch.utils.data import TensorDataset
-from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
+from training_steps import small_arguments
+from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 from anyformer import AnyformerMoeConfig
 
@@ -39,11 +40,9 @@ def trainer_of(config, folder, factors: dict[int, float], section=None, **argume
     """A trainer whose loss is multiplied by a factor at some steps, counted from 1; two micro-batches make a step."""
     torch.manual_seed(0)
     defaults = {"max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    defaults |= {"logging_steps": 1, "save_steps": 20, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
-    defaults |= {"remove_unused_columns": False, "dataloader_pin_memory": False, "learning_rate": 1e-2}
     trainer = AnyformerTrainer(
         model=AutoModelForCausalLM.from_config(config),
-        args=TrainingArguments(output_dir=str(folder), logging_nan_inf_filter=False, **(defaults | arguments)),
+        args=small_arguments(folder, **defaults | {"save_steps": 20} | arguments),
         train_dataset=Rows(),
         data_collator=CausalCollator(False),
         watch=Watch(StepGuard(TrainingSection(**(section or {})))),
@@ -71,7 +70,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return len(ours) == len(theirs) and all(a.equal(b) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, 50.0])
+@pytest.mark.parametrize("factor", [math.nan, 50.0])
 def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of_the_logged_loss(
     factor, tiny_config, tmp_path, capsys
 ):

@@ -106,22 +106,10 @@ def test_matrices_within_layers_learn_slower_and_the_saved_model_says_its_multip
     "settings, sentence",
     [
         (["training.transfer={base: {hiden_size: 64}}"], "base.hiden_size is no size of a model; did you mean hidden_"),
-        (
-            ["training.transfer={base: {hidden_size: 50}}"],
-            "base.hidden_size: 50 is no multiple of 32, the size of a he",
-        ),
-        (
-            ["training.transfer={base: {intermediate_size: 64}}"],
-            "says no size; set hidden_size, num_hidden_layers or b",
-        ),
-        (
-            ["training.transfer={base: {hidden_size: 64, num_attention_heads: 8}}"],
-            "has heads of 8 channels, and the mo",
-        ),
-        (
-            ["training.transfer={base: {hidden_size: 64}}", "training.optim=sgd"],
-            "optim=sgd: training.transfer knows th",
-        ),
+        (["training.transfer={base: {hidden_size: 50}}"], "base.hidden_size: 50 is no multiple of 32, the size of a"),
+        (["training.transfer={base: {intermediate_size: 64}}"], "says no size; set hidden_size, num_hidden_layers or"),
+        (["training.transfer={base: {hidden_size: 64, num_attention_heads: 8}}"], "has heads of 8 channels, and the"),
+        (["training.transfer={base: {hidden_size: 64}}", "training.optim=sgd"], "optim=sgd: training.transfer knows"),
     ],
 )
 def test_a_base_from_which_nothing_transfers_is_one_sentence(settings, sentence):

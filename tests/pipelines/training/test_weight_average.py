@@ -51,12 +51,6 @@ def test_the_average_is_the_one_kept_by_hand_and_the_weights_come_back_exactly(w
     assert average.weights == {}
 
 
-def test_a_decay_of_0_is_the_weights_themselves():
-    average = WeightAverage(0.0)
-    model, _ = steps_of(average)
-    assert all(torch.equal(average.weights[name], p) for name, p in model.named_parameters() if p.requires_grad)
-
-
 @pytest.mark.slow
 def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recipe, command, tmp_path, capsys):
     recipe = tiny_recipe(training={"max_steps": 14}, evaluation={"every_steps": 7, "max_rows": None})
