@@ -61,7 +61,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
     parser.add_argument("--seeds", metavar="N", help=SEEDS_HELP)
     parser.add_argument(
-        "--extend", action="store_true", help="go on from the end of the finished run, with a new warm-up and decay"
+        "--extend",
+        action="store_true",
+        help="go on from the end of the finished run, with a new warm-up and decay, or one more of its stages",
     )
     parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
     parser.add_argument(

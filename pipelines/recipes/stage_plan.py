@@ -168,15 +168,13 @@ def _check_rates(recipe: Recipe) -> None:
             f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect where the stages say their "
             f"learning_rate; remove one of them"
         )
-    level = 0.0
-    for stage in stages_of(recipe):
+    for stage, _, peak, _ in rates_of(recipe):
         where, section = f"stages.{stage.number}", stage.section
         if stage.warmup > stage.steps:
             asked = f"{where}.warmup_steps={show(section.warmup_steps)}"
             if section.warmup_steps is None:
                 asked = f"training.warmup_steps={show(training.warmup_steps)}"
             raise UserError(f"{asked} is more than the {stage.steps} steps of {where}")
-        peak = peak_of(stage, level)
         if peak == 0:
             raise UserError(
                 f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
@@ -186,14 +184,19 @@ def _check_rates(recipe: Recipe) -> None:
             raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
         if section.learning_rate != "constant" and section.min_lr_rate > peak:
             raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {peak:g}, where the stage begins")
+
+
+def rates_of(recipe: Recipe) -> list[tuple[Stage, float, float, float]]:
+    """Each stage with shares of the peak learning rate: where the one before ended, after its warm-up, at its end."""
+    found, level = [], 0.0
+    for stage in stages_of(recipe):
+        section, before = stage.section, level
+        peak = section.peak
+        if peak is None:
+            peak = 1.0 if stage.number == 0 or stage.warmup else before
         level = peak if section.learning_rate == "constant" else section.min_lr_rate
-
-
-def peak_of(stage: Stage, level: float) -> float:
-    """The share of the peak learning rate at which a stage begins, after its warm-up. level: where the last ended."""
-    if stage.section.peak is not None:
-        return stage.section.peak
-    return 1.0 if stage.number == 0 or stage.warmup else level
+        found.append((stage, before, peak, level))
+    return found
 
 
 def _check_mixture(data: DataSection, section: StageSection, where: str) -> None:

@@ -46,11 +46,12 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     with working("answers and samples of the finished model"):
         measured, samples = look_at_finished(session, finished)
     metrics |= measured
-    trainer.log_final(metrics)
+    spent = trainer.throughput.facts()
+    trainer.log_final(metrics | ({"energy_kwh": spent["energy"]["kwh"]} if "energy" in spent else {}))
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if session.is_main:
-        facts = facts_of(session, trainer, metrics, samples, trained, validations)
+        facts = facts_of(session, trainer, metrics, samples, trained, validations) | spent
         facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at
@@ -90,7 +91,6 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "hardware": hardware_words(session.arguments.device),
         "engine": session.engine.running(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
         "backends": backends_of(plain(trainer.model)),
-        **trainer.throughput.facts(),
         "samples": samples,
         "validations": validations,
         "signatures": session.data.objective.signatures,

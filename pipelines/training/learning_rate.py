@@ -12,7 +12,7 @@ from transformers import TrainerCallback, get_scheduler
 from ..errors import UserError
 from ..plugins import SCHEDULES
 from ..recipes.schema import Recipe, TrainingSection
-from ..recipes.stage_plan import Stage, peak_of, stages_of
+from ..recipes.stage_plan import Stage, rates_of
 
 # min_lr_rate turns plain cosine into transformers' cosine with a floor.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
@@ -119,12 +119,8 @@ def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
     Step s of n, of which w warm up, has the share of transformers' schedule of n steps, w of them warm-up, stretched
     between the stage's two ends (`begin_above_zero` counts alike).
     """
-    starts, parts, level = [], [], 0.0
-    for stage in stages_of(recipe):
-        peak, low = peak_of(stage, level), stage.section.min_lr_rate
-        starts.append(stage.begin)
-        parts.append(partial(_share_in_stage, stage, level, peak, low))
-        level = peak if stage.section.learning_rate == "constant" else low
+    rates = rates_of(recipe)
+    starts, parts = [stage.begin for stage, *_ in rates], [partial(_share_in_stage, *each) for each in rates]
 
     def share(step: int) -> float:
         number = max(0, bisect_right(starts, step) - 1)

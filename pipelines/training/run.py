@@ -81,7 +81,8 @@ def raise_as_sentence(session: Session, error: BaseException) -> None:
     if session.is_main:
         shutil.rmtree(folder / STAGING, ignore_errors=True)
     if not full:
-        raise UserError(out_of_memory_sentence(session.recipe, session.engine, error)) from error
+        stage = None if session.staged is None else session.staged.current
+        raise UserError(out_of_memory_sentence(session.recipe, session.engine, error, stage)) from error
     raise UserError(disk_full_sentence(folder, f"a file of {folder}")) from error
 
 
@@ -112,7 +113,7 @@ def check_by_trying(session: Session) -> int:
     model = fresh_model(session)
     trainer, facts = try_step(session, model)
     if session.is_main:
-        print_dry_run(session.data, trainer, facts)
+        print_dry_run(session.data, trainer, facts, session.stages)
     return 0
 
 

@@ -42,7 +42,7 @@ class Session:
     """One run of this process. `data` are there after `prepare`.
 
     began: when the command did, by time.monotonic(), which no change of the clock turns back. stages: of a recipe with
-    stages, as they are trained here. pairs: those of evaluation.minimal_pairs.
+    stages, as they are trained here. staged: where among them its trainer is. pairs: those of evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -53,6 +53,7 @@ class Session:
     quiet: bool = False
     data: PreparedData | None = None
     stages: list[StageRun] = field(default_factory=list)
+    staged: StagedTraining | None = None
     pairs: MinimalPairs | None = None
 
     @classmethod
@@ -173,9 +174,7 @@ class Session:
         gather_experts_whole(model)
         of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
         own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES
-        of_plugin = None
-        if section.optim in OPTIMIZERS:
-            of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
+        of_plugin = (OPTIMIZERS[section.optim], {"lr": section.learning_rate}) if section.optim in OPTIMIZERS else None
         if "trackio" in arguments.report_to:
             keep_in_run(arguments.output_dir)
         trained, made = trained or rows["train"], AnyformerTrainer
@@ -183,7 +182,8 @@ class Session:
             from .stages.staged_trainer import StagedTrainer
 
             trained = rows_of_run(self.stages, section.seed)
-            made = partial(StagedTrainer, stages=StagedTraining(self.stages, trained, self.collator))
+            self.staged = StagedTraining(self.stages, trained, self.collator)
+            made = partial(StagedTrainer, stages=self.staged)
         trainer = made(
             model=model,
             args=arguments,

@@ -147,7 +147,7 @@ class AnyformerTrainer(Trainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder, engine = self.args.output_dir, self.engine
-        self.guard, self.steps = LossGuard(folder), StepGuard(section)
+        self.guard, self.steps, self.average = LossGuard(folder), StepGuard(section), average
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
@@ -161,7 +161,6 @@ class AnyformerTrainer(Trainer):
         self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
         audits = section.audit_samples and self.counts_rows
         self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
-        self.average = average
         own = (
             self.watchdog,
             self.stop_signal,

@@ -2,7 +2,7 @@
 
 A checkpoint of step c belongs to a longer run where both have had the same learning rates up to c. Schedules that do
 not look ahead (constant, inverse_sqrt) allow that at any step, wsd until its decay begins. Others have decayed by then:
-an extended run begins a new stretch of the schedule where the old one ended (`training.restarts`).
+an extended run begins a new stretch of the schedule where the old one ended (`training.restarts`), or has a stage more.
 """
 
 import json
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...recipes.checks import check_recipe
 from ...recipes.differences import LENGTH, resume_differences
 from ...recipes.schema import Recipe, StageSection, TrainingSection
-from ...recipes.stage_plan import OF_RATE, stages_of
+from ...recipes.stage_plan import OF_RATE, rates_of, stages_of
 
 ROUNDING = 1e-12  # of shares of the peak learning rate, from 0 to 1
 
@@ -64,16 +65,11 @@ def stage_at(recipe: Recipe, step: int) -> StageSection | None:
 
 
 def extend(recipe: Recipe) -> None:
-    """Let the recipe begin warm-up and decay anew where the finished run in its output_dir ended.
+    """Let the recipe begin warm-up and decay anew, or a stage, where the finished run in its output_dir ended.
 
-    A run that has been extended to this recipe already keeps its restarts, so that the same command goes on with it.
-    Raises UserError where there is no finished run, it ended early, or no more steps are asked for.
+    A run that has been extended to this recipe already keeps its restarts or stages, so that the same command goes on
+    with it. Raises UserError where there is no finished run, it ended early, or no more steps are asked for.
     """
-    if recipe.stages:
-        raise UserError(
-            "--extend does not go with stages: a finished run goes on by itself where the recipe has one stage more; "
-            "raise training.max_steps, write the ends of the finished stages as steps, and add a stage with until: 1.0"
-        )
     where = f"training.output_dir={recipe.training.output_dir}"
     try:
         run = json.loads((Path(recipe.training.output_dir) / "run.json").read_text(encoding="utf-8"))
@@ -84,6 +80,10 @@ def extend(recipe: Recipe) -> None:
     if restarts and next(resume_differences(stored, _with(recipe, restarts).to_dict()), None) is None:
         recipe.training.restarts = restarts
         return
+    old = schedule_of(stored)
+    if 0 < len(recipe.stages) <= len(old.stages) and old.training.max_steps == recipe.training.max_steps:
+        recipe.stages = _trained_so_far(recipe, old, [section.until for section in old.stages])
+        return
     if status != "finished":
         raise UserError(f"{where}: the run there is not finished; let the same command without --extend go on first")
     if "ended_early" in run:
@@ -93,7 +93,27 @@ def extend(recipe: Recipe) -> None:
         raise UserError(
             f"training.max_steps={most} is no more than the {steps:,} steps that the run in {where} has made"
         )
-    recipe.training.restarts = [*restarts, steps]
+    if not recipe.stages:
+        recipe.training.restarts = [*restarts, steps]
+        return
+    trained = _trained_so_far(recipe, old, [float(stage.end) for stage in stages_of(old)])
+    recipe.stages = [*trained, *(recipe.stages[len(trained) :] or [_last_again(old)])]
+    check_recipe(recipe)
+
+
+def _trained_so_far(recipe: Recipe, old: Recipe, ends: list[float]) -> list[StageSection]:
+    """The stages of a run as the recipe has them, and those that it was extended by; all with these ends."""
+    there = [*recipe.stages, *old.stages[len(recipe.stages) :]]
+    return [replace(section, until=end) for section, end in zip(there, ends)]
+
+
+def _last_again(old: Recipe) -> StageSection:
+    """A stage as the last one of a run, to follow it; where the learning rate has decayed, it warms up first."""
+    section = replace(old.stages[-1], until=1.0)
+    if section.learning_rate is None:
+        return section
+    *_, (_, _, peak, end) = rates_of(old)
+    return replace(section, peak=peak, warmup_steps=0.0 if end == peak else old.training.warmup_steps)
 
 
 def _with(recipe: Recipe, restarts: list[int]) -> Recipe:

@@ -18,7 +18,6 @@ from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, same_step
 from ...recipes.schema import Recipe, TrainingSection
-from ...recipes.stage_plan import stages_of
 from ...reporting.run_log import COMPLETING
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
@@ -159,9 +158,8 @@ class RunFolder:
         if len(late) == len(found) and new.stages:
             raise UserError(
                 f"training.output_dir={self.path} holds a run of {there:,} steps, whose stages are those of {here:,} "
-                f"steps up to step {shared:,} alone; write the ends of its stages as steps "
-                f"({', '.join(str(stage.end) for stage in stages_of(old))}) and add one to them, or choose another "
-                f"output_dir"
+                f"steps up to step {shared:,} alone; leave them as they are, with a learning_rate each, and add one by "
+                f"--extend when the run has ended, or choose another output_dir"
             )
         if len(late) == len(found):
             raise UserError(

@@ -33,10 +33,10 @@ class OneStep(TrainerCallback):
 
 
 @contextmanager
-def one_sentence(session) -> Iterator[None]:
+def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
     """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at.
 
-    session: of the run.
+    session: of the run. stage: that is tried.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def one_sentence(session) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise UserError(out_of_memory_sentence(session.recipe, session.engine, error)) from error
+            raise UserError(out_of_memory_sentence(session.recipe, session.engine, error, stage)) from error
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
@@ -79,10 +79,11 @@ def try_step(session, model) -> tuple:
     """Make one optimizer step and measure one batch of each other split; returns (trainer, facts).
 
     session: of the run itself (session.py).
-    facts: loss, finite (the gradients), rows (in the batch), and the loss of each other split.
+    facts: loss, finite (the gradients), rows (in the batch), where (` of stage 2`), and the loss of each other split.
     """
     recipe, arguments, data = session.recipe, session.arguments, session.data
     rows, objective, micro_batch = data.rows["train"], data.objective, arguments.per_device_train_batch_size
+    run = None
     if session.stages:  # that of the largest batch is tried
         run = max(session.stages, key=StageRun.tokens_at_a_time)
         recipe, rows, objective, micro_batch = run.stage.recipe, run.rows, run.objective, run.micro_batch
@@ -90,7 +91,7 @@ def try_step(session, model) -> tuple:
         ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder, micro_batch)
         step = OneStep()
-        with one_sentence(session):
+        with one_sentence(session, run):
             trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, objective)
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
@@ -100,13 +101,14 @@ def try_step(session, model) -> tuple:
         facts = {
             "loss": next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry),
             "finite": step.finite,
+            "where": "" if run is None else f" of stage {run.stage.number + 1}",
             "rows": batch if rows.is_stream else min(batch, len(rows)),
             "other losses": {},
         }
         for split, others in data.rows.items():
             if split != "train":
                 some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * ranks)
-                with one_sentence(session):
+                with one_sentence(session, run):
                     measured = trainer.evaluate(torch.utils.data.Subset(others, some), metric_key_prefix=split)
                 facts["other losses"][split] = measured[f"{split}_loss"]
     return trainer, facts

@@ -2,6 +2,7 @@
 
 import errno
 import traceback
+from dataclasses import replace
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
@@ -13,9 +14,11 @@ from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
+from ...recipes.stage_plan import LENGTH
 from ...words import counted
 from ..arguments import device_type
 from ..engines.engine import Engine
+from ..stages.stage_run import StageRun
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
@@ -34,13 +37,20 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException) -> str:
-    """What a user reads: where memory did not suffice, and two settings with values that need less."""
+def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException, stage: StageRun | None = None) -> str:
+    """What a user reads: where memory did not suffice, and two settings with values that need less.
+
+    stage: that is trained; None: the recipe has none. Evaluations are those of the run in all stages.
+    """
     evaluates = any(frame.name == "evaluation_loop" for frame in traceback.extract_tb(error.__traceback__))
     traceback.clear_frames(error.__traceback__)  # which hold the activations, and advice takes some memory as well
-    devices = this_device()
+    devices, where = this_device(), "training"
+    if stage is not None and not evaluates:
+        recipe, where = stage.stage.recipe, f"stages.{stage.stage.number}"
+        training = replace(recipe.training, per_device_train_batch_size=stage.micro_batch)
+        recipe = replace(recipe, training=training)
     rows = evaluation_rows(recipe) if evaluates else recipe.training.per_device_train_batch_size
-    ways = ways_out(recipe, engine, evaluates, devices, memory_of_recipe(recipe, engine, devices))
+    ways = ways_out(recipe, engine, evaluates, devices, memory_of_recipe(recipe, engine, devices), where)
     what = "an evaluation" if evaluates else "training"
     return (
         f"out of memory ({devices.memory / 1e9:.1f} GB on {devices.name}) in {what} with {counted(rows, 'row')} at a "
@@ -76,23 +86,32 @@ def evaluation_rows(recipe: Recipe) -> int:
     return recipe.training.extra.get("per_device_eval_batch_size") or recipe.training.per_device_train_batch_size
 
 
-def ways_out(recipe: Recipe, engine: Engine, evaluates: bool, devices: Devices, memory: StepMemory | None) -> list[str]:
+def ways_out(
+    recipe: Recipe,
+    engine: Engine,
+    evaluates: bool,
+    devices: Devices,
+    memory: StepMemory | None,
+    where: str = "training",
+) -> list[str]:
     """Settings with the values that need less memory, the most effective first.
 
     memory: what the plan says of a step; None: the number of rows is halved.
+    where: `stages.1` of the recipe of a stage.
     """
     training, ways = recipe.training, []
     if evaluates:
         if (rows := evaluation_rows(recipe)) > 1:
             ways.append(f"training.per_device_eval_batch_size={rows // 2} instead of {rows} (the results are the same)")
     else:
-        ways += fewer_rows(recipe, devices, memory)
+        ways += fewer_rows(recipe, devices, memory, where)
         if not training.gradient_checkpointing:
             ways.append(f"training.gradient_checkpointing=true{saved_by_checkpointing(recipe, memory)}")
     lengths = {name: length for name, length in objective_of(recipe).lengths().items() if (length or 0) > 1}
     if lengths:
         name = max(lengths, key=lengths.get)
-        ways.append(f"{recipe.learned_section}.{name}={lengths[name] // 2} instead of {lengths[name]}")
+        section = recipe.learned_section if where == "training" or name != LENGTH else where
+        ways.append(f"{section}.{name}={lengths[name] // 2} instead of {lengths[name]}")
     if devices.name != CPU and training.bf16 is False and not training.extra.get("fp16"):
         ways.append("training.bf16=true, which keeps activations in half the bytes")
     if engine.splitter is None:
@@ -102,7 +121,7 @@ def ways_out(recipe: Recipe, engine: Engine, evaluates: bool, devices: Devices, 
     return [*ways, "a smaller model"]
 
 
-def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None) -> list[str]:
+def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None, where: str) -> list[str]:
     """Fewer rows at a time and more of them accumulated: as many as the plan says, at most half of what there are."""
     training = recipe.training
     rows, times = training.per_device_train_batch_size, training.gradient_accumulation_steps
@@ -114,7 +133,7 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None) -> l
         most = planned if 0 < planned < rows else most
     fewer = max(number for number in range(1, most + 1) if rows_per_step(training, 1) % number == 0)
     if training.global_batch_size is not None:  # the accumulation follows
-        return [f"training.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
+        return [f"{where}.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
     return [
         f"training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
         f"{rows * times // fewer} instead of {rows} with {times} (the same global batch)"

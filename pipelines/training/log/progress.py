@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -73,9 +74,13 @@ BAR_WIDTH = 10
 
 
 class ProgressLine(TrainerCallback):
-    """One rich line on a terminal; where output is piped, one plain line per logging step."""
+    """One rich line on a terminal; where output is piped, one plain line per logging step.
 
-    def __init__(self, console: Console | None = None):
+    work: steps -> how much the first so many of the run are, in a unit that takes as long in each; of it the ETA is.
+    """
+
+    def __init__(self, console: Console | None = None, work: Callable[[int], float] = float):
+        self.work = work
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.bar = self.task = self.measuring = self.measured = None
         self.training = False
@@ -131,9 +136,10 @@ class ProgressLine(TrainerCallback):
             self.console.print(f"step {state.global_step}  {describe_evaluation(logs, rows)}")
         if "loss" not in logs:
             return
-        done, eta = state.global_step - self.first_step - STEPS_BEFORE_ETA, None
-        if done > 0:
-            eta = (time.monotonic() - self.timed_from) / done * (state.max_steps - state.global_step)
+        eta, now = None, self.work(state.global_step)
+        if self.timed_from is not None:
+            done = now - self.work(self.first_step + STEPS_BEFORE_ETA)
+            eta = (time.monotonic() - self.timed_from) / done * (self.work(state.max_steps) - now)
         if self.bar is not None:
             room = self.console.width - BAR_WIDTH - len(f" {state.max_steps}/{state.max_steps} ")
             self.bar.update(self.task, description=describe(logs, eta, room))

@@ -56,6 +56,11 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
+def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
+    """A line for each stage; nothing where there are none."""
+    return [("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []
+
+
 def backend_words(trainer) -> str:
     """`attention by sdpa`, and what computes the experts where there are some."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
@@ -82,7 +87,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         *describe_data(data),
         *sources_of_run(trainer.bare_rows, per_step, recipe),
         ("step", plan),
-        *([("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []),
+        *describe_stages(stages),
         *([] if does is None else [("optimizers", does)]),
         *([("chosen", chosen)] if chosen else []),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
@@ -94,18 +99,20 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     print_facts(facts)
 
 
-def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
+def print_dry_run(data: PreparedData, trainer, facts: dict, stages: list[StageRun]) -> None:
     """What would be trained, proved by one step on a full batch and one batch of each other split (dry_run.py)."""
     flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
     step = (
-        f"one step of {counted(facts['rows'], data.objective.row_noun)}: loss {facts['loss']:.4f}, gradients "
-        f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB"
+        f"one step of {counted(facts['rows'], data.objective.row_noun)}{facts['where']}: loss {facts['loss']:.4f}, "
+        f"gradients {'finite' if facts['finite'] else 'NOT finite'}, peak memory "
+        f"{peak_memory(trainer.args.device) / 1e9:.1f} GB"
     )
     batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
     tried = "\n".join([f"{step}, {backend_words(trainer)}", *batches, f"training costs {flops} FLOPs per token"])
     known = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
+        *describe_stages(stages),
     ]
     print_facts([*known, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)

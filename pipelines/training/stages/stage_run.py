@@ -34,9 +34,14 @@ class StageRun:
         """Its rows' numbers in the run's."""
         return range(self.first, self.first + self.per_step * self.stage.steps)
 
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row, at most; 1 where only the model knows."""
+        return self.objective.row_lengths()[0] or 1
+
     def tokens_at_a_time(self) -> int:
         """Of a forward pass."""
-        return self.micro_batch * (self.objective.row_lengths()[0] or 1)
+        return self.micro_batch * self.row_length
 
     def words(self) -> str:
         """`80 steps of 32 rows x 512 tokens, learning rate constant`."""
@@ -106,6 +111,11 @@ class StagedTraining:
     def tokens(self, step: int) -> dict[str, int]:
         """Tokens of each source after so many steps of the run."""
         return self.rows.tokens_before(self.current.first + (step - self.current.stage.begin) * self.current.per_step)
+
+    def work(self, steps: int) -> int:
+        """Places for tokens in the first so many steps of the run."""
+        made = (min(max(0, steps - run.stage.begin), run.stage.steps) for run in self.runs)
+        return sum(each * run.per_step * run.row_length for each, run in zip(made, self.runs))
 
     def remember(self, optimizer) -> None:
         """The optimizer is new: its groups have the recipe's own weight decay."""

@@ -18,6 +18,7 @@ class StagedTrainer(AnyformerTrainer):
     def __init__(self, *, stages: StagedTraining, **kwargs):
         self.stages = stages
         super().__init__(**kwargs)
+        self.progress.work = stages.work
 
     def train(self, *args, **kwargs):
         given = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps

@@ -9,6 +9,7 @@ import torch
 from anyformer.pipelines.accounting.devices import CPU, Devices
 from anyformer.pipelines.accounting.host_memory import _limits_of_groups, memory_of_this_machine
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.stage_plan import stages_of
 from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.fit.out_of_memory import (
     is_out_of_memory,
@@ -16,6 +17,7 @@ from anyformer.pipelines.training.fit.out_of_memory import (
     out_of_memory_sentence,
     ways_out,
 )
+from anyformer.pipelines.training.stages.stage_run import StageRun
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process
 
@@ -92,6 +94,20 @@ def test_memory_that_an_evaluation_lacks_is_told_with_its_own_settings(tiny_reci
         evaluation_loop()
     sentence = out_of_memory_sentence(recipe, OneProcess(recipe.training), error.value)
     assert " in an evaluation with 6 rows at a time; set training.per_device_eval_batch_size=3 instead of 6" in sentence
+
+
+def test_memory_that_a_stage_lacks_is_told_with_its_own_settings(tiny_recipe):
+    path = tiny_recipe(training={"global_batch_size": 8})
+    stages = "stages=[{until: 0.5, sequence_length: 16}, {until: 1.0, per_device_train_batch_size: 3}]"
+    for told, words in (
+        ("per_device_train_batch_size=1 instead of 2 (the same global batch)", []),
+        ("sequence_length=24 instead of 48", ["stages.1.global_batch_size=1", "training.gradient_checkpointing=true"]),
+    ):
+        recipe = load_recipe(str(path), [stages, *words])
+        last = stages_of(recipe)[1]
+        run = StageRun(last, None, None, 8, 1 if words else 2, 4, 0)
+        sentence = out_of_memory_sentence(recipe, OneProcess(recipe.training), MemoryError(), run)
+        assert f"in training with {run.micro_batch} row" in sentence and f"; set stages.1.{told}" in sentence
 
 
 def test_errors_of_memory_are_told_from_others():

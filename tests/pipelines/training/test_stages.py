@@ -1,7 +1,11 @@
 """Stages of a run: length, rows of a step, schedule and weight decay that change at borders, and going on exactly."""
 
 import json
+import time
 from collections import Counter
+from functools import partial
+from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,22 +17,42 @@ from anyformer.pipelines.data.staged_rows import StagedRows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
-from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
+from anyformer.pipelines.recipes.stage_plan import stages_of
+from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
 from anyformer.pipelines.training.guards.audit import read_audit
 from anyformer.pipelines.training.learning_rate import share_of_steps
+from anyformer.pipelines.training.log.progress import ProgressLine
+from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
 from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STAGES, StagedTrainer
+from anyformer.pipelines.words import human_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from processes import end_in_micro_batch, run_ranks
+from processes import end_in_micro_batch, free_port, run_ranks
+from rich.console import Console
 from run_folders import assert_same_weights
-from test_distributed import needs_deepspeed, rank_main
-from transformers import Trainer
+from test_distributed import assert_close, needs_deepspeed, rank_main
+from test_elastic import dying
+from transformers import Trainer, TrainerState
 
 FIRST = {"until": 4, "sequence_length": 16, "learning_rate": "constant"}
 SECOND = {"until": 8, "global_batch_size": 8, "per_device_train_batch_size": 2, "weight_decay": 0.0}
 SECOND |= {"learning_rate": "decay", "min_lr_rate": 0.2}
 THIRD = {"until": 1.0, "sequence_length": 16, "learning_rate": "cosine", "warmup_steps": 1, "peak": 0.5}
+MADE = {
+    "model": {"family": "decoder", "max_position_embeddings": 64},
+    "tokenizer": {"vocab_size": 300},
+    "data": {"source": "stdlib"},
+    "objective": {"name": "causal", "sequence_length": 32},
+}
 TRAINING = {"max_steps": 8, "global_batch_size": 4, "warmup_steps": 2, "save_steps": 1, "save_total_limit": 20}
+
+
+def sections(*stages) -> list[StageSection]:
+    return [StageSection(**stage) for stage in stages]
+
+
+def run_of(total: int, *stages, **training) -> Recipe:
+    return Recipe(training=TrainingSection(max_steps=total, **training), stages=sections(*stages))
 
 
 @pytest.fixture
@@ -82,34 +106,79 @@ def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(reci
     assert {group["weight_decay"] for group in states} == {0.0} and before[0]["weight_decay"] == 0.1
 
 
+def test_extending_adds_the_stages_that_the_recipe_has_beyond_the_run_or_its_last_one_again(tmp_path):
+    training = {"output_dir": str(tmp_path), "warmup_steps": 2}
+    shares = FIRST | {"until": 0.5}, SECOND | {"until": 1.0}
+
+    def extended(total: int, *stages) -> list[StageSection]:
+        made = recipe_from_dict(MADE | {"training": training | {"max_steps": total}, "stages": list(stages)})
+        extend(made)
+        return made.stages
+
+    def has_run(status: str, total: int, *stages) -> None:
+        recipe = run_of(total, *stages, **training)
+        run = {"recipe": recipe.to_dict(), "status": status, "steps": total}
+        (tmp_path / "run.json").write_text(json.dumps(run))
+
+    has_run("finished", 8, *shares)
+    assert extended(12, FIRST | {"until": 0.5}, SECOND | {"until": 0.9}, THIRD) == sections(FIRST, SECOND, THIRD)
+    again = SECOND | {"until": 1.0, "warmup_steps": 2, "peak": 1.0}  # the share at which it began
+    for status in ("running", "finished"):
+        assert extended(12, *shares) == sections(FIRST, SECOND, again)
+        has_run(status, 12, FIRST, SECOND, again)  # then the same command
+    assert extended(16, *shares) == sections(FIRST, SECOND, again | {"until": 12}, again)
+    with pytest.raises(UserError, match=r"training.max_steps=12 is no more than the 12 steps"):
+        extended(12, *({"until": until, "learning_rate": "constant"} for until in (0.2, 0.4, 0.9, 1.0)))
+    has_run("finished", 12, FIRST, SECOND, FIRST | {"until": 1.0, "peak": 0.2, "warmup_steps": 1})
+    assert extended(16, *shares)[-1:] == sections(FIRST | {"until": 1.0, "peak": 0.2, "warmup_steps": 0})  # goes on
+
+
 @pytest.mark.slow
 def test_a_finished_run_goes_on_with_one_stage_more_as_if_it_had_been_begun_with_it(recipe, command, tmp_path, capsys):
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     assert command("train", recipe(FIRST, SECOND), f"training.output_dir={longer}") == 0
-    assert command("train", recipe(FIRST, SECOND), f"training.output_dir={longer}", "--extend") == 2
-    assert "a finished run goes on by itself where the recipe has one stage more" in capsys.readouterr().err
-    file = recipe(FIRST, SECOND, THIRD, max_steps=12)
-    assert command("train", file, f"training.output_dir={longer}") == 0
+    shares = recipe(FIRST | {"until": 0.5}, SECOND | {"until": 0.9}, THIRD, max_steps=12)
+    assert command("train", shares, f"training.output_dir={longer}", "--extend") == 0
     assert f"going on from {longer}/checkpoint-8" in capsys.readouterr().out
+    file = recipe(FIRST, SECOND, THIRD, max_steps=12)
     assert command("train", file, f"training.output_dir={whole}") == 0
     assert steps_of(longer) == steps_of(whole) and read_audit(longer) == read_audit(whole)
     assert_same_weights(whole, longer)
     other = recipe(FIRST | {"sequence_length": 20}, SECOND, THIRD | {"until": 14}, max_steps=14)
     assert command("train", other, f"training.output_dir={longer}") == 2
-    assert "write the ends of its stages as steps (4, 8, 12) and add one" in capsys.readouterr().err
+    assert "up to step 0 alone; leave them as they are, with a learning_rate each" in capsys.readouterr().err
+
+
+# What two processes are started with, beside the recipe.
+ENGINES = {
+    "ddp": [],
+    "zero2": ["training.deepspeed=zero2"],
+    "zero3": ["training.deepspeed=zero3"],
+    "fsdp2": ["training.parallelism={dp_shard: 2}"],
+    "tp": ["training.parallelism={tp: 2}"],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("zero2", marks=needs_deepspeed)])
-def test_two_processes_train_the_rows_of_one_in_each_step(engine, recipe, command, tmp_path):
-    file = recipe(FIRST, SECOND | {"until": 1.0})
-    one, two, folder = tmp_path / "one", tmp_path / "two", tmp_path / "ranks"
-    folder.mkdir()
-    plain, options = "model.hidden_dropout=0.0", [] if engine == "ddp" else [f"training.deepspeed={engine}"]
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[needs_deepspeed] * name.startswith("zero")) for name in ENGINES]
+)
+def test_two_processes_train_the_stages_of_one_and_killed_past_a_border_end_as_not_killed(
+    engine, recipe, command, tmp_path
+):
+    file = recipe(FIRST, SECOND | {"until": 1.0}, learning_rate=1e-3, weight_decay=1.0)
+    plain, environment = "model.hidden_dropout=0.0", {"DS_ACCELERATOR": "cpu"}
+
+    def train(name, main=rank_main):
+        folder = tmp_path / f"ranks-{free_port()}"
+        folder.mkdir()
+        words = (file, f"training.output_dir={tmp_path / name}", plain, *ENGINES[engine])
+        run_ranks(2, main, command, *words, folder=folder, env=environment)
+        return tmp_path / name
+
+    one, two = tmp_path / "one", train("two")
     assert command("train", file, f"training.output_dir={one}", plain) == 0
-    words, environment = (file, f"training.output_dir={two}", plain, *options), {"DS_ACCELERATOR": "cpu"}
-    run_ranks(2, rank_main, command, *words, folder=folder, env=environment)
 
     def rows(run):
         found = {step: [] for step in range(1, 9)}
@@ -118,7 +187,13 @@ def test_two_processes_train_the_rows_of_one_in_each_step(engine, recipe, comman
         return {step: sorted(own) for step, own in found.items()}
 
     assert rows(one) == rows(two)
-    assert [loss for _, loss, *_ in steps_of(two)] == pytest.approx([loss for _, loss, *_ in steps_of(one)], abs=1e-4)
+    assert_close([loss for _, loss, *_ in steps_of(two)], [loss for _, loss, *_ in steps_of(one)])
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        train("broken", partial(dying, 10))  # a step of the second stage is two micro-batches or, under tp, four
+    assert (tmp_path / "broken" / "checkpoint-5").is_dir() and not (tmp_path / "broken" / "checkpoint-7").exists()
+    broken = train("broken")
+    assert steps_of(broken) == steps_of(two) and rows(broken) == rows(two)
+    assert_same_weights(two, broken)
 
 
 class Numbers(Rows):
@@ -163,9 +238,21 @@ def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
     assert rows.tokens_before(10) == {"web": 70, "code": 30} and rows.tokens_before(22) == {"web": 90, "code": 130}
 
 
-def run_of(total: int, *stages, **training) -> Recipe:
-    section = TrainingSection(max_steps=total, **training)
-    return Recipe(training=section, stages=[StageSection(**stage) for stage in stages])
+def test_the_time_that_is_left_follows_the_tokens_of_the_stages_to_come(monkeypatch):
+    def run(stage, rows, length):
+        return StageRun(stage, SimpleNamespace(row_lengths=lambda: (length, length)), None, rows, rows, 1, 0)
+
+    stages = stages_of(run_of(20, {"until": 10}, {"until": 1.0}))
+    staged = StagedTraining([run(stages[0], 4, 16), run(stages[1], 8, 48)], None, None)
+    assert [staged.work(step) for step in (0, 4, 10, 20)] == [0, 4 * 64, 640, 640 + 10 * 384]
+    clock, text, state = [0.0], StringIO(), TrainerState(max_steps=20, is_world_process_zero=True)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    progress = ProgressLine(Console(file=text), staged.work)
+    progress.on_train_begin(None, state, None)
+    for clock[0], state.global_step in ((0.0, 6), (2.0, 8)):  # two steps of the first stage in two seconds
+        progress.on_log(None, state, None, logs={"loss": 1.0, "learning_rate": 1.0})
+        progress.on_step_begin(None, state, None)
+    assert f"ETA {human_time(2 * (4480 - 8 * 64) / 128)}" in text.getvalue()
 
 
 def test_a_stage_alone_has_the_schedule_of_transformers():
@@ -235,17 +322,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("stages, changes, sentence", REFUSED, ids=[sentence[:40] for *_, sentence in REFUSED])
 def test_what_stages_cannot_be_is_one_sentence(stages, changes, sentence):
-    made = {
-        "model": {"family": "decoder", "max_position_embeddings": 64},
-        "tokenizer": {"vocab_size": 300},
-        "data": {"source": "stdlib"},
-        "objective": {"name": "causal", "sequence_length": 32},
-        "training": {"output_dir": "run", "max_steps": 10},
-    }
+    made = MADE | {"training": {"output_dir": "run", "max_steps": 10}}
     for section, values in changes.items():
         made[section] = values if values is None or section in ("data", "task") else made.get(section, {}) | values
     if "task" in changes:
-        made["model"]["family"] = "encoder"
+        made["model"] = made["model"] | {"family": "encoder"}
     with pytest.raises(UserError) as refused:
         recipe_from_dict(made | {"stages": stages})
     assert sentence in str(refused.value)
