@@ -217,12 +217,11 @@ def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_cl
         UserError: an unknown name, a metric of something else, or one of two classes where there are more.
     """
     for name in names:
-        near = did_you_mean(name, fitting) if fitting else "; only the loss is measured"
-        if name not in METRICS:
-            raise UserError(f"evaluation.metrics={name!r} is not known{near}")
-        row = METRICS[name]
-        if name not in fitting:
-            raise UserError(f"evaluation.metrics={name!r} compares {row.compares} and is not for {setting}{near}")
+        row = METRICS[name] if name in METRICS else None
+        if row is None or name not in fitting:
+            wrong = "is not known" if row is None else f"compares {row.compares} and is not for {setting}"
+            near = did_you_mean(name, fitting) if fitting else "; only the loss is measured"
+            raise UserError(f"evaluation.metrics={name!r} {wrong}{near}")
         if row.missing() is not None:
             raise UserError(f"evaluation.metrics={name!r} {row.missing()}")
         if row.two_classes and num_classes is not None and num_classes > 2:
