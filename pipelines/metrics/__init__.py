@@ -217,7 +217,7 @@ def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_cl
         UserError: an unknown name, a metric of something else, or one of two classes where there are more.
     """
     for name in names:
-        row = METRICS[name] if name in METRICS else None
+        row = METRICS.get(name)
         if row is None or name not in fitting:
             wrong = "is not known" if row is None else f"compares {row.compares} and is not for {setting}"
             near = did_you_mean(name, fitting) if fitting else "; only the loss is measured"
