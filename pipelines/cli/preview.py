@@ -2,15 +2,15 @@
 
 from rich.console import Console
 
-from ..objectives.measuring import evenly_spread
 from ..objectives.prepare import describe_data, prepare_data
+from ..objectives.showing import spread
 from ..recipes.schema import Recipe
 from ..words import aligned
 
 
 def rows_to_show(train, wanted: int) -> list[int]:
     """Evenly spread rows, one of which holds several documents if any row does."""
-    chosen = evenly_spread(len(train), wanted)
+    chosen = spread(len(train), wanted)
     if not train.is_packed or any(len(train.documents(i)) > 1 for i in chosen):
         return chosen
     packed = next((i for i in range(len(train)) if len(train.documents(i)) > 1), None)

@@ -6,9 +6,8 @@ from io import StringIO
 import torch
 from rich.console import Console
 
-from ...objectives.measuring import evenly_spread
 from ...objectives.prepare import PreparedData
-from ...objectives.showing import as_png
+from ...objectives.showing import as_png, spread
 from ...reporting.run_log import ROWS_FILE
 from ...storage.atomic import write_atomically
 from ..checkpoints.run_folder import RunFolder
@@ -28,7 +27,7 @@ def record_rows(folder: RunFolder, data: PreparedData) -> None:
         console = Console(file=StringIO(), force_terminal=True, color_system="standard", soft_wrap=True, width=100)
         console.print(data.objective.legend())
         legend, rows = taken(console), []
-        for number in evenly_spread(len(train), SHOWN):
+        for number in spread(len(train), SHOWN):
             data.objective.show(console, train, number, train[number])
             rows.append(taken(console))
         found = {"legend": legend, "rows": rows} | one_to_look_with(data, train[0])

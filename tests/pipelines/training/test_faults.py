@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -178,9 +179,10 @@ def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short
 
 
 def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_recipe, command, tmp_path, monkeypatch):
-    from anyformer.pipelines.data.tokenization import Progress
+    from anyformer.pipelines.data import tokenization
 
-    monkeypatch.setattr(Progress, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    killed = nullcontext(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(tokenization, "progress_of", lambda *_: killed)
     assert command("train", short_recipe) == 128 + signal.SIGTERM
     assert not hidden_files(tmp_path) and not (tmp_path / "run").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
