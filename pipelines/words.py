@@ -5,10 +5,12 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NewType
 
+BETWEEN_LINES = 60  # seconds
 Epochs = NewType("Epochs", str)  # a setting in passes over the data, such as `0.5 epochs`
 
 
@@ -79,13 +81,25 @@ def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
 
 
 def watched(items: Sequence, what: str) -> Iterator:
-    """The items one by one, on the terminal of the first process with a bar that goes away at the end."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """The items one by one. The first process shows how many are done: on a terminal by a bar that goes away at the
+    end, elsewhere by a line on standard error every minute."""
+    if os.environ.get("RANK", "0") != "0":
+        yield from items
+    elif sys.stdout.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
-    shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
-    with Progress(*columns, disable=not shown, transient=True) as bar:
-        yield from bar.track(items, description=what)
+        columns = TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, transient=True) as bar:
+            yield from bar.track(items, description=what)
+    else:
+        began = said = time.monotonic()
+        for done, item in enumerate(items):
+            now = time.monotonic()
+            if done and now - said >= BETWEEN_LINES:
+                left = human_time((now - began) / done * (len(items) - done))
+                print(f"{what} {done:,} of {len(items):,}, {left} left", file=sys.stderr, flush=True)
+                said = now
+            yield item
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Rows beside what another model says of them, computed once and kept in the cache."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,13 @@ from torch.utils.data import Dataset
 from ..adapters import base_of, is_adapter
 from ..storage.cache import cached_folder, sha
 from ..storage.checksums import crc32
+from ..words import counted, watched
+from .documents import in_batches
 from .rows import Rows
 
 FILE = "reference.npy"
+ANSWERS = "answers"  # a kind of entries of the cache
+TEXTS_AT_ONCE = 512
 REFERENCE = "reference"  # key of a row and of a batch
 
 
@@ -57,6 +62,26 @@ class Joined(Rows, Dataset):
         index = self.inside(index)
         part = int(np.searchsorted(self.ends, index, side="right"))
         return self.parts[part][index - int(self.ends[part - 1] if part else 0)]
+
+
+def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[[list], np.ndarray]) -> np.ndarray:
+    """(N, K) float32: what `answer` gives of N texts, or pairs of them; a killed run goes on after what the cache has.
+
+    key: identity of what the answers depend on beside the texts. teacher: its name. answer: some of `asked` -> (M, K).
+    """
+    chunks = list(in_batches(asked, TEXTS_AT_ONCE))
+    keys = [sha([key, chunk]) for chunk in chunks]
+    missing = sum(len(chunk) for chunk, each in zip(chunks, keys) if not (cache / ANSWERS / each).exists())
+    if missing and os.environ.get("RANK", "0") == "0":
+        print(f"teacher {teacher}: its answers to {counted(missing, 'example')} go into the cache", flush=True)
+
+    def stored(number: int) -> np.ndarray:
+        def build(work: Path) -> None:
+            np.save(work / FILE, answer(chunks[number]))
+
+        return np.load(cached_folder(cache, ANSWERS, keys[number], build) / FILE)
+
+    return np.concatenate([stored(number) for number in watched(range(len(chunks)), f"teacher, {TEXTS_AT_ONCE} texts")])
 
 
 def weights_identity(name_or_path: str) -> list:

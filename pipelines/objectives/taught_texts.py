@@ -4,26 +4,24 @@ The teacher reads each text by its own tokenizer, before the training, and what 
 teacher.files have no labels: the model learns of them from the teacher alone.
 """
 
-import os
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 from ..adapters import load_config
 from ..data.batch_keys import UNLABELLED
-from ..data.documents import Limits, in_batches
+from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
 from ..recipes.checks import config_namespace
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
-from ..words import counted, watched
+from ..words import counted
 from .finished_model import FinishedModel
 from .teachers import Taught
 
 NO_LABEL = object()  # what stands for the label of a text of teacher.files
-TEXTS_AT_ONCE = 4096
 
 
 class TaughtTexts(Taught):
@@ -39,10 +37,6 @@ class TaughtTexts(Taught):
     @abstractmethod
     def made_lesson(self) -> Any:
         """The loss."""
-
-    def answer_identity(self) -> list:
-        """JSON that `answers` depend on beside the teacher and the texts."""
-        return []
 
     def label_in(self, row: dict) -> Any:
         return NO_LABEL if self.without_labels else super().label_in(row)
@@ -79,7 +73,7 @@ class TaughtTexts(Taught):
         self.further_texts()  # a file that is not there is said now
 
     def for_training(self, rows, sources, cache: Path):
-        from ..data.reference import Joined, WithReference
+        from ..data.reference import Joined, WithReference, answered
 
         rows, further = super().for_training(rows, sources, cache), self.further_texts()
         joined, asked = rows["train"], [sources["train"]]
@@ -89,23 +83,14 @@ class TaughtTexts(Taught):
             self.without_labels = False
             joined, asked = Joined([joined, more]), [*asked, further]
             joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
-        key = sha(["answers", joined.fingerprint, self.teacher.identity, *self.answer_identity()])
-
-        def compute() -> "np.ndarray":
-            if os.environ.get("RANK", "0") == "0":
-                print(
-                    f"teacher {self.teacher.name}: its answers to {counted(len(joined), 'example')} go into the cache"
-                )
-            texts = (self.asked(row, place) for source in asked for place, row in source)
-            chunks = watched(list(in_batches(texts, TEXTS_AT_ONCE)), "teacher, texts")
-            found = self.completed_answers(np.concatenate([self.answers(chunk) for chunk in chunks]))
-            if self.teacher.cut:
-                print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
-            return found
-
-        self.lesson, train = self.made_lesson(), WithReference.cached(joined, cache, key, compute)
+        identity = sha([self.taught, self.teacher.identity])
+        texts = [self.asked(row, place) for source in asked for place, row in source]
+        numbers = self.completed_answers(answered(texts, cache, identity, self.teacher.name, self.answers))
+        if self.teacher.cut:
+            print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
         self.teacher.let_go()
-        return rows | {"train": train}
+        self.lesson = self.made_lesson()
+        return rows | {"train": WithReference(joined, numbers, sha([identity, numbers.shape]))}
 
     def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
         """What is learned of the answers to all examples."""
@@ -153,9 +138,12 @@ class TaughtClasses(TaughtTexts):
 
         how = {"top_k": None, "truncation": True, "function_to_apply": "none"}
         found = piped(self.teacher, self.asked_model, "TextClassification", asked, **how)
-        names = [self.teacher.config.id2label[number] for number in self.order_of_classes()]
+        names = [self.teacher.config.id2label[number] for number in range(self.teacher.config.num_labels)]
         scores = ({each["label"]: each["score"] for each in row} for row in found)
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
+
+    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
+        return found[:, self.order_of_classes()]
 
     def made_lesson(self):
         from .teacher_losses import ClassLesson
@@ -191,9 +179,6 @@ class TaughtVectors(TaughtTexts):
         """Numbers of a vector of the model."""
         name = self.recipe.model.name_or_path
         return (config_namespace(self.recipe) if name is None else load_config(name)).hidden_size
-
-    def answer_identity(self) -> list:
-        return [self.width]
 
     def answers(self, asked: list) -> "np.ndarray":
         from .answering import vectors_of_texts

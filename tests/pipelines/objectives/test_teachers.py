@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data import teacher_store
+from anyformer.pipelines.data import reference, teacher_store
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
@@ -220,6 +220,25 @@ def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path)
     batch["labels"][1] = -100  # a row that only fills up
     assert lesson.weight(batch) == 1
     torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected - each[1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_teacher_that_was_killed_goes_on_after_the_texts_it_has_answered(tmp_path, monkeypatch, capsys):
+    asked, texts = [], [f"text {number}" for number in range(7)]
+
+    def answer(some):
+        asked.append(some)
+        if "text 4" in some and len(asked) < 4:
+            raise KeyboardInterrupt
+        return np.array([[float(text[-1])] for text in some], dtype=np.float32)
+
+    monkeypatch.setattr(reference, "TEXTS_AT_ONCE", 2)
+    with pytest.raises(KeyboardInterrupt):
+        reference.answered(texts, tmp_path, "key", "MiniLM", answer)
+    assert "MiniLM: its answers to 7 examples go into the cache" in capsys.readouterr().out
+    for _ in range(2):
+        assert reference.answered(texts, tmp_path, "key", "MiniLM", answer).tolist() == [[float(n)] for n in range(7)]
+    assert "its answers to 3 examples" in capsys.readouterr().out
+    assert [len(some) for some in asked] == [2, 2, 2, 2, 1] and asked[2] == asked[3]
 
 
 @pytest.mark.slow
