@@ -3,11 +3,13 @@
 Standard library only. G key/value heads, K head size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, Kind, attention_kinds
 
+# Of transformers' QuantizedCache: values that share a scale and a zero point; tokens that are kept as they are.
+GROUP, RESIDUAL = 64, 128
 FP32_BYTES = 4  # of the matrices that linear and compressive attention remember by, in every precision
 
 
@@ -52,6 +54,17 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
     source = one * len(rows) if is_pair else 0
     total = (keys + source * source_tokens) * bytes_per_value + memories * FP32_BYTES
     return CacheSize(per_token, source, tokens, per_token * bytes_per_value, total)
+
+
+def in_bits(size: CacheSize, bits: int, bytes_per_value: int) -> CacheSize:
+    """The same with `bits` for each value of all tokens but the last RESIDUAL ones (Liu et al. 2024, KIVI).
+
+    bytes_per_value: of those tokens, of the scales and of the zero points.
+    """
+    each = bits / 8 + 2 * bytes_per_value / GROUP
+    kept = min(size.tokens, RESIDUAL)
+    total = size.per_token * ((size.tokens - kept) * each + kept * bytes_per_value)
+    return replace(size, bytes_per_token=round(size.per_token * each), total_bytes=round(total))
 
 
 def kept_tokens(kind: Kind, config, tokens: int) -> int:

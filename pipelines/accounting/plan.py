@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
+from anyformer.modeling.traits import PLAIN, attention_kinds
 
 import anyformer
 
@@ -23,7 +24,7 @@ from ..recipes.schema import DataSection, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
 from ..words import short_number
 from .activations import Activations, Batch
-from .caches import CacheSize, cache_size
+from .caches import CacheSize, cache_size, in_bits
 from .devices import Devices
 from .energy import JOULES, planned_power
 from .flops import FlopCount, active_parameters, peak_flops
@@ -140,6 +141,7 @@ def plan_run(
     *,
     stage: str | None = None,
     context: int | None = None,
+    cache_bits: int | None = None,
     mfu: float = 0.4,
     per_node: int = PER_NODE,
     until_trained: bool = False,
@@ -150,6 +152,7 @@ def plan_run(
     Args:
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
         context: tokens that the cache holds; None: as many as the model has positions, else a row's.
+        cache_bits: of a value in a quantised cache; None: those of the weights.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
         price: of a device for an hour; None: the cost is not reckoned.
@@ -159,7 +162,8 @@ def plan_run(
         UserError: a checkpoint that cannot be read, or settings that do not go together.
     """
     if recipe.stages:
-        how = {"context": context, "mfu": mfu, "per_node": per_node, "until_trained": until_trained, "price": price}
+        how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
+        how |= {"until_trained": until_trained}
         return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
@@ -167,7 +171,7 @@ def plan_run(
     check_devices(section.parallelism, devices)
     anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
-    cache = planned_cache(recipe, objective, model, devices, context, notes)  # before what takes seconds: it may refuse
+    cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: it may refuse
     memory = step_memory(recipe, objective, model, devices, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
@@ -278,11 +282,18 @@ def tried_stages(section: TrainingSection) -> tuple[str, ...]:
 
 
 def planned_cache(
-    recipe: Recipe, objective: Objective, model, devices: Devices, context: int | None, notes: list[str]
+    recipe: Recipe,
+    objective: Objective,
+    model,
+    devices: Devices,
+    context: int | None,
+    bits: int | None,
+    notes: list[str],
 ) -> CacheSize | None:
     """The cache of generation; a native model's is that of ours with its maths.
 
-    Raises UserError for a context that the model has no positions or no cache for.
+    Raises UserError for a context that the model has no positions or no cache for, and for bits where transformers
+    quantises no cache.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
     half = computes_in_half(recipe.training, devices)
@@ -292,7 +303,8 @@ def planned_cache(
         notes.append(f"the cache of generation is not counted: {error}")
         return None
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
-    size = cache_size(config, context or own, HALF if half else FP32, batch.tokens if batch.targets else 0)
+    width = HALF if half else FP32
+    size = cache_size(config, context or own, width, batch.tokens if batch.targets else 0)
     if size is not None and getattr(config, "position_encoding", None) == "learned" and (context or 0) > own:
         raise UserError(
             f"--context={context} is longer than the model's max_position_embeddings={own}: learned positions need one "
@@ -300,7 +312,14 @@ def planned_cache(
         )
     if context is not None and size is None:
         raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
-    return size
+    if bits is None:
+        return size
+    if size is None or size.source_token or set(attention_kinds(config)) != {PLAIN}:
+        raise UserError(
+            f"--cache-bits={bits} is for decoders all of whose layers are full attention, which {type(model).__name__} "
+            f"is not: transformers quantises no other cache; remove it"
+        )
+    return in_bits(size, bits, width)
 
 
 def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer plan llama2_70b --devices 64xH100-80GB --zero 3\n"
         "  anyformer plan story_8gpu --devices 8xH100-80GB\n"
         "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
-        "  anyformer plan llama3_8b --context 131072 --output plan.json",
+        "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --output plan.json",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
     parser.add_argument(
@@ -42,6 +42,9 @@ def add_arguments(add_parser) -> None:
     how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
     parser.add_argument(
         "--context", type=at_least(1), help="tokens in the cache of generation (default: the model's positions)"
+    )
+    parser.add_argument(
+        "--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a quantised cache (QuantizedCache)"
     )
     parser.add_argument(
         "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
@@ -66,7 +69,8 @@ def run(args) -> int:
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
     if args.price is not None and not 0 <= args.price < math.inf:
         raise UserError(f"--price={args.price:g} is what a device costs in an hour, such as 2.5")
-    how = {"stage": stage, "context": args.context, "mfu": args.mfu, "per_node": args.per_node, "price": args.price}
+    how = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
+    how["stage"] = stage
     if args.output is not None:
         check_writable(Path(args.output))
     if is_story(args.recipe):
