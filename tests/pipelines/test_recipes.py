@@ -107,7 +107,7 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
     elif task and task["name"] in EXAMPLES:
         text_file = EXAMPLES[task["name"]](folder / "examples.jsonl")
         named = {column: task.get(field, column) for field, column in COLUMNS.items()}
-        rows = [json.loads(line) for line in text_file.read_text().splitlines()]
+        rows = [{"other": "a second text"} | json.loads(line) for line in text_file.read_text().splitlines()]
         write_lines(text_file, [{named.get(name, name): value for name, value in row.items()} for row in rows])
         tokenizer = ["tokenizer={type: byte_bpe, vocab_size: 300}"] if checkpoint is None else []
         overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={folder / 'run'}"]
