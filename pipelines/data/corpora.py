@@ -59,13 +59,14 @@ def _of_sources(
     limits: Limits, data: DataSection, seed: int, held: float, without: Collection[str]
 ) -> dict[str, Corpus]:
     """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
-    opened = []
+    opened: list[dict[str, Corpus]] = []
+    cleaned: list[Source] = []
     for number, section in enumerate(data.mixture):
         where = f"data.mixture.{number}"
         validation = _own_source(section, limits, where, data, "validation")
         share = held if section.validation_fraction is None else section.validation_fraction
         share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
-        corpora = _split_source(section, limits, where, data, seed, share, apart)
+        corpora = _split_source(section, limits, where, data, seed, share, apart, cleaned)
         if validation is not None:
             corpora["validation"] = _checked(SourceCorpus("validation", validation))
         opened.append(corpora)
@@ -91,7 +92,9 @@ def _split_source(
     seed: int,
     held: float,
     without: Collection[str],
+    earlier: list[Source] | None = None,
 ) -> dict[str, Corpus]:
+    """earlier: cleaned sources whose documents this one's may repeat; it gets this one, too."""
     if section.source:
         source: Source = SOURCES[section.source](limits, where)
     elif section.files:
@@ -107,7 +110,9 @@ def _split_source(
     else:
         _checked(SourceCorpus("train", source, max_documents=section.max_documents))
     if data.clean is not None:
-        source = _cleaned(source, section, data, limits)
+        known = earlier if earlier is not None and data.clean.across_sources else []
+        source = _cleaned(source, section, data, limits, known)
+        known.append(source)
         first = source.shard(0) if data.shuffle_buffer else source
     most = section.max_documents
     train = SourceCorpus("train", source, rule=rule, max_documents=most)
@@ -115,14 +120,16 @@ def _split_source(
     return {"train": train, "validation": validation} if held else {"train": train}
 
 
-def _cleaned(source: Source, section: SourceSection, data: DataSection, limits: Limits) -> Source:
+def _cleaned(
+    source: Source, section: SourceSection, data: DataSection, limits: Limits, earlier: list[Source]
+) -> Source:
     """The source without what data.clean leaves out."""
     from .cleaning import CleanSource
     from .contamination import open_test_sets
 
     tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir) if data.clean.decontaminate else None
     cache, most = cache_folder(data.cache_dir), section.max_documents
-    return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming)
+    return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming, earlier=earlier)
 
 
 def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:

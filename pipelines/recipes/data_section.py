@@ -63,6 +63,7 @@ class CleanSettings:
         at_least=0.1,
         at_most=0.99,
     )
+    across_sources: bool = doc("duplicates are of earlier sources of data.mixture, too; the first one stays", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc(
@@ -256,6 +257,11 @@ def check_clean(objective, data: DataSection) -> None:
                 f"data.clean.{name}={show(getattr(clean, name))} compares all documents before the first is read; set "
                 f"data.streaming=false"
             )
+    if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
+        raise UserError(
+            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
+            "data.clean.exact_duplicates=true, or remove it"
+        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(
             f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}; swap them"
