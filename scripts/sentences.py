@@ -7,6 +7,7 @@ Ten million words for recipes/sentences_decoder.yaml; questions and sentences wi
     python scripts/sentences.py squad_v1_dev_split/train.jsonl.gz:question --tokens --out questions.jsonl
     python scripts/sentences.py imdb/unsupervised_15k.parquet --tokens --lowercase --columns sentence --shuffle \
         --rows 60_000 --out film_sentences.jsonl
+    python scripts/sentences.py ag_news/train.jsonl.gz --tokens --split --columns tokens --shuffle --out news.jsonl
     python scripts/sentences.py multi30k_en_de/train.jsonl.gz:en ag_news/train.jsonl.gz wikitext2/train.txt.gz \
         --columns sentence1 sentence2 --shuffle --rows 40_000 --out pairs.jsonl
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--shuffle", action="store_true", help="sentences in another order, by a seed")
     parser.add_argument("--tokens", action="store_true", help="signs stand apart from words, as in TREC and SST-2")
     parser.add_argument("--lowercase", action="store_true")
+    parser.add_argument("--split", action="store_true", help="a list of words in place of each sentence")
     parser.add_argument("--before", default="", help="what each sentence begins with, such as a space")
     options = parser.parse_args()
     sentences = up_to(sentences_of(options.files), options.words)
@@ -100,6 +102,7 @@ def main() -> None:
             words, rows = words + sum(len(sentence.split()) for sentence in row), rows + 1
             row = [rewritten(sentence, TOKENS if options.tokens else ()) for sentence in row]
             row = [options.before + (sentence.lower() if options.lowercase else sentence) for sentence in row]
+            row = [sentence.split() for sentence in row] if options.split else row
             out.write(json.dumps(dict(zip(options.columns, row)), ensure_ascii=False) + "\n")
     os.replace(unfinished, options.out)
     print(f"{options.out}: {rows:,} rows, {words:,} words")

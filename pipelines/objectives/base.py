@@ -77,7 +77,7 @@ class Objective(Measuring, ABC):
     finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
     answers_by: the Auto class of the model that answers rows without labels (`predict`); "": it answers none, and what
     the model's head says is asked in its place (of_heads.py).
-    taught: what a teacher (teachers.py) can say of its rows: "tokens", "classes", "vectors" or "nothing".
+    taught: what a teacher (teachers.py) can say of its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.

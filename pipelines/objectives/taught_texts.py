@@ -5,6 +5,7 @@ teacher.files have no labels: the model learns of them from the teacher alone.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +26,18 @@ NO_LABEL = object()  # what stands for the label of a text of teacher.files
 
 
 class TaughtTexts(Taught):
-    """A subclass says what the teacher answers to some texts."""
+    """A subclass says what the teacher answers to some texts, and makes of each answer what is learned."""
 
     without_labels = False  # whether the rows that are made are of teacher.files
     files_setting = "teacher.files"
 
     @abstractmethod
     def answers(self, asked: list) -> "np.ndarray":
-        """(N, K) float32: what the teacher says of what `asked` gives of N examples."""
+        """(N, K) float32: what the teacher says of what `asked` gives of N examples; of tags N is that of all words."""
 
     @abstractmethod
     def made_lesson(self) -> Any:
         """The loss."""
-
-    def label_in(self, row: dict) -> Any:
-        return NO_LABEL if self.without_labels else super().label_in(row)
-
-    def label_of(self, value: Any, place: str):
-        return UNLABELLED if value is NO_LABEL else super().label_of(value, place)
-
-    def label_identity(self) -> Any:
-        return "no labels" if self.without_labels else super().label_identity()
-
-    def label_facts(self, labels: list) -> dict[str, Any]:
-        return super().label_facts([label for label in labels if label != UNLABELLED])
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        if row["labels"] == UNLABELLED:
-            self.show_label(console, number, row, "no label")
-        else:
-            super().show(console, rows, number, row)
 
     def further_texts(self):
         """The examples of teacher.files; None: there are none."""
@@ -84,16 +67,21 @@ class TaughtTexts(Taught):
             joined, asked = Joined([joined, more]), [*asked, further]
             joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
         identity = sha([self.taught, self.teacher.identity])
-        texts = [self.asked(row, place) for source in asked for place, row in source]
-        numbers = self.completed_answers(answered(texts, cache, identity, self.teacher.name, self.answers))
+        texts = [text for source in asked for place, row in source if self.has_words(text := self.asked(row, place))]
+        found = answered(texts, cache, identity, self.teacher.name, self.answers)
+        numbers = self.completed_answers(found, texts)
         if self.teacher.cut:
             print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
         self.teacher.let_go()
         self.lesson = self.made_lesson()
-        return rows | {"train": WithReference(joined, numbers, sha([identity, numbers.shape]))}
+        return rows | {"train": WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))}
 
-    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
-        """What is learned of the answers to all examples."""
+    def has_words(self, asked: Any) -> bool:
+        """Whether there is a row of the example."""
+        return True
+
+    def completed_answers(self, found: "np.ndarray", asked: list) -> "Sequence[np.ndarray]":
+        """What is learned of each example: float32, of shape (K,), of tags (words, K)."""
         return found
 
     @property
@@ -105,8 +93,30 @@ class TaughtTexts(Taught):
         return [f"teacher={self.recipe.teacher.name_or_path}: its answers to all training texts are stored once"]
 
 
-class TaughtClasses(TaughtTexts):
-    """The classes of a text, by a teacher's logits."""
+class OneAnswer(TaughtTexts):
+    """A text has one label, or none."""
+
+    def label_in(self, row: dict) -> Any:
+        return NO_LABEL if self.without_labels else super().label_in(row)
+
+    def label_of(self, value: Any, place: str):
+        return UNLABELLED if value is NO_LABEL else super().label_of(value, place)
+
+    def label_identity(self) -> Any:
+        return "no labels" if self.without_labels else super().label_identity()
+
+    def label_facts(self, labels: list) -> dict[str, Any]:
+        return super().label_facts([label for label in labels if label != UNLABELLED])
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        if row["labels"] == UNLABELLED:
+            self.show_label(console, number, row, "no label")
+        else:
+            super().show(console, rows, number, row)
+
+
+class OfClasses(TaughtTexts):
+    """An answer is the logits of all classes, in the teacher's order."""
 
     def check(self) -> None:
         super().check()
@@ -133,6 +143,13 @@ class TaughtClasses(TaughtTexts):
             )
         return [names.index(name) for name in own]
 
+    def completed_answers(self, found, asked):
+        return found[:, self.order_of_classes()]
+
+
+class TaughtClasses(OneAnswer, OfClasses):
+    """The classes of a text, by a teacher's logits."""
+
     def answers(self, asked: list) -> "np.ndarray":
         from .answering import piped
 
@@ -142,16 +159,13 @@ class TaughtClasses(TaughtTexts):
         scores = ({each["label"]: each["score"] for each in row} for row in found)
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
 
-    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
-        return found[:, self.order_of_classes()]
-
     def made_lesson(self):
         from .teacher_losses import ClassLesson
 
         return ClassLesson(self.recipe.teacher.weight, self.recipe.teacher.temperature)
 
 
-class TaughtVectors(TaughtTexts):
+class TaughtVectors(OneAnswer):
     """The vectors of texts, as sentence-transformers' model_distillation.py teaches them.
 
     Where the teacher's are longer, they are turned onto their first principal components.
@@ -187,7 +201,7 @@ class TaughtVectors(TaughtTexts):
         vectors = np.array(vectors_of_texts(teacher, self.asked_model, texts, teacher.pooling), dtype=np.float32)
         return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).reshape(len(asked), -1)
 
-    def completed_answers(self, found: "np.ndarray") -> "np.ndarray":
+    def completed_answers(self, found, asked):
         vectors = found.reshape(2 * len(found), -1)
         return principal(vectors, self.width).reshape(len(found), -1).astype(np.float32)
 

@@ -3,13 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, WORDS
 from ..data.reference import REFERENCE
 from ..data.teacher_store import LOG_PROBS, TOP_IDS
 from ..lazy import torch
 from .losses import Cosine, OwnLoss
 
-OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE)  # keys of rows and batches that no model takes
+OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE, WORDS)  # keys of rows and batches that no model takes
 
 
 class BesideCollator:
@@ -20,8 +20,12 @@ class BesideCollator:
 
     def __call__(self, rows: list[dict]) -> dict:
         own = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
-        beside = {name: torch.stack([row[name] for row in rows]) for name in OF_TEACHER if name in rows[0]}
+        beside = {name: self.joined(name, [row[name] for row in rows]) for name in OF_TEACHER if name in rows[0]}
         return self.collate(own) | beside
+
+    def joined(self, name: str, values: list) -> "torch.Tensor":
+        """What the rows hold under a key of OF_TEACHER, as one tensor."""
+        return torch.stack(values)
 
 
 class Lesson(OwnLoss):
@@ -131,11 +135,50 @@ class ClassLesson(AnswerLesson):
         return torch.nn.functional.cross_entropy(self.logits(outputs, batch).float(), labels, **how)
 
     def of_teacher(self, outputs, batch):
-        p, q = (
-            (logits.float() / self.temperature).log_softmax(-1)
-            for logits in (self.logits(outputs, batch), batch[REFERENCE])
-        )
-        return torch.nn.functional.kl_div(p, q, reduction="none", log_target=True).sum(-1) * self.temperature**2
+        return divergence(self.logits(outputs, batch), batch[REFERENCE], self.temperature)
+
+
+class TagLesson(Lesson):
+    """Of tokens: cross-entropy of the tag at those that have one, divergence from the teacher at those that stand for a
+    word.
+
+    A word without a tag counts the latter, whole. WORDS of a batch says which token stands for which word, REFERENCE
+    what the teacher says of it: nothing where it is NaN.
+    """
+
+    def __init__(self, weight: float, temperature: float):
+        super().__init__(weight)
+        self.temperature = temperature
+
+    def _places(self, batch: dict) -> tuple:
+        """(B, T) of booleans: tokens with a tag, tokens that the teacher has answered; and its answers (B, T, K)."""
+        has_tag, words = batch["labels"].ne(IGNORE_INDEX), batch[WORDS]
+        if REFERENCE not in batch:  # a validation
+            return has_tag, torch.zeros_like(has_tag), None
+        of_words = batch[REFERENCE]
+        answers = of_words.gather(1, (words - 1).clamp_min(0)[..., None].expand(-1, -1, of_words.shape[-1]))
+        return has_tag, words.gt(0) & ~answers.isnan().any(-1), answers
+
+    def weights(self, batch):
+        has_tag, is_taught, _ = self._places(batch)
+        return (has_tag | is_taught).sum(-1)
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        has_tag, is_taught, answers = self._places(batch)
+        logits = self.logits(outputs, batch).float()
+        how = {"reduction": "sum", "label_smoothing": label_smoothing}
+        of_labels = torch.nn.functional.cross_entropy(logits[has_tag], batch["labels"][has_tag], **how)
+        if not torch.is_grad_enabled():
+            return of_labels
+        each = divergence(logits[is_taught], answers[is_taught], self.temperature)
+        joined = self.joined(outputs, of_labels, each.sum(), (has_tag | is_taught).sum(), has_tag.sum())
+        return joined + (1 - self.weight_of_teacher) * each[~has_tag[is_taught]].sum()
+
+
+def divergence(logits: "torch.Tensor", of_teacher: "torch.Tensor", temperature: float) -> "torch.Tensor":
+    """(N,): T^2 KL(teacher || model) of logits (N, K) at the temperature T (Hinton et al. 2015, section 2)."""
+    p, q = ((each.float() / temperature).log_softmax(-1) for each in (logits, of_teacher))
+    return torch.nn.functional.kl_div(p, q, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
 class VectorLesson(AnswerLesson):

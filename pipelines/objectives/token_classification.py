@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, WORDS
 from ..data.cells import filled_text_of, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
@@ -79,6 +79,8 @@ class TokenClassification(ClassTask, TextTask):
     loss_unit = "nats per word"
     label_setting = "tags_field"
     labels_of_tokens = True
+    taught = "tags"
+    columns_of_rows: ClassVar[dict[str, str]] = {"input_ids": "int32[]", "labels": "int32[]"}
     row_noun = "sentence"
     legend_words = (
         "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
@@ -121,15 +123,15 @@ class TokenClassification(ClassTask, TextTask):
                 )
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The sentences as input_ids and labels, one beside each token: -100 where none is learned."""
+        """The sentences as `columns_of_rows`: a label beside each token, -100 where none is learned, and for a teacher
+        WORDS, the number of the word, from 1, where its tag is measured, 0 elsewhere."""
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
         settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train")
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
-        columns = {"input_ids": "int32[]", "labels": "int32[]"}
-        rows = self.stored(source, cache, columns, settings, of_spaces, make=make)
+        rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))
@@ -148,7 +150,7 @@ class TokenClassification(ClassTask, TextTask):
                 "broken_tags": sum(broken_tags(tags, self.scheme) for _, tags in kept),
             }
             if not kept:
-                yield {"input_ids": [], "labels": [], "facts": facts}
+                yield {"input_ids": [], "labels": [], WORDS: [], "facts": facts}
                 continue
             encoded = tokenizer(
                 [" ".join(words) for words, _ in kept],
@@ -157,27 +159,31 @@ class TokenClassification(ClassTask, TextTask):
                 padding=False,
                 return_offsets_mapping=True,
             )
-            all_labels = []
+            all_labels, all_words = [], []
             for (words, names), offsets in zip(kept, encoded["offset_mapping"]):
                 of_tokens, labels = word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
+                measured = [0] * len(offsets)
                 tags = [name if name in self._numbers else as_bio(name) for name in names]
                 seen = set()
                 for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
                     if word is None or word in seen:
                         continue
                     seen.add(word)
-                    for place, tag in self._tags_of(tags[word], list(places), labelled):
+                    places = list(places)
+                    measured[places[-1 if labelled == "last" else 0]] = word + 1
+                    for place, tag in self._tags_of(tags[word], places, labelled):
                         labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
                 if learns_spaces and OUTSIDE in self._numbers:
                     for place, tag in tags_of_spaces(tags, of_tokens, offsets):
                         labels[place] = self._numbers[tag]
                 all_labels.append(labels)
+                all_words.append(measured)
                 last = max(seen, default=-1) if len(offsets) >= longest else len(words)
                 cut = max(0, len(words) - 1 - last)
                 add = {"words": len(seen), "words_cut": cut, "words_without_token": len(words) - len(seen) - cut}
                 facts = facts | {name: facts.get(name, 0) + number for name, number in add.items()}
             facts["tags"] = self.class_histogram([label for row in all_labels for label in row if label >= 0])
-            yield {"input_ids": encoded["input_ids"], "labels": all_labels, "facts": facts}
+            yield {"input_ids": encoded["input_ids"], "labels": all_labels, WORDS: all_words, "facts": facts}
 
     def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
         """The words of an example and their tags."""

@@ -95,8 +95,8 @@ class TeacherSection:
         False,
     )
     files: str | list[str] | None = doc(
-        "of sequence_classification and sentence_similarity: further texts, in the columns that the task names, of "
-        "which the model learns from the teacher alone"
+        "of sequence_classification, token_classification and sentence_similarity: further texts, in the columns that "
+        "the task names, of which the model learns from the teacher alone"
     )
     top_k: int = doc(
         "stored: so many of the likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1

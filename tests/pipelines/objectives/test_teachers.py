@@ -13,7 +13,7 @@ from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
-from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, write_lines
+from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, tagged, write_lines
 from tiny_tokenizers import of_words
 from torch.nn.functional import cross_entropy
 
@@ -241,19 +241,85 @@ def test_a_teacher_that_was_killed_goes_on_after_the_texts_it_has_answered(tmp_p
     assert [len(some) for some in asked] == [2, 2, 2, 2, 1] and asked[2] == asked[3]
 
 
+TAGS = ["B-PER", "O", "I-PER", "B-LOC", "I-LOC"]  # in another order than the data has them
+
+
+def taught_tags(tiny_recipe, tmp_path, **section):
+    """A recipe of tags, by a teacher that reads 16 tokens, with sentences of which two have no word."""
+    tagged(tmp_path / "tagged.jsonl", 40)
+    more = [json.loads(line) for line in tagged(tmp_path / "more.jsonl", 24, seed=1).read_text().splitlines()]
+    more[3:3] = [{"tokens": [""]}, {"tokens": []}]
+    write_lines(tmp_path / "more.jsonl", [{"tokens": row["tokens"]} for row in more])
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: number for number, name in enumerate(TAGS)}}
+    folder = encoder(tmp_path, "AutoModelForTokenClassification", **names)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 16}))
+    task = {"name": "token_classification", "max_length": 64, "label_names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
+    data = {"files": str(tmp_path / "tagged.jsonl"), "validation_fraction": 0.25}
+    section = {"files": str(tmp_path / "more.jsonl"), "temperature": 2.0, "weight": 0.3} | section
+    return more, folder, task_with_teacher(tiny_recipe, tmp_path, task, folder, data, **section)
+
+
+@pytest.mark.parametrize("labelled", ["first", "all"])
+def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_path, labelled):
+    import transformers
+
+    more, folder, recipe = taught_tags(tiny_recipe, tmp_path)
+    recipe = load_recipe(recipe, [f"task.labelled_token={labelled}"])
+    prepared = prepare_data(recipe, for_training=True)
+    rows, lesson = prepared.rows["train"], prepared.objective.loss()
+    first = len(rows) - 24
+    assert "24 texts without a label" in "".join(rows.notes)
+    assert [len(rows[first + number]["reference"]) for number in range(24)] == [
+        len(row["tokens"]) for row in more if "".join(row["tokens"])
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForTokenClassification.from_pretrained(folder).eval()
+    words = more[2]["tokens"]
+    encoded = tokenizer(" ".join(words), return_tensors="pt", truncation=True)
+    with torch.no_grad():
+        said = model(**encoded).logits[0][:, [1, 0, 2, 3, 4]]
+    of_words = said[[place for place in range(said.shape[0]) if tokenizer.cls_token_id != encoded.input_ids[0, place]]]
+    answers = rows[first + 2]["reference"]
+    known = min(len(words), len(of_words))
+    torch.testing.assert_close(answers[:known], of_words[:known].float(), atol=1e-4, rtol=1e-4)
+
+    batch = prepared.collator([rows[0], rows[first + 2]])
+    taken, taught = batch["labels"] != -100, batch["words"] > 0
+    assert taken[0][taught[0]].all() and not taken[1].any()
+    logits = torch.randn(*taught.shape, 5, requires_grad=True)
+    of_labels = cross_entropy(logits[taken], batch["labels"][taken], reduction="sum")
+    each = []
+    for row, place in taught.nonzero().tolist():
+        q = batch["reference"][row, batch["words"][row, place] - 1]
+        if not q.isnan().any():
+            p, q = (logits[row, place] / 2).log_softmax(-1), (q / 2).log_softmax(-1)
+            each.append((4 * (q.exp() * (q - p)).sum(), row == 1))
+    expected = 0.7 * of_labels + sum(part if alone else 0.3 * part for part, alone in each)
+    torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected, atol=1e-4, rtol=1e-4)
+    alone = sum(alone for _, alone in each)
+    assert lesson.weight(batch) == taken.sum() + alone
+    validation = prepared.collator([prepared.rows["validation"][0]])
+    assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["classes", "vectors"])
+@pytest.mark.parametrize("kind", ["classes", "tags", "vectors"])
 def test_a_student_of_texts_goes_on_after_a_kill(tiny_recipe, tmp_path, whole_and_killed, kind):
     if kind == "classes":
         data, files = labelled(tmp_path), str(tmp_path / "others.jsonl")
         folder = encoder(tmp_path, "AutoModelForSequenceClassification", **CLASSES)
         task = {"name": "sequence_classification", "max_length": 32}
-    else:
+    elif kind == "vectors":
         data = {"files": str(pairs(tmp_path / "pairs.jsonl", 40)), "validation_fraction": 0.25}
         files = str(pairs(tmp_path / "more.jsonl", 24, seed=1))
         folder = encoder(tmp_path, "AutoModel")
         task = {"name": "sentence_similarity", "text_pair_field": "other", "label_range": [0, 5], "max_length": 64}
-    whole, _ = whole_and_killed(4, task_with_teacher(tiny_recipe, tmp_path, task, folder, data, files=files))
+    if kind == "tags":
+        recipe = taught_tags(tiny_recipe, tmp_path)[-1]
+    else:
+        recipe = task_with_teacher(tiny_recipe, tmp_path, task, folder, data, files=files)
+    whole, _ = whole_and_killed(4, recipe)
     logged = [line for line in lines_of(whole) if "teacher_loss" in line]
     assert len(logged) == 6 and logged[-1]["teacher_loss"] < logged[0]["teacher_loss"]
     assert sum("labels_loss" in line for line in logged) > 3

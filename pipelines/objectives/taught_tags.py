@@ -1,0 +1,101 @@
+"""Sentences whose words a teacher has tagged: it reads the words joined by spaces, by its own tokenizer.
+
+Its answer to a word are the logits at the word's first token; words that it has cut or has no token for are learned by
+their labels alone.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from ..data.batch_keys import IGNORE_INDEX, WORDS, pad
+from ..errors import UserError
+from ..lazy import np, torch
+from ..plugins import TEACHERS
+from .tag_schemes import word_of_each_token
+from .taught_texts import OfClasses
+from .teacher_losses import BesideCollator, TagLesson
+
+
+class TaughtTags(OfClasses):
+    """The tags of words, by a teacher's logits."""
+
+    columns_of_rows: ClassVar[dict[str, str]] = {"input_ids": "int32[]", "labels": "int32[]", WORDS: "int32[]"}
+
+    def before_training(self) -> None:
+        super().before_training()
+        if not self.teacher.tokenizer.is_fast:
+            raise UserError(f"{self.teacher.words} has no tokenizer.json, and does not say where its tokens stand")
+
+    def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
+        if not self.without_labels:
+            return super()._sentence(row, place)
+        words = self.asked(row, place)
+        return words, self.data_names[:1] * len(words)
+
+    def _batches(self, examples, **how) -> Iterator[dict[str, list]]:
+        for batch in super()._batches(examples, **how):
+            if self.without_labels:
+                batch["labels"] = [[IGNORE_INDEX] * len(ids) for ids in batch["input_ids"]]
+                batch["facts"]["tags"] = {}
+            yield batch
+
+    def asked(self, row: dict, place: str) -> list[str]:
+        found = super().asked(row, place)
+        return found.split() if isinstance(found, str) else found
+
+    def has_words(self, asked: list[str]) -> bool:
+        return bool("".join(asked).strip())
+
+    def answers(self, asked: list[list[str]]) -> "np.ndarray":
+        from .answering import by_length
+
+        tokenizer, size = self.teacher.tokenizer, self.batch_size
+        texts = [" ".join(words) for words in asked]
+        read = tokenizer(texts, truncation=True, padding=False, return_offsets_mapping=True)
+        self.teacher.cut += sum(len(ids) >= tokenizer.model_max_length for ids in read["input_ids"])
+
+        def answer(numbers: list[int]) -> list["np.ndarray"]:
+            found = []
+            for start in range(0, len(numbers), size):
+                some = numbers[start : start + size]
+                lists = {name: [read[name][number] for number in some] for name in ("input_ids", "attention_mask")}
+                batch = tokenizer.pad(lists, return_tensors="pt", padding_side="right").to(self.teacher.model.device)
+                logits = self.teacher.logits(dict(batch)).float().cpu().numpy()
+                found += [self._of_words(asked[n], read["offset_mapping"][n], row) for n, row in zip(some, logits)]
+            return found
+
+        return np.concatenate(by_length(range(len(asked)), list(map(len, read["input_ids"])), answer))
+
+    def _of_words(self, words: list[str], offsets: list, logits: "np.ndarray") -> "np.ndarray":
+        """(words, K) of the logits (tokens, K) of a sentence; NaN for a word without a token."""
+        found = np.full((len(words), logits.shape[-1]), np.nan, dtype=np.float32)
+        for word, place in reversed(list(zip(word_of_each_token(words, offsets), range(len(offsets))))):
+            if word is not None:
+                found[word] = logits[place]
+        return found
+
+    def completed_answers(self, found, asked):
+        ends = np.cumsum([len(words) for words in asked])
+        return np.split(super().completed_answers(found, asked), ends[:-1])
+
+    def made_lesson(self) -> TagLesson:
+        return TagLesson(self.recipe.teacher.weight, self.recipe.teacher.temperature)
+
+    def collator(self, packed: bool) -> Callable:
+        return TagsBeside(super().collator(packed).collate, self.tokenizer.padding_side == "left")
+
+
+class TagsBeside(BesideCollator):
+    """Batches with WORDS (B, T) and the answers to words, (B, W, K), in a row as many as it has words, then NaN."""
+
+    def __init__(self, collate: Callable, left: bool):
+        super().__init__(collate)
+        self.left = left
+
+    def joined(self, name: str, values: list) -> "torch.Tensor":
+        if name == WORDS:
+            return pad(values, 0, self.left)
+        return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=float("nan"))
+
+
+TEACHERS.add("tags", TaughtTags)
