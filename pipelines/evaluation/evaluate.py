@@ -62,9 +62,12 @@ class Evaluation(Result):
     compared: list[Comparison] = field(default_factory=list, repr=False)
     classes: dict | None = field(default=None, repr=False)
 
-    @property
-    def NO_FACTS(self) -> tuple[str, ...]:
-        return ("answers", "compared") + (() if self.classes else ("classes",))
+    def facts(self) -> dict:
+        found = super().facts()
+        del found["compared"]
+        if not self.classes:
+            del found["classes"]
+        return found
 
 
 @dataclass

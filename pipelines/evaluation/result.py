@@ -1,7 +1,6 @@
 """What was measured of a saved model: facts for a file, and the line above its table."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
@@ -18,11 +17,9 @@ class Result:
     versions: dict[str, str]
     answers: list[dict] = field(default_factory=list, repr=False)
 
-    NO_FACTS: ClassVar = ("answers",)
-
     def facts(self) -> dict:
         """All but the single answers, as JSON."""
-        return {name: value for name, value in vars(self).items() if name not in self.NO_FACTS}
+        return {name: value for name, value in vars(self).items() if name != "answers"}
 
     def head(self, what: str, how: str = "") -> str:
         """The line above the table: `runs/mine on sst2: 872 examples of sst2 (test), 0:12`. what: 872 examples."""

@@ -7,6 +7,7 @@ recipe does so of a stage. What the stages share is the run: its steps, the peak
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
@@ -168,26 +169,36 @@ def _check_rates(recipe: Recipe) -> None:
             f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect where the stages say their "
             f"learning_rate; remove one of them"
         )
-    for stage, _, peak, _ in rates_of(recipe):
+    for stage, rates in rates_of(recipe):
         where, section = f"stages.{stage.number}", stage.section
         if stage.warmup > stage.steps:
             asked = f"{where}.warmup_steps={show(section.warmup_steps)}"
             if section.warmup_steps is None:
                 asked = f"training.warmup_steps={show(training.warmup_steps)}"
             raise UserError(f"{asked} is more than the {stage.steps} steps of {where}")
-        if peak == 0:
+        if rates.peak == 0:
             raise UserError(
                 f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
                 f"or stages.{stage.number - 1}.min_lr_rate"
             )
         if section.learning_rate == "constant" and section.min_lr_rate:
             raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
-        if section.learning_rate != "constant" and section.min_lr_rate > peak:
-            raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {peak:g}, where the stage begins")
+        if section.learning_rate != "constant" and section.min_lr_rate > rates.peak:
+            raise UserError(
+                f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where the stage begins"
+            )
 
 
-def rates_of(recipe: Recipe) -> list[tuple[Stage, float, float, float]]:
-    """Each stage with shares of the peak learning rate: where the one before ended, after its warm-up, at its end."""
+class StageRates(NamedTuple):
+    """Shares of the peak learning rate: where the stage begins, after its warm-up, at its end."""
+
+    begin: float
+    peak: float
+    end: float
+
+
+def rates_of(recipe: Recipe) -> list[tuple[Stage, StageRates]]:
+    """Each stage with its rates, where the stages say their learning rates."""
     found, level = [], 0.0
     for stage in stages_of(recipe):
         section, before = stage.section, level
@@ -195,7 +206,7 @@ def rates_of(recipe: Recipe) -> list[tuple[Stage, float, float, float]]:
         if peak is None:
             peak = 1.0 if stage.number == 0 or stage.warmup else before
         level = peak if section.learning_rate == "constant" else section.min_lr_rate
-        found.append((stage, before, peak, level))
+        found.append((stage, StageRates(before, peak, level)))
     return found
 
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, get_scheduler
 from ..errors import UserError
 from ..plugins import SCHEDULES
 from ..recipes.schema import Recipe, TrainingSection
-from ..recipes.stage_plan import Stage, rates_of
+from ..recipes.stage_plan import Stage, StageRates, rates_of
 
 # min_lr_rate turns plain cosine into transformers' cosine with a floor.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
@@ -120,7 +120,7 @@ def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
     between the stage's two ends (`begin_above_zero` counts alike).
     """
     rates = rates_of(recipe)
-    starts, parts = [stage.begin for stage, *_ in rates], [partial(_share_in_stage, *each) for each in rates]
+    starts, parts = [stage.begin for stage, _ in rates], [partial(_share_in_stage, *each) for each in rates]
 
     def share(step: int) -> float:
         number = max(0, bisect_right(starts, step) - 1)
@@ -129,13 +129,14 @@ def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
     return share
 
 
-def _share_in_stage(stage: Stage, begin: float, peak: float, low: float, step: int) -> float:
+def _share_in_stage(stage: Stage, rates: StageRates, step: int) -> float:
+    begin, peak, end = rates
     warmup = stage.warmup
     if step < warmup:
         return begin + (peak - begin) * (step + 1) / (warmup + 1)
     done = min(1.0, (step - warmup) / max(1, stage.steps - warmup))
     if stage.section.learning_rate == "decay":
-        return peak + (low - peak) * done
+        return peak + (end - peak) * done
     if stage.section.learning_rate == "cosine":
-        return low + (peak - low) * (1 + math.cos(math.pi * done)) / 2
+        return end + (peak - end) * (1 + math.cos(math.pi * done)) / 2
     return peak

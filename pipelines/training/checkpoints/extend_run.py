@@ -112,8 +112,8 @@ def _last_again(old: Recipe) -> StageSection:
     section = replace(old.stages[-1], until=1.0)
     if section.learning_rate is None:
         return section
-    *_, (_, _, peak, end) = rates_of(old)
-    return replace(section, peak=peak, warmup_steps=0.0 if end == peak else old.training.warmup_steps)
+    *_, (_, rates) = rates_of(old)
+    return replace(section, peak=rates.peak, warmup_steps=0.0 if rates.end == rates.peak else old.training.warmup_steps)
 
 
 def _with(recipe: Recipe, restarts: list[int]) -> Recipe:
