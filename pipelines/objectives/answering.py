@@ -6,6 +6,7 @@ Every answer is a mapping of columns, of which `prediction` is the first.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..data.documents import in_batches
 from ..generation import free_positions
 from ..lazy import torch, transformers
 from .base import Objective
@@ -83,25 +84,30 @@ def vectors_of_texts(
     """A vector for each text, pooled from those of its tokens: "mean" or "first"."""
     from anyformer.modeling.encoder import pool_tokens
 
+    def answer(states, mask) -> list[list[float]]:
+        return pool_tokens(states.float(), mask, "cls" if pooling == "first" else "mean").cpu().tolist()
+
+    return of_read_texts(objective, finished, objective.tokenizer(texts, truncation=True)["input_ids"], answer)
+
+
+def of_read_texts(objective: Objective, finished: FinishedModel, read: list[list[int]], answer: Callable) -> list:
+    """`answer` of each text, in their order. It gets a batch's first output, (B, T, ...), and its mask or None."""
     from ..data.length_batching import PaddingCollator
 
-    model, size, tokenizer = finished.model, finished.batch_size, objective.tokenizer
+    model, tokenizer = finished.model, objective.tokenizer
+    objective.cut += sum(len(ids) >= tokenizer.model_max_length for ids in read)
     collate = PaddingCollator(tokenizer.pad_token_id or 0)
 
-    def answer(items: list[list[int]]) -> list[list[float]]:
+    def of_some(texts: list[list[int]]) -> list:
         found = []
-        for start in range(0, len(items), size):
-            batch = collate([{"input_ids": torch.tensor(ids)} for ids in items[start : start + size]])
+        for some in in_batches(texts, finished.batch_size):
+            batch = collate([{"input_ids": torch.tensor(ids)} for ids in some])
             inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
             with torch.inference_mode():
-                states = model(**inputs)[0].float()
-            pooled = pool_tokens(states, inputs.get("attention_mask"), "cls" if pooling == "first" else "mean")
-            found += pooled.cpu().tolist()
+                found += answer(model(**inputs)[0], inputs.get("attention_mask"))
         return found
 
-    read = tokenizer(texts, truncation=True)["input_ids"]
-    objective.cut += sum(len(ids) >= tokenizer.model_max_length for ids in read)
-    return by_length(read, list(map(len, read)), answer)
+    return by_length(read, list(map(len, read)), of_some)
 
 
 def vectors_of_images(finished: FinishedModel, processor, images: list) -> list[list[float]]:

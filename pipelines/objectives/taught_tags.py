@@ -47,24 +47,14 @@ class TaughtTags(OfClasses):
         return bool("".join(asked).strip())
 
     def answers(self, asked: list[list[str]]) -> "np.ndarray":
-        from .answering import by_length
+        from .answering import of_read_texts
 
-        tokenizer, size = self.teacher.tokenizer, self.batch_size
         texts = [" ".join(words) for words in asked]
-        read = tokenizer(texts, truncation=True, padding=False, return_offsets_mapping=True)
-        self.teacher.cut += sum(len(ids) >= tokenizer.model_max_length for ids in read["input_ids"])
-
-        def answer(numbers: list[int]) -> list["np.ndarray"]:
-            found = []
-            for start in range(0, len(numbers), size):
-                some = numbers[start : start + size]
-                lists = {name: [read[name][number] for number in some] for name in ("input_ids", "attention_mask")}
-                batch = tokenizer.pad(lists, return_tensors="pt", padding_side="right").to(self.teacher.model.device)
-                logits = self.teacher.logits(dict(batch)).float().cpu().numpy()
-                found += [self._of_words(asked[n], read["offset_mapping"][n], row) for n, row in zip(some, logits)]
-            return found
-
-        return np.concatenate(by_length(range(len(asked)), list(map(len, read["input_ids"])), answer))
+        read = self.teacher.tokenizer(texts, truncation=True, return_offsets_mapping=True)
+        logits = of_read_texts(
+            self.teacher, self.asked_model, read["input_ids"], lambda found, mask: list(found.float().cpu().numpy())
+        )
+        return np.concatenate(list(map(self._of_words, asked, read["offset_mapping"], logits)))
 
     def _of_words(self, words: list[str], offsets: list, logits: "np.ndarray") -> "np.ndarray":
         """(words, K) of the logits (tokens, K) of a sentence; NaN for a word without a token."""
