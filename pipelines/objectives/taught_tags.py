@@ -29,7 +29,7 @@ class TaughtTags(OfClasses):
     def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
         if not self.without_labels:
             return super()._sentence(row, place)
-        words = self.asked(row, place)
+        words = self.asked_of_teacher(row, place) or []
         return words, self.data_names[:1] * len(words)
 
     def _batches(self, examples, **how) -> Iterator[dict[str, list]]:
@@ -39,12 +39,10 @@ class TaughtTags(OfClasses):
                 batch["facts"]["tags"] = {}
             yield batch
 
-    def asked(self, row: dict, place: str) -> list[str]:
-        found = super().asked(row, place)
-        return found.split() if isinstance(found, str) else found
-
-    def has_words(self, asked: list[str]) -> bool:
-        return bool("".join(asked).strip())
+    def asked_of_teacher(self, row: dict, place: str) -> list[str] | None:
+        found = self.asked(row, place)
+        words = found.split() if isinstance(found, str) else found
+        return words if "".join(words).strip() else None
 
     def answers(self, asked: list[list[str]]) -> "np.ndarray":
         from .answering import of_read_texts

@@ -67,7 +67,8 @@ class TaughtTexts(Taught):
             joined, asked = Joined([joined, more]), [*asked, further]
             joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
         identity = sha([self.taught, self.teacher.identity])
-        texts = [text for source in asked for place, row in source if self.has_words(text := self.asked(row, place))]
+        texts = (self.asked_of_teacher(row, place) for source in asked for place, row in source)
+        texts = [text for text in texts if text is not None]
         found = answered(texts, cache, identity, self.teacher.name, self.answers)
         numbers = self.completed_answers(found, texts)
         if self.teacher.cut:
@@ -76,9 +77,9 @@ class TaughtTexts(Taught):
         self.lesson = self.made_lesson()
         return rows | {"train": WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))}
 
-    def has_words(self, asked: Any) -> bool:
-        """Whether there is a row of the example."""
-        return True
+    def asked_of_teacher(self, row: dict, place: str) -> Any:
+        """What `answers` takes of an example; None: the example makes no row."""
+        return self.asked(row, place)
 
     def completed_answers(self, found: "np.ndarray", asked: list) -> "Sequence[np.ndarray]":
         """What is learned of each example: float32, of shape (K,), of tags (words, K)."""

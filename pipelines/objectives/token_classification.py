@@ -129,7 +129,7 @@ class TokenClassification(ClassTask, TextTask):
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
         settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
-        of_spaces = ["tags of spaces"] * (split == "train")
+        of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
         if not len(rows):

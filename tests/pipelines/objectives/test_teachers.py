@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,7 +267,10 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
 
     more, folder, recipe = taught_tags(tiny_recipe, tmp_path)
     recipe = load_recipe(recipe, [f"task.labelled_token={labelled}"])
+    plain = prepare_data(replace(recipe, teacher=None))  # whose rows in the cache have no numbers of words
+    assert "words" not in plain.rows["train"][0]
     prepared = prepare_data(recipe, for_training=True)
+    assert prepared.objective.asked({"tokens": "a text"}, "row 1") == "a text"  # as ever where the model is asked
     rows, lesson = prepared.rows["train"], prepared.objective.loss()
     first = len(rows) - 24
     assert "24 texts without a label" in "".join(rows.notes)
