@@ -163,8 +163,7 @@ def plan_run(
     """
     if recipe.stages:
         how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
-        how |= {"until_trained": until_trained}
-        return plan_stages(recipe, partial(plan_run, devices=devices, **how), stage)
+        return plan_stages(recipe, partial(plan_run, devices=devices, until_trained=until_trained, **how), stage)
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
     objective, section, notes = objective_of(recipe), recipe.training, []
