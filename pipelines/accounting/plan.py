@@ -1,6 +1,6 @@
 """What a recipe's run would take, before there are data or weights: parameters, bytes on each device, FLOPs, days."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -147,7 +147,8 @@ def plan_run(
     until_trained: bool = False,
     price: float | None = None,
 ) -> Plan:
-    """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from.
+    """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from. Raises
+    UserError for one that cannot be read, and for settings that do not go together.
 
     Args:
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
@@ -157,9 +158,6 @@ def plan_run(
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
         price: of a device for an hour; None: the cost is not reckoned.
         until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
-
-    Raises:
-        UserError: a checkpoint that cannot be read, or settings that do not go together.
     """
     if recipe.stages:
         how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
@@ -175,8 +173,7 @@ def plan_run(
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     stages = planned_stages(memory, section, devices, rows)
-    tried = tried_stages(section)
-    chosen = stage or next((name for name in tried if stages[name].fits), tried[-1])
+    chosen = stage or first_that_fits(stages, tried_stages(section))
     per_node = min(per_node, devices.count)
     time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
     notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
@@ -273,6 +270,10 @@ def memory_of_making(
 def sharers_of(section: TrainingSection, devices: Devices) -> int:
     """How many devices share states."""
     return devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
+
+
+def first_that_fits(stages: dict[str, StagePlan], tried: Sequence[str]) -> str:
+    return next((name for name in tried if stages[name].fits), tried[-1])
 
 
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
