@@ -6,7 +6,7 @@ from ..lazy import np, torch
 ROW_IDS, EPOCH, POSITION = "row_ids", "epoch", "position"
 
 IGNORE_INDEX = -100  # the label that the losses of torch and transformers leave out
-WORDS = "words"  # of tokens: which word is measured there (objectives/token_classification.py)
+WORDS = "words"  # for each token the number of the word whose tag it stands for (token_classification.py)
 UNLABELLED = -101  # that of an example which has none, and a teacher's answer (objectives/taught_texts.py)
 
 

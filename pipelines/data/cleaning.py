@@ -93,7 +93,7 @@ class CleanSource(Source):
 
     tests: what no document may share words with; None: nothing. most: documents that are read of it, after those that
     are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told. earlier: sources
-    that its duplicates are of, too.
+    whose documents count as there before.
 
     Raises UserError for a filter that cannot be loaded, a package that is missing, and, when it is read, where the
     filter fails or nothing is left.

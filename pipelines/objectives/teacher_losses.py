@@ -139,8 +139,7 @@ class ClassLesson(AnswerLesson):
 
 
 class TagLesson(Lesson):
-    """Of tokens: cross-entropy of the tag at those that have one, divergence from the teacher at those that stand for a
-    word.
+    """Cross-entropy at tokens with a tag, and the divergence from the teacher at tokens that stand for a word.
 
     A word without a tag counts the latter, whole. WORDS of a batch says which token stands for which word, REFERENCE
     what the teacher says of it: nothing where it is NaN.

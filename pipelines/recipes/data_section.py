@@ -63,7 +63,7 @@ class CleanSettings:
         at_least=0.1,
         at_most=0.99,
     )
-    across_sources: bool = doc("duplicates are of earlier sources of data.mixture, too; the first one stays", False)
+    across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc(
