@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..errors import UserError
 from .heads import DECODER_HEADS, Heads
-from .weights import Weights, find
+from .weights import SAME, Weights, find
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,6 @@ class Same:
     """A native field that must equal another one: ours has one field for both."""
 
     native: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A native field with few values, each of them one value of ours; the first is written where none matches."""
-
-    ours: str
-    values: dict[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -78,14 +70,15 @@ SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_n
 class ArchitectureMap:
     """A native architecture as data.
 
-    native: its `model_type`. preset: the file in configs/models of its best-known size.
+    native: its `model_type`.
     fixed: fields of ours that the architecture decides.
-    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Converted,
+    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Converted,
         Computed or IRRELEVANT. Fields that no config class declares are optional.
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours; or a function
-        of our config that returns this table, where layers of two kinds have modules of one name.
+        of our config that returns this table, where layers of two kinds have modules of one name. Modules that have
+        one name on both sides, as all of LLaMA's, need no row.
     family: which of ours it belongs to.
-    heads: Auto class -> rows of what is behind the base model.
+    heads: Auto class -> rows of what is behind the base model, but for modules of one name.
     class_fields: native class -> fields of ours that follow from the class, not from the native config.
     tied_by_weights: whether the head is tied to the embeddings is read from the weights; no native field records it.
     tolerance: how far the outputs of both models, run in float64, may differ, as a part of the largest. More than the
@@ -93,10 +86,9 @@ class ArchitectureMap:
     """
 
     native: str
-    preset: str | None
     fixed: dict[str, Any]
     fields: dict[str | tuple[str, ...], Any]
-    weights: dict[str, Weights] | Callable[[Any], dict[str, Weights]]
+    weights: dict[str, Weights] | Callable[[Any], dict[str, Weights]] = dataclasses.field(default_factory=dict)
     family: str = "decoder"
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
     class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -117,8 +109,6 @@ class ArchitectureMap:
                     pass
                 case str():
                     ours.setdefault(row, value)
-                case Choice() if value in row.values:
-                    ours[row.ours] = row.values[value]
                 case Converted():
                     ours[row.ours] = row.read(value)
                 case Computed():
@@ -129,9 +119,6 @@ class ArchitectureMap:
                     raise UserError(
                         f"{self.native} with {name}={value!r} has no anyformer twin; {row.native}'s {other!r} has one"
                     )
-                case Choice():
-                    known = " and ".join(map(repr, row.values))
-                    raise UserError(f"{self.native} with {name}={value!r} has no anyformer twin; {known} have one")
         common = {name: _value(native, name) for name in (*self.common_fields, *LABEL_FIELDS)}
         return {name: value for name, value in common.items() if value is not _MISSING} | ours
 
@@ -145,9 +132,6 @@ class ArchitectureMap:
                     native[name] = getattr(ours, row)
                 case MustEqual() if name.split(".")[0] in declared:
                     native[name] = row.value
-                case Choice():
-                    wanted = getattr(ours, row.ours)
-                    native[name] = next((n for n, o in row.values.items() if o == wanted), next(iter(row.values)))
                 case Converted():
                     native[name] = row.write(getattr(ours, row.ours))
                 case Computed():
@@ -175,13 +159,15 @@ class ArchitectureMap:
         """
         table = self.weights(ours) if callable(self.weights) else self.weights
         for name in names:
-            base = find(table, name.removeprefix(prefix)) if name.startswith(prefix) else None
-            if base is not None:
-                yield name, base[0], [f"{our_prefix}{part}" for part in base[1]]
-            elif (head := find(self.heads[auto_class], name)) is not None:
+            is_base, inner = name.startswith(prefix), name.removeprefix(prefix)
+            base = find(table, inner) if is_base else None
+            if base is None and (head := find(self.heads[auto_class], name)) is not None:
                 yield name, *head
+            elif is_base:
+                row, parts = base or (SAME, [inner])
+                yield name, row, [f"{our_prefix}{part}" for part in parts]
             else:
-                raise UserError(f"{self.native} with a parameter {name} has no anyformer twin")
+                yield name, SAME, [name]
 
     def _refuse_unknown(self, native) -> None:
         """A field that a newer transformers has added may change the maths, unless it is left at its default."""

@@ -22,7 +22,6 @@ def _read_width(native) -> dict:
 ALBERT = ArchitectureMap(
     native="albert",
     family="encoder",
-    preset="albert_base",
     fixed={"position_encoding": "learned", **BERT_FIXED},
     fields={
         **BERT_SIZES,

@@ -25,12 +25,10 @@ FIELDS = {
     "decoder_attention_heads": Same("encoder_attention_heads"),
     "encoder_ffn_dim": "intermediate_size",
     "decoder_ffn_dim": Same("encoder_ffn_dim"),
-    "encoder_layerdrop": IRRELEVANT,
-    "decoder_layerdrop": IRRELEVANT,
     "activation_function": "hidden_act",
     "dropout": "hidden_dropout",
     "attention_dropout": "attention_dropout",
-    "activation_dropout": IRRELEVANT,
+    ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"): IRRELEVANT,
     "init_std": "initializer_range",
     "max_position_embeddings": "max_position_embeddings",
     "decoder_start_token_id": "decoder_start_token_id",
@@ -45,8 +43,7 @@ FIELDS = {
 
 
 def _attention(native: str, ours: str) -> dict[str, Weights]:
-    rows = {f"{native}.{name}_proj": renamed(f"{ours}.{name}_proj") for name in "qkv"}
-    return rows | {f"{native}.out_proj": renamed(f"{ours}.o_proj")}
+    return {f"{native}.{name}_proj": renamed(f"{ours}.{own}_proj") for name, own in zip(("q", "k", "v", "out"), "qkvo")}
 
 
 def _stack(stack: str, **own: Weights) -> dict[str, Weights]:
@@ -65,12 +62,11 @@ def _stack(stack: str, **own: Weights) -> dict[str, Weights]:
     }
 
 
-LANGUAGE_MODEL = {"lm_head": renamed("lm_head"), "final_logits_bias": renamed("lm_head.bias", ones=(0,))}
+LANGUAGE_MODEL = {"final_logits_bias": renamed("lm_head.bias", ones=(0,))}
 
 BART = ArchitectureMap(
     native="bart",
     family="seq2seq",
-    preset="bart_base",
     fixed={**FIXED, "position_encoding": "learned", "position_offset": 2, "embedding_norm": True},
     fields={**FIELDS, **classifier_dropout("classifier_dropout")},
     weights={
@@ -95,7 +91,6 @@ BART = ArchitectureMap(
 MARIAN = ArchitectureMap(
     native="marian",
     family="seq2seq",
-    preset="marian_en_de",
     fixed={**FIXED, "position_encoding": "sinusoidal"},
     fields={
         **FIELDS,

@@ -55,12 +55,10 @@ QUERY_KEY_VALUE = {
     "key": renamed("layers.*.self_attn.k_proj"),
     "value": renamed("layers.*.self_attn.v_proj"),
 }
-POOLER = {"pooler.dense": renamed("pooler.dense")}
 
 BERT = ArchitectureMap(
     native="bert",
     family="encoder",
-    preset="bert_base",
     fixed={"position_encoding": "learned", **BERT_FIXED},
     fields={
         **BERT_SIZES,
@@ -69,7 +67,7 @@ BERT = ArchitectureMap(
         **ABSOLUTE_ONLY,
         **same("max_position_embeddings", "classifier_dropout"),
     },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE),
     heads=BERT_HEADS,
 )
 
@@ -95,7 +93,6 @@ POSITIONS_AFTER_PADDING = {
 ROBERTA = ArchitectureMap(
     native="roberta",
     family="encoder",
-    preset="roberta_base",
     fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
     fields={
         **BERT_SIZES,
@@ -105,7 +102,7 @@ ROBERTA = ArchitectureMap(
         **POSITIONS_AFTER_PADDING,
         "classifier_dropout": "classifier_dropout",
     },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE),
     heads=ROBERTA_HEADS,
 )
 
@@ -134,7 +131,6 @@ GLOBAL = {
 LONGFORMER = ArchitectureMap(
     native="longformer",
     family="encoder",
-    preset="longformer_base",
     fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
     fields={
         **BERT_SIZES,
@@ -144,6 +140,6 @@ LONGFORMER = ArchitectureMap(
         "sep_token_id": "sep_token_id",  # ends a question, whose tokens are global by default
         "onnx_export": IRRELEVANT,
     },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL) | POOLER,
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL),
     heads=ROBERTA_HEADS,
 )

@@ -3,7 +3,7 @@
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY
 from ..weights import renamed
-from .llama import WEIGHTS, WINDOWED_LAYERS, read_layers
+from .llama import WINDOWED_LAYERS, read_layers
 
 FIXED = {"position_encoding": "rotary", "norm_type": "layernorm", "norm_bias": False, "mlp_type": "glu"}
 FIXED |= {"block": "parallel"}
@@ -17,7 +17,6 @@ FIELDS = {
 PAIRED = {
     f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}", paired=True) for part in ("q_proj", "k_proj")
 }
-COHERE_WEIGHTS = {name: row for name, row in WEIGHTS.items() if name != "layers.*.post_attention_layernorm"} | PAIRED
 
 
 def _read_layers(native) -> dict:
@@ -28,18 +27,16 @@ def _read_layers(native) -> dict:
 
 COHERE = ArchitectureMap(
     native="cohere",
-    preset=None,
     fixed=FIXED,
     fields={**FIELDS, "use_qk_norm": MustEqual(False)},
-    weights=COHERE_WEIGHTS,
+    weights=PAIRED,
 )
 COHERE2 = ArchitectureMap(
     native="cohere2",
-    preset=None,
     fixed=FIXED,
     fields={
         **FIELDS,
         **{names: Computed(_read_layers, row.write) for names, row in WINDOWED_LAYERS.items()},
     },
-    weights=COHERE_WEIGHTS,
+    weights=PAIRED,
 )

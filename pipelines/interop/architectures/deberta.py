@@ -2,8 +2,8 @@
 
 from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
-from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
-from ..weights import by_head, fused, renamed
+from ..heads import BERT_MASKED_LM, CLASSIFIER, Heads
+from ..weights import by_head, query_key_value, renamed
 from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, bert_layers
 
 FIXED = {
@@ -60,7 +60,7 @@ HEADS: Heads = {
     "AutoModelForMaskedLM": MASKED_LM,
     "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
     "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForQuestionAnswering": {},
     "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
 }
 
@@ -70,12 +70,11 @@ DEBERTA = ArchitectureMap(
     native="deberta",
     tolerance=ROOT,
     family="encoder",
-    preset="deberta_base",
     fixed={**FIXED, "attention_key_bias": False, "share_att_key": False, "position_buckets": None},
     fields={**FIELDS, "talking_head": MustEqual(False)},
     weights=WEIGHTS
     | bert_layers(
-        in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head),
+        in_proj=query_key_value(layout=by_head),
         q_bias=renamed("layers.*.self_attn.q_proj.bias"),
         v_bias=renamed("layers.*.self_attn.v_proj.bias"),
         pos_proj=renamed("layers.*.self_attn.pos_key_proj"),
@@ -89,7 +88,6 @@ DEBERTA_V2 = ArchitectureMap(
     native="deberta-v2",
     tolerance=ROOT,
     family="encoder",
-    preset="deberta_v3_base",
     fixed=FIXED,
     fields={
         **FIELDS,

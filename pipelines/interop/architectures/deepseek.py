@@ -2,16 +2,11 @@
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
 from ..weights import renamed
-from .llama import FIELDS, FIXED, MLP, WEIGHTS
-from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS
+from .llama import FIELDS, FIXED, MLP
+from .mixtral import MIXTURE, MIXTURE_FIELDS
 
-LATENT_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
-OTHERS = {name: row for name, row in WEIGHTS.items() if not name.endswith(("k_proj", "v_proj"))}
 DEEPSEEK_WEIGHTS = {
-    **OTHERS,
-    **EXPERTS,
-    **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in LATENT_PARTS},
-    **{f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
+    f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP
 }
 DEEPSEEK_FIXED = {
     **FIXED,
@@ -52,7 +47,6 @@ DEEPSEEK_FIELDS = {
 DEEPSEEK_V3 = ArchitectureMap(
     native="deepseek_v3",
     family="moe",
-    preset="deepseek_v3",
     fixed={**DEEPSEEK_FIXED, "router_scoring": "sigmoid", "router_bias_update_rate": 0.001},
     fields={
         **DEEPSEEK_FIELDS,
@@ -81,7 +75,6 @@ def _write_groups(ours) -> dict:
 DEEPSEEK_V2 = ArchitectureMap(
     native="deepseek_v2",
     family="moe",
-    preset=None,
     fixed={**DEEPSEEK_FIXED, "norm_topk_prob": False, "router_scoring": "softmax", "rope_interleave": True},
     fields={
         **DEEPSEEK_FIELDS,

@@ -3,7 +3,7 @@
 from ..architecture_map import ArchitectureMap, Computed, Converted, MustEqual, same
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import renamed
-from .llama import QK_NORMS, WEIGHTS, WINDOWED_LAYERS
+from .llama import WINDOWED_LAYERS
 
 FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm_zero_centered", "mlp_type": "glu"}
 SANDWICH = {**FIXED, "norm_position": "both"}
@@ -28,7 +28,6 @@ LAYERS = {
     "use_bidirectional_attention": MustEqual(False),
 }
 SANDWICH_NORMS = {
-    "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
     "layers.*.post_attention_layernorm": renamed("layers.*.attention_output_layernorm"),
     "layers.*.pre_feedforward_layernorm": renamed("layers.*.post_attention_layernorm"),
     "layers.*.post_feedforward_layernorm": renamed("layers.*.mlp_output_layernorm"),
@@ -36,7 +35,6 @@ SANDWICH_NORMS = {
 
 GEMMA = ArchitectureMap(
     native="gemma",
-    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "hidden_activation"},
@@ -44,19 +42,16 @@ GEMMA = ArchitectureMap(
         "rope_parameters": ROTARY,
         "use_bidirectional_attention": MustEqual(None),
     },
-    weights=WEIGHTS,
 )
 GEMMA2 = ArchitectureMap(
     native="gemma2",
-    preset=None,
     fixed=SANDWICH,
     fields={**FIELDS, **LAYERS, "use_bidirectional_attention": MustEqual(None), "rope_parameters": ROTARY},
-    weights=WEIGHTS | SANDWICH_NORMS,
+    weights=SANDWICH_NORMS,
 )
 GEMMA3 = ArchitectureMap(
     native="gemma3_text",
-    preset="gemma3_1b",
     fixed={**SANDWICH, "qk_norm": True},
     fields={**FIELDS, **LAYERS, "rope_parameters": NESTED_ROTARY},
-    weights=WEIGHTS | SANDWICH_NORMS | QK_NORMS,
+    weights=SANDWICH_NORMS,
 )

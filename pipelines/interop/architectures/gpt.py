@@ -1,8 +1,8 @@
 """GPT-2, GPT-Neo, GPT-J, Phi and GPT-NeoX."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
 from ..rotary import ROTARY_WITH_PART, flat_rope
-from ..weights import by_head, fused, renamed
+from ..weights import by_head, fused, query_key_value, renamed
 
 # Fields of GPT2DoubleHeadsModel.
 SUMMARY = [f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")]
@@ -30,11 +30,12 @@ NAMES = {
 }
 GPT2 = ArchitectureMap(
     native="gpt2",
-    preset="gpt2",
     fixed={**FIXED, "position_encoding": "learned", "attention_bias": True},
     fields={
         **SIZES,
-        "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
+        "scale_attn_weights": Converted(
+            "attention_multiplier", lambda scaled: None if scaled else 1.0, lambda factor: factor != 1.0
+        ),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
         "add_cross_attention": "add_cross_attention",
@@ -42,7 +43,7 @@ GPT2 = ArchitectureMap(
     },
     weights={
         **NAMES,
-        "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
+        "h.*.attn.c_attn": query_key_value(transposed=True),
         "h.*.attn.c_proj": renamed("layers.*.self_attn.o_proj", transposed=True),
         "h.*.ln_cross_attn": renamed("layers.*.cross_attention_layernorm"),
         "h.*.crossattention.q_attn": renamed("layers.*.cross_attn.q_proj", transposed=True),
@@ -72,7 +73,6 @@ def _write_neo_layers(ours) -> dict:
 
 GPT_NEO = ArchitectureMap(
     native="gpt_neo",
-    preset="gpt_neo_125m",
     fixed={
         **FIXED,
         "position_encoding": "learned",
@@ -109,7 +109,6 @@ def _read_rotated(native) -> dict:
 
 GPT_J = ArchitectureMap(
     native="gptj",
-    preset=None,
     fixed={**FIXED, "position_encoding": "rotary", "lm_head_bias": True, "block": "parallel"},
     fields={
         **SIZES,
@@ -131,7 +130,6 @@ GPT_J = ArchitectureMap(
 
 PHI = ArchitectureMap(
     native="phi",
-    preset=None,
     fixed=GPT_J.fixed | {"attention_bias": True},
     fields={
         **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -143,9 +141,6 @@ PHI = ArchitectureMap(
         "rope_parameters": ROTARY_WITH_PART,
     },
     weights={
-        "embed_tokens": renamed("embed_tokens"),
-        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
-        **{f"layers.*.self_attn.{part}_proj": renamed(f"layers.*.self_attn.{part}_proj") for part in "qkv"},
         **{f"layers.*.self_attn.{part}_layernorm": renamed(f"layers.*.self_attn.{part}_norm") for part in "qk"},
         "layers.*.self_attn.dense": renamed("layers.*.self_attn.o_proj"),
         "layers.*.mlp.fc1": renamed("layers.*.mlp.up_proj"),
@@ -156,7 +151,6 @@ PHI = ArchitectureMap(
 
 GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
-    preset="pythia_160m",
     fixed={**FIXED, "position_encoding": "rotary"},
     fields={
         **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
@@ -172,12 +166,8 @@ GPT_NEOX = ArchitectureMap(
     },
     weights={
         "embed_in": renamed("embed_tokens"),
-        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
-        "layers.*.attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
-        ),
+        "layers.*.attention.query_key_value": query_key_value(layout=by_head),
         "layers.*.attention.dense": renamed("layers.*.self_attn.o_proj"),
-        "layers.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
         "layers.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
         "layers.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
         "final_layer_norm": renamed("norm"),

@@ -4,7 +4,7 @@ from transformers import CONFIG_MAPPING
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, WEIGHTS, WINDOWED_LAYERS
+from .llama import FIELDS, FIXED, WINDOWED_LAYERS
 from .mixtral import MIXTURE, MIXTURE_FIELDS
 
 EXPERTS = "layers.*.mlp.experts"
@@ -19,7 +19,6 @@ CLAMP = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # constants of the class i
 GPT_OSS = ArchitectureMap(
     native="gpt_oss",
     family="moe",
-    preset="gpt_oss_20b",
     fixed={
         **FIXED,
         **MIXTURE,
@@ -41,11 +40,8 @@ GPT_OSS = ArchitectureMap(
         **WINDOWED_LAYERS,
     },
     weights={
-        **{name: row for name, row in WEIGHTS.items() if ".mlp." not in name},
         **GATE_UP,
-        "layers.*.self_attn.sinks": renamed("layers.*.self_attn.sinks"),
         "layers.*.mlp.router": renamed("layers.*.mlp.gate"),
         f"{EXPERTS}.down_proj": renamed(f"{EXPERTS}.down_proj", transposed=True),
-        f"{EXPERTS}.down_proj_bias": renamed(f"{EXPERTS}.down_proj_bias"),
     },
 )

@@ -6,9 +6,7 @@ from .deepseek import DEEPSEEK_V3
 
 KINDS = {"linear_attention": "kimi_delta_attention", "full_attention": "latent_attention"}
 GATES = ("f_a_proj", "f_b_proj", "dt_bias")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj")
 KIMI_DELTA = {
-    **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in PROJECTIONS},
     **{f"layers.*.self_attn.forget_gate.{part}": renamed(f"layers.*.self_attn.{part}") for part in GATES},
     "layers.*.self_attn.forget_gate.A_log": renamed("layers.*.self_attn.A_log", ones=(0, 1, 3)),
     "layers.*.self_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
@@ -38,7 +36,6 @@ OTHER_FIELDS += (("first_k_dense_replace", "n_shared_experts"),)
 KIMI_LINEAR = ArchitectureMap(
     native="kimi_linear",
     family="moe",
-    preset=None,
     fixed={
         **{name: value for name, value in DEEPSEEK_V3.fixed.items() if name != "attention_pattern"},
         "position_encoding": "none",

@@ -2,17 +2,8 @@
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, same
 from ..rotary import ROTARY
-from ..weights import renamed
 
 MLP = ("gate_proj", "up_proj", "down_proj")
-BLOCK = (
-    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-    *(f"mlp.{name}" for name in MLP),
-    *("input_layernorm", "post_attention_layernorm"),
-)
-WEIGHTS = {name: renamed(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
-QK_NORMS = {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_norm", "k_norm")}
-
 FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm", "mlp_type": "glu"}
 FIELDS = {
     **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -24,14 +15,12 @@ FIELDS = {
 
 LLAMA = ArchitectureMap(
     native="llama",
-    preset="llama",
     fixed=FIXED,
     fields={
         **FIELDS,
         **same("attention_bias", "mlp_bias"),  # the first of all four projections, as ours by default
         "pretraining_tp": IRRELEVANT,
     },
-    weights=WEIGHTS,
 )
 
 
@@ -44,10 +33,8 @@ WINDOW = Computed(read_window, lambda ours: {"sliding_window": ours.sliding_wind
 
 MISTRAL = ArchitectureMap(
     native="mistral",
-    preset="mistral_7b",
     fixed=FIXED,
     fields={**FIELDS, "sliding_window": WINDOW},
-    weights=WEIGHTS,
 )
 
 
@@ -71,35 +58,28 @@ QWEN_LAYERS = {("layer_types", "use_sliding_window", "sliding_window", "max_wind
 
 QWEN2 = ArchitectureMap(
     native="qwen2",
-    preset="qwen2_7b",
     fixed={**FIXED, "attention_bias": True, "attention_out_bias": False},
     fields={**FIELDS, **QWEN_LAYERS},
-    weights=WEIGHTS,
 )
 
 QWEN3 = ArchitectureMap(
     native="qwen3",
-    preset="qwen3_8b",
     fixed={**FIXED, "qk_norm": True},
     fields={**FIELDS, **QWEN_LAYERS, "attention_bias": "attention_bias"},
-    weights=WEIGHTS | QK_NORMS,
 )
 
 GRANITE = ArchitectureMap(
     native="granite",
-    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "head_dim"},
         **same("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
         "logits_scaling": Converted("logit_multiplier", lambda value: 1 / value, lambda value: 1 / value),
     },
-    weights=WEIGHTS,
 )
 
 SMOLLM3 = ArchitectureMap(
     native="smollm3",
-    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "head_dim"},
@@ -110,15 +90,10 @@ SMOLLM3 = ArchitectureMap(
             lambda ours: {"no_rope_layers": list(ours.no_rope_layers or [1] * ours.num_hidden_layers)},
         ),
     },
-    weights=WEIGHTS,
 )
-
-LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 DIFFLLAMA = ArchitectureMap(
     native="diffllama",
-    preset=None,
     fixed={**FIXED, "differential_attention": True},
     fields={**FIELDS, **same("attention_bias", "lambda_std_dev")},
-    weights=WEIGHTS | {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in LAMBDAS},
 )

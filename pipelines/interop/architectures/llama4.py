@@ -4,7 +4,7 @@ from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed, same
 from ..weights import renamed
 from .cohere import PAIRED
-from .llama import FIELDS, FIXED, MLP, WEIGHTS
+from .llama import FIELDS, FIXED, MLP
 from .mixtral import MIXTURE_FIELDS
 
 
@@ -45,7 +45,6 @@ def _read_experts(native) -> dict:
 LLAMA4 = ArchitectureMap(
     native="llama4_text",
     family="moe",
-    preset=None,
     fixed={
         **FIXED,
         "router_scoring": "sigmoid",
@@ -74,8 +73,7 @@ LLAMA4 = ArchitectureMap(
             _read_layers, _write_layers
         ),
     },
-    weights={name: row for name, row in WEIGHTS.items() if ".mlp." not in name}
-    | PAIRED
+    weights=PAIRED
     | {f"layers.*.feed_forward.{part}": renamed(f"layers.*.mlp.{part}") for part in MLP}
     | {f"layers.*.feed_forward.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP}
     | {

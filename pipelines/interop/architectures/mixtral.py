@@ -1,11 +1,8 @@
 """Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
-from ..weights import renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, WINDOW, read_window
+from .llama import FIELDS, FIXED, WINDOW, read_window
 
-EXPERT_PARTS = ("gate", "experts.gate_up_proj", "experts.down_proj")
-EXPERTS = {f"layers.*.mlp.{part}": renamed(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
 # A mixture without a shared expert, whose scores are a softmax over all experts.
 MIXTURE = {
     "router_scoring": "softmax",
@@ -23,7 +20,6 @@ MIXTURE_FIELDS = {
 MIXTRAL = ArchitectureMap(
     native="mixtral",
     family="moe",
-    preset="mixtral_8x7b",
     fixed={**FIXED, **MIXTURE, "attention_bias": False, "mlp_pattern": ["sparse"], "norm_topk_prob": True},
     fields={
         **FIELDS,
@@ -32,7 +28,6 @@ MIXTRAL = ArchitectureMap(
         "router_jitter_noise": "router_jitter_noise",
         "sliding_window": WINDOW,
     },
-    weights={**{name: row for name, row in WEIGHTS.items() if ".mlp." not in name}, **EXPERTS},
 )
 
 
@@ -57,7 +52,6 @@ def _write_switched_window(ours) -> dict:
 QWEN3_MOE = ArchitectureMap(
     native="qwen3_moe",
     family="moe",
-    preset="qwen3_moe_30b_a3b",
     fixed={**FIXED, **MIXTURE, "qk_norm": True},
     fields={
         **FIELDS,
@@ -66,5 +60,4 @@ QWEN3_MOE = ArchitectureMap(
         ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },
-    weights=WEIGHTS | EXPERTS | QK_NORMS,
 )

@@ -3,7 +3,7 @@
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout, same
 from ..heads import Heads
 from ..rotary import flat_rope, refuse_part
-from ..weights import fused, renamed
+from ..weights import fused, query_key_value, renamed
 
 
 def _read_layers(native) -> dict:
@@ -44,7 +44,6 @@ HEADS: Heads = {
 MODERNBERT = ArchitectureMap(
     native="modernbert",
     family="encoder",
-    preset="modernbert_base",
     fixed={
         "position_encoding": "rotary",
         "norm_type": "layernorm",
@@ -60,9 +59,8 @@ MODERNBERT = ArchitectureMap(
         **same("max_position_embeddings", "norm_eps", "norm_bias", "attention_bias", "attention_dropout", "mlp_bias"),
         **same("cls_token_id", "sep_token_id"),
         "hidden_activation": "hidden_act",
-        "initializer_cutoff_factor": IRRELEVANT,
         "embedding_dropout": "hidden_dropout",
-        "mlp_dropout": IRRELEVANT,
+        ("initializer_cutoff_factor", "mlp_dropout", "deterministic_flash_attn"): IRRELEVANT,
         "decoder_bias": "lm_head_bias",
         "classifier_pooling": "pooler_type",
         "classifier_bias": "head_bias",
@@ -73,15 +71,13 @@ MODERNBERT = ArchitectureMap(
         **classifier_dropout("classifier_dropout"),
         ("layer_types", "local_attention"): Computed(_read_layers, _write_layers),
         ("rope_parameters",): Computed(_read_rope, _write_rope),
-        "deterministic_flash_attn": IRRELEVANT,
-        "sparse_prediction": IRRELEVANT,  # which logits are kept where there are labels
-        "sparse_pred_ignore_index": IRRELEVANT,
+        ("sparse_prediction", "sparse_pred_ignore_index"): IRRELEVANT,  # which logits are kept where there are labels
     },
     weights={
         "embeddings.tok_embeddings": renamed("embed_tokens"),
         "embeddings.norm": renamed("embedding_norm"),
         "layers.*.attn_norm": renamed("layers.*.input_layernorm"),
-        "layers.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
+        "layers.*.attn.Wqkv": query_key_value(),
         "layers.*.attn.Wo": renamed("layers.*.self_attn.o_proj"),
         "layers.*.mlp_norm": renamed("layers.*.post_attention_layernorm"),
         "layers.*.mlp.Wi": fused("gate_proj", "up_proj", under="layers.*.mlp"),

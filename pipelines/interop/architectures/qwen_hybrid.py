@@ -2,9 +2,9 @@
 
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
 from ..rotary import ROTARY_WITH_PART
-from ..weights import Weights, fused, renamed
-from .llama import FIELDS, FIXED, MLP, QK_NORMS, WEIGHTS
-from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
+from ..weights import Weights, fused, query_key_value, renamed
+from .llama import FIELDS, FIXED
+from .mixtral import MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
 
 KINDS = {"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}
 HYBRID_FIXED = {**FIXED, "norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
@@ -70,16 +70,11 @@ DELTA = {
 
 QWEN3_5 = ArchitectureMap(
     native="qwen3_5_text",
-    preset=None,
     fixed=HYBRID_FIXED,
     fields=HYBRID_FIELDS,
-    weights=WEIGHTS
-    | QK_NORMS
-    | DELTA
+    weights=DELTA
     | {
-        "layers.*.linear_attn.in_proj_qkv": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=_side_by_side
-        ),
+        "layers.*.linear_attn.in_proj_qkv": query_key_value(layout=_side_by_side),
         "layers.*.linear_attn.in_proj_z": renamed("layers.*.self_attn.g_proj"),
         "layers.*.linear_attn.in_proj_a": renamed("layers.*.self_attn.a_proj"),
         "layers.*.linear_attn.in_proj_b": renamed("layers.*.self_attn.b_proj"),
@@ -89,7 +84,6 @@ QWEN3_5 = ArchitectureMap(
 QWEN3_NEXT = ArchitectureMap(
     native="qwen3_next",
     family="moe",
-    preset=None,
     fixed={**HYBRID_FIXED, **ROUTING, "shared_expert_gate": True},
     fields={
         **HYBRID_FIELDS,
@@ -97,16 +91,11 @@ QWEN3_NEXT = ArchitectureMap(
         **same("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
         ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
     },
-    weights=WEIGHTS
-    | QK_NORMS
-    | EXPERTS
-    | DELTA
+    weights=DELTA
     | {
         "layers.*.linear_attn.in_proj_qkvz": fused(
             "q_proj", "k_proj", "v_proj", "g_proj", under="layers.*.self_attn", layout=_by_key_head
         ),
         "layers.*.linear_attn.in_proj_ba": fused("b_proj", "a_proj", under="layers.*.self_attn", layout=_rates),
-        "layers.*.mlp.shared_expert_gate": renamed("layers.*.mlp.shared_expert_gate"),
-        **{f"layers.*.mlp.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
     },
 )

@@ -56,7 +56,6 @@ def _experts(stack: str) -> dict[str, Weights]:
 SWITCH = ArchitectureMap(
     native="switch_transformers",
     family="seq2seq",
-    preset="switch_base_8",
     fixed={
         **FIXED,
         "mlp_type": "mlp",
@@ -80,9 +79,8 @@ SWITCH = ArchitectureMap(
         ),
         "router_bias": MustEqual(False),
         "router_dtype": MustEqual("float32"),
-        "router_ignore_padding_tokens": IRRELEVANT,  # read by nothing
-        "add_router_probs": IRRELEVANT,
-        "add_cross_attention": IRRELEVANT,  # not read: decoders always have it, encoders never
+        # Read by nothing: decoders always have cross-attention, encoders never.
+        ("router_ignore_padding_tokens", "add_router_probs", "add_cross_attention"): IRRELEVANT,
     },
     weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),
     heads=HEADS,

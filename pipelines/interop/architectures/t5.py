@@ -102,7 +102,6 @@ HEADS: Heads = {
 T5 = ArchitectureMap(
     native="t5",
     family="seq2seq",
-    preset="t5_base",
     fixed=FIXED,
     fields={
         **FIELDS,
@@ -118,7 +117,6 @@ T5 = ArchitectureMap(
 MT5 = ArchitectureMap(
     native="mt5",
     family="seq2seq",
-    preset="mt5_small",
     # Published heads are untied, which no field records.
     fixed={**FIXED, "logit_multiplier": 1.0, "tie_word_embeddings": False},
     fields=FIELDS,
@@ -130,7 +128,6 @@ MT5 = ArchitectureMap(
 UMT5 = ArchitectureMap(
     native="umt5",
     family="seq2seq",
-    preset=None,
     # Published heads are untied, which no field records.
     fixed={**FIXED, "relative_attention_shared": False, "tie_word_embeddings": False},
     fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as transformers' class has it

@@ -49,13 +49,11 @@ WEIGHTS = {
     "embeddings.position_embeddings": renamed("position_encoding.weight"),
     **LAYER,
     "layernorm": renamed("norm"),
-    "pooler.dense": renamed("pooler.dense"),
 }
 
 VIT = ArchitectureMap(
     native="vit",
     family="vit",
-    preset="vit_base_patch16_224",
     fixed={**FIXED, "use_distillation_token": False},
     fields=FIELDS,
     weights=WEIGHTS,
@@ -64,7 +62,6 @@ VIT = ArchitectureMap(
 DEIT = ArchitectureMap(
     native="deit",
     family="vit",
-    preset="deit_base_distilled_patch16_224",
     fixed={**FIXED, "use_distillation_token": True},
     fields=FIELDS,
     weights={**WEIGHTS, "embeddings.distillation_token": renamed("patch_embeddings.distillation_token")},
