@@ -43,13 +43,9 @@ BERT_HEADS: Heads = {
     "AutoModelForQuestionAnswering": {},
     "AutoModelForMultipleChoice": CLASSIFIER,
 }
-ROBERTA_HEADS: Heads = {
-    "AutoModel": {},
+ROBERTA_HEADS: Heads = BERT_HEADS | {
     "AutoModelForMaskedLM": masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
     "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
-    "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": {},
-    "AutoModelForMultipleChoice": CLASSIFIER,
 }
 VIT_HEADS: Heads = {
     "AutoModel": {},

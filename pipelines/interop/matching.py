@@ -81,10 +81,8 @@ def feed_forward_kinds(c) -> list[str]:
 
 
 MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
-MIXTURE_FIELDS += ("router_bias",)
-MIXTURE_FIELDS += ("apply_router_weight_on_input",)
-MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
-MIXTURE_FIELDS += ("n_group", "topk_group")
+MIXTURE_FIELDS += ("router_bias", "apply_router_weight_on_input", "router_scoring", "router_bias_update_rate")
+MIXTURE_FIELDS += ("shared_expert_intermediate_size", "expert_capacity", "n_group", "topk_group")
 # Field -> whether it acts in this config.
 ACTS = {
     **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},

@@ -135,17 +135,14 @@ def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | No
     """
     expert = re.search(r"expert_(\d+)", name)
     name = name if expert is None else f"{name[: expert.start(1)]}#{name[expert.end(1) :]}"
-    module, _, kind = name.rpartition(".")
-    for exact in (True, False):
-        for path, suffix in ((name, ""), (module, f".{kind}")):
-            number = None if exact else re.search(r"\.(\d+)\.", path)
-            if not exact and number is None:
-                continue
-            row = table.get(path if exact else f"{path[: number.start()]}.*.{path[number.end() :]}")
-            if row is not None:
-                parts = row.ours if number is None else [part.replace("*", number[1]) for part in row.ours]
-                parts = parts if expert is None else [part.replace("#", expert[1]) for part in parts]
-                return row, [f"{part}{suffix}" for part in parts]
+    layer = re.search(r"\.(\d+)\.", name)
+    stands_for = {"*": layer and layer[1], "#": expert and expert[1]}
+    for path in (name, layer and f"{name[: layer.start()]}.*.{name[layer.end() :]}"):
+        module, _, kind = (path or "").rpartition(".")
+        for key, suffix in ((path, ""), (module, f".{kind}")):
+            if key in table:
+                parts = [re.sub(r"[*#]", lambda sign: stands_for[sign[0]] or sign[0], part) for part in table[key].ours]
+                return table[key], [f"{part}{suffix}" for part in parts]
     return None
 
 

@@ -26,10 +26,8 @@ ALBERT = ArchitectureMap(
     fields={
         **BERT_SIZES,
         **SEGMENTS,
-        ("embedding_size",): Computed(_read_width, lambda ours: {"embedding_size": ours.embedding_size}),
-        "num_hidden_groups": "num_hidden_groups",
+        ("embedding_size",): Computed(_read_width),
         "inner_group_num": MustEqual(1),
-        "max_position_embeddings": "max_position_embeddings",
         **classifier_dropout("classifier_dropout_prob"),
     },
     weights={

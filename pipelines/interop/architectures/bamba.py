@@ -2,10 +2,10 @@
 
 import math
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, layer_kinds
 from ..rotary import ROTARY_WITH_PART
 from ..weights import Weights, fused, renamed
-from .llama import FIXED, GRANITE, MLP
+from .llama import FIELDS, GRANITE, MLP
 
 KINDS = {"linear_attention": "mamba2_attention", "full_attention": "full_attention"}
 
@@ -28,7 +28,6 @@ MAMBA_FIELDS = {
     "time_step_limit": MustEqual((0.0, math.inf)),
     "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
 }
-MAMBA_FIXED = {"norm_type": "rmsnorm", "mlp_type": "glu", "hidden_act": "silu"}
 
 
 def _read_layers(native) -> dict:
@@ -37,11 +36,6 @@ def _read_layers(native) -> dict:
 
 def _full_layers(ours) -> list[int]:
     return [i for i, kind in enumerate(ours.attention_kinds) if kind == "full_attention"]
-
-
-def _write_layers(ours) -> dict:
-    full = _full_layers(ours)
-    return {"layer_types": [list(KINDS)[i in full] for i in range(ours.num_hidden_layers)]}
 
 
 def _in_proj(config) -> tuple[int, list[int]]:
@@ -62,9 +56,8 @@ MAMBA = {
 }
 BAMBA = ArchitectureMap(
     native="bamba",
-    fixed={**FIXED, **MAMBA_FIXED},
     fields={
-        **{name: row for name, row in GRANITE.fields.items() if not name.endswith(("_multiplier", "_scaling"))},
+        **FIELDS,
         **MAMBA_FIELDS,
         "rope_parameters": ROTARY_WITH_PART,
         ("attn_layer_indices",): Computed(_read_layers, lambda ours: {"attn_layer_indices": _full_layers(ours)}),
@@ -79,9 +72,8 @@ BAMBA = ArchitectureMap(
 )
 GRANITE_HYBRID = ArchitectureMap(
     native="granitemoehybrid",
-    fixed={**MAMBA_FIXED, "mlp_bias": False},
     fields={
-        **{name: row for name, row in GRANITE.fields.items() if name not in ("intermediate_size", "mlp_bias")},
+        **GRANITE.fields,
         **MAMBA_FIELDS,
         "shared_intermediate_size": "intermediate_size",
         "num_local_experts": MustEqual(0),
@@ -90,7 +82,7 @@ GRANITE_HYBRID = ArchitectureMap(
             lambda kind: "rotary" if kind == "rope" else "none",
             lambda scheme: "rope" if scheme == "rotary" else None,
         ),
-        ("layer_types",): Computed(_read_layers, _write_layers),
+        **layer_kinds(KINDS),
         ("intermediate_size", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef"): IRRELEVANT,
     },
     weights={

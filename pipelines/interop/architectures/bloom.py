@@ -1,6 +1,6 @@
 """BLOOM and MPT: ALiBi."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual
 from ..weights import by_head, query_key_value, renamed
 from .gpt import FIXED
 
@@ -19,17 +19,14 @@ BLOOM = ArchitectureMap(
         **FIXED,
         "position_encoding": "alibi",
         "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of the tanh form that BloomGelu writes out
-        "intermediate_size": None,  # 4 x hidden_size
         "attention_bias": True,
         "embedding_norm": True,
     },
     fields={
-        "hidden_size": "hidden_size",
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
         "seq_length": "max_position_embeddings",  # read by nothing, and not in every published config
         "layer_norm_epsilon": "norm_eps",
-        **same("initializer_range", "hidden_dropout", "attention_dropout"),
         "apply_residual_connection_post_layernorm": MustEqual(False),
         # How Megatron's ranks were laid out; the sums are the same up to rounding.
         ("pretraining_tp", "slow_but_exact"): IRRELEVANT,
@@ -53,9 +50,6 @@ MPT = ArchitectureMap(
         "norm_bias": False,
         "mlp_type": "mlp",
         "hidden_act": "gelu",
-        "intermediate_size": None,  # 4 x hidden_size
-        "attention_bias": False,
-        "mlp_bias": False,
     },
     fields={
         "d_model": "hidden_size",
@@ -63,7 +57,6 @@ MPT = ArchitectureMap(
         "n_heads": "num_attention_heads",
         "max_seq_len": "max_position_embeddings",
         "layer_norm_epsilon": "norm_eps",
-        "initializer_range": "initializer_range",
         "attn_config.softmax_scale": "attention_multiplier",
         "attn_config.clip_qkv": MustEqual(None),
         "attn_config.alibi": MustEqual(True),

@@ -1,15 +1,12 @@
 """Command R (Cohere 1 and 2): LayerNorms without biases, attention and feed-forward side by side, one norm for both."""
 
-from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import ArchitectureMap, Computed, MustEqual
 from ..rotary import ROTARY
 from ..weights import renamed
-from .llama import WINDOWED_LAYERS, read_layers
+from .llama import read_layers
 
-FIXED = {"position_encoding": "rotary", "norm_type": "layernorm", "norm_bias": False, "mlp_type": "glu"}
-FIXED |= {"block": "parallel"}
+FIXED = {"norm_type": "layernorm", "norm_bias": False, "block": "parallel"}
 FIELDS = {
-    **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout", "attention_bias"),
     "layer_norm_eps": "norm_eps",
     "logit_scale": "logit_multiplier",
     "rope_parameters": ROTARY,
@@ -36,7 +33,7 @@ COHERE2 = ArchitectureMap(
     fixed=FIXED,
     fields={
         **FIELDS,
-        **{names: Computed(_read_layers, row.write) for names, row in WINDOWED_LAYERS.items()},
+        ("layer_types", "sliding_window"): Computed(_read_layers),
     },
     weights=PAIRED,
 )

@@ -1,6 +1,6 @@
 """Falcon with rotary positions, its attention and feed-forward side by side."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
 from ..rotary import ROTARY
 from ..weights import by_key_head, query_key_value, renamed
 from .bloom import NAMES
@@ -23,10 +23,8 @@ def _write_layout(ours) -> dict:
 
 FALCON = ArchitectureMap(
     native="falcon",
-    fixed={"position_encoding": "rotary", "norm_type": "layernorm", "mlp_type": "mlp", "block": "parallel"},
+    fixed={"norm_type": "layernorm", "mlp_type": "mlp", "block": "parallel"},
     fields={
-        **same("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
-        **same("hidden_dropout", "attention_dropout", "initializer_range"),
         "ffn_hidden_size": "intermediate_size",
         "layer_norm_epsilon": "norm_eps",
         "activation": "hidden_act",

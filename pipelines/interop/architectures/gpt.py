@@ -1,6 +1,6 @@
 """GPT-2, GPT-Neo, GPT-J, Phi and GPT-NeoX."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..rotary import ROTARY_WITH_PART, flat_rope
 from ..weights import by_head, fused, query_key_value, renamed
 
@@ -18,7 +18,6 @@ SIZES = {
     "resid_pdrop": "hidden_dropout",
     "embd_pdrop": "hidden_dropout",  # ours has one dropout for both; the residual's is taken where they differ
     "attn_pdrop": "attention_dropout",
-    "initializer_range": "initializer_range",
 }
 FIXED = {"norm_type": "layernorm", "mlp_type": "mlp", "mlp_bias": True}
 NAMES = {
@@ -38,7 +37,6 @@ GPT2 = ArchitectureMap(
         ),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
-        "add_cross_attention": "add_cross_attention",
         **dict.fromkeys(SUMMARY, IRRELEVANT),
     },
     weights={
@@ -76,12 +74,10 @@ GPT_NEO = ArchitectureMap(
     fixed={
         **FIXED,
         "position_encoding": "learned",
-        "attention_bias": False,
         "attention_out_bias": True,
         "attention_multiplier": 1.0,  # scores are not scaled
     },
     fields={
-        **same("hidden_size", "intermediate_size", "max_position_embeddings", "attention_dropout", "initializer_range"),
         "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads",
         "activation_function": "hidden_act",
@@ -109,7 +105,7 @@ def _read_rotated(native) -> dict:
 
 GPT_J = ArchitectureMap(
     native="gptj",
-    fixed={**FIXED, "position_encoding": "rotary", "lm_head_bias": True, "block": "parallel"},
+    fixed={**FIXED, "lm_head_bias": True, "block": "parallel"},
     fields={
         **SIZES,
         ("rotary_dim",): Computed(
@@ -132,8 +128,6 @@ PHI = ArchitectureMap(
     native="phi",
     fixed=GPT_J.fixed | {"attention_bias": True},
     fields={
-        **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
         "layer_norm_eps": "norm_eps",
         "resid_pdrop": "hidden_dropout",
         "embd_pdrop": "hidden_dropout",
@@ -151,10 +145,8 @@ PHI = ArchitectureMap(
 
 GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
-    fixed={**FIXED, "position_encoding": "rotary"},
+    fixed=FIXED,
     fields={
-        **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-        **same("max_position_embeddings", "attention_bias", "attention_dropout", "hidden_dropout", "initializer_range"),
         "layer_norm_eps": "norm_eps",
         "classifier_dropout": IRRELEVANT,
         "rope_parameters": ROTARY_WITH_PART,

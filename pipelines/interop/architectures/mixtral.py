@@ -1,33 +1,15 @@
 """Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
-from .llama import FIELDS, FIXED, WINDOW, read_window
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
+from .llama import FIELDS, WINDOW, read_window
 
-# A mixture without a shared expert, whose scores are a softmax over all experts.
-MIXTURE = {
-    "router_scoring": "softmax",
-    "router_bias": False,
-    "routed_scaling_factor": 1.0,
-    "shared_expert_intermediate_size": 0,
-    "expert_capacity": None,
-    "mlp_bias": False,
-}
-MIXTURE_FIELDS = {
-    **same("num_experts_per_tok", "router_aux_loss_coef"),
-    "output_router_logits": IRRELEVANT,  # transformers: the balance loss, too; ours: outputs alone
-}
+MIXTURE_FIELDS = {"output_router_logits": IRRELEVANT}  # transformers: the balance loss, too; ours: outputs alone
 
 MIXTRAL = ArchitectureMap(
     native="mixtral",
     family="moe",
-    fixed={**FIXED, **MIXTURE, "attention_bias": False, "mlp_pattern": ["sparse"], "norm_topk_prob": True},
-    fields={
-        **FIELDS,
-        **MIXTURE_FIELDS,
-        "num_local_experts": "num_experts",
-        "router_jitter_noise": "router_jitter_noise",
-        "sliding_window": WINDOW,
-    },
+    fixed={"mlp_pattern": ["sparse"]},
+    fields={**FIELDS, **MIXTURE_FIELDS, "num_local_experts": "num_experts", "sliding_window": WINDOW},
 )
 
 
@@ -52,11 +34,11 @@ def _write_switched_window(ours) -> dict:
 QWEN3_MOE = ArchitectureMap(
     native="qwen3_moe",
     family="moe",
-    fixed={**FIXED, **MIXTURE, "qk_norm": True},
+    fixed={"qk_norm": True},
     fields={
         **FIELDS,
         **MIXTURE_FIELDS,
-        **same("num_experts", "moe_intermediate_size", "norm_topk_prob", "attention_bias"),
+        "head_dim": "head_dim",
         ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },

@@ -2,28 +2,23 @@
 
 from anyformer.modeling.traits import block_forms
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, WINDOWED_LAYERS
+from .llama import FIELDS, WINDOWED_LAYERS
 from .qwen_hybrid import HYBRID_FIELDS
 
-OLMO_FIXED = {**FIXED, "norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
-OLMO_FIELDS = {name: row for name, row in FIELDS.items() if name != "head_dim"} | {"attention_bias": "attention_bias"}
+OLMO_FIXED = {"norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
 OLMO_WEIGHTS = {
     "layers.*.post_attention_layernorm": renamed("layers.*.input_layernorm"),
     "layers.*.post_feedforward_layernorm": renamed("layers.*.post_attention_layernorm"),
 }
 
-OLMO2 = ArchitectureMap(native="olmo2", fixed=OLMO_FIXED, fields=OLMO_FIELDS, weights=OLMO_WEIGHTS)
+OLMO2 = ArchitectureMap(native="olmo2", fixed=OLMO_FIXED, fields=FIELDS, weights=OLMO_WEIGHTS)
 OLMO3 = ArchitectureMap(
     native="olmo3",
     fixed=OLMO_FIXED,
-    fields={
-        **OLMO_FIELDS,
-        "rope_parameters": NESTED_ROTARY,
-        **WINDOWED_LAYERS,
-    },
+    fields={**FIELDS, "rope_parameters": NESTED_ROTARY, **WINDOWED_LAYERS},
     weights=OLMO_WEIGHTS,
 )
 
@@ -57,14 +52,12 @@ def _weights_of_hybrid(ours) -> dict[str, Weights]:
 OLMO_HYBRID = ArchitectureMap(
     native="olmo_hybrid",
     fixed={
-        **{name: value for name, value in OLMO_FIXED.items() if name != "position_encoding"},
+        **OLMO_FIXED,
         "norm_position": {"gated_delta_attention": "pre", "full_attention": "inside"},
         "linear_norm_eps": 1e-5,  # transformers' class has no field for it
-        "hidden_act": "silu",
     },
     fields={
-        **{name: row for name, row in HYBRID_FIELDS.items() if name != "head_dim"},
-        **same("linear_allow_neg_eigval"),
+        **HYBRID_FIELDS,
         tuple(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")): IRRELEVANT,
         "rope_parameters": Computed(_read_rotation, _write_rotation),
     },

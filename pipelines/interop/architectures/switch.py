@@ -1,7 +1,7 @@
 """Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
 
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..weights import Weights, renamed
 from .t5 import ALWAYS_SCALED, FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
 
@@ -59,15 +59,11 @@ SWITCH = ArchitectureMap(
     fixed={
         **FIXED,
         "mlp_type": "mlp",
-        "router_scoring": "softmax",
         "num_experts_per_tok": 1,
         "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
-        "shared_expert_intermediate_size": 0,
     },
     fields={
         **{name: row for name, row in FIELDS.items() if name not in (("feed_forward_proj",), ("classifier_dropout",))},
-        **same("num_experts", "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef"),
         ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
         "dense_act_fn": "hidden_act",
         ("d_model",): ALWAYS_SCALED,
