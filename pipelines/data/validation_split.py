@@ -97,15 +97,9 @@ class SourceCorpus(Corpus):
         self.skipped = SkipCounts()
         self._skipped_names: dict[str, list[str]] = {}  # reason -> the first few
 
-    def documents(self) -> Iterator[Document]:
-        return (document for document, _ in self.documents_from())
-
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
         """place: [items of the source, documents among them, the source's own place]."""
         self.skipped, self._skipped_names = SkipCounts(), {}
-        return self._documents_from(place)
-
-    def _documents_from(self, place: list | None) -> Iterator[tuple[Document, list]]:
         first, held, start = place or (0, 0, None)
         last = self.rule.window if self.rule is not None and self.validation else None  # none comes after so many items
         if held == self.max_documents or (last is not None and first >= last):
