@@ -1,5 +1,7 @@
 """BERT, RoBERTa and Longformer: post-norm, learned absolute positions, a pooled first token."""
 
+from dataclasses import replace
+
 from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..heads import BERT_HEADS, ROBERTA_HEADS
@@ -54,12 +56,7 @@ BERT = ArchitectureMap(
     native="bert",
     family="encoder",
     fixed={"position_encoding": "learned", **BERT_FIXED},
-    fields={
-        **BERT_SIZES,
-        **SEGMENTS,
-        **NO_DECODER,
-        **ABSOLUTE_ONLY,
-    },
+    fields=BERT_SIZES | SEGMENTS | NO_DECODER | ABSOLUTE_ONLY,
     weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE),
     heads=BERT_HEADS,
 )
@@ -83,18 +80,11 @@ POSITIONS_AFTER_PADDING = {
     )
 }
 
-ROBERTA = ArchitectureMap(
+ROBERTA = replace(
+    BERT,
     native="roberta",
-    family="encoder",
-    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
-    fields={
-        **BERT_SIZES,
-        **SEGMENTS,
-        **NO_DECODER,
-        **ABSOLUTE_ONLY,
-        **POSITIONS_AFTER_PADDING,
-    },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE),
+    fixed={**BERT.fixed, "head_act": "gelu"},
+    fields={**BERT.fields, **POSITIONS_AFTER_PADDING},
     heads=ROBERTA_HEADS,
 )
 
@@ -116,10 +106,9 @@ def _write_windows(ours) -> dict:
 
 GLOBAL = {f"{name}_global": renamed(f"layers.*.self_attn.global_{name[0]}_proj") for name in PROJECTIONS}
 
-LONGFORMER = ArchitectureMap(
+LONGFORMER = replace(
+    ROBERTA,
     native="longformer",
-    family="encoder",
-    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
     fields={
         **BERT_SIZES,
         **SEGMENTS,
@@ -128,5 +117,4 @@ LONGFORMER = ArchitectureMap(
         "onnx_export": IRRELEVANT,
     },
     weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL),
-    heads=ROBERTA_HEADS,
 )

@@ -1,5 +1,7 @@
 """Command R (Cohere 1 and 2): LayerNorms without biases, attention and feed-forward side by side, one norm for both."""
 
+from dataclasses import replace
+
 from ..architecture_map import ArchitectureMap, Computed, MustEqual
 from ..rotary import ROTARY
 from ..weights import renamed
@@ -28,12 +30,6 @@ COHERE = ArchitectureMap(
     fields={**FIELDS, "use_qk_norm": MustEqual(False)},
     weights=PAIRED,
 )
-COHERE2 = ArchitectureMap(
-    native="cohere2",
-    fixed=FIXED,
-    fields={
-        **FIELDS,
-        ("layer_types", "sliding_window"): Computed(_read_layers),
-    },
-    weights=PAIRED,
+COHERE2 = replace(
+    COHERE, native="cohere2", fields={**FIELDS, ("layer_types", "sliding_window"): Computed(_read_layers)}
 )

@@ -1,5 +1,7 @@
 """DeBERTa, and DeBERTa-v2 with v3: disentangled attention."""
 
+from dataclasses import replace
+
 from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same
 from ..heads import BERT_HEADS, BERT_MASKED_LM, CLASSIFIER, Heads
@@ -79,10 +81,9 @@ DEBERTA = ArchitectureMap(
 )
 
 
-DEBERTA_V2 = ArchitectureMap(
+DEBERTA_V2 = replace(
+    DEBERTA,
     native="deberta-v2",
-    tolerance=ROOT,
-    family="encoder",
     fixed=FIXED,
     fields={
         **FIELDS,
@@ -105,5 +106,4 @@ DEBERTA_V2 = ArchitectureMap(
         "encoder.conv.conv": renamed("conv.conv"),
         "encoder.conv.LayerNorm": renamed("conv.norm"),
     },
-    heads=HEADS,
 )

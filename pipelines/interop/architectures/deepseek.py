@@ -1,5 +1,7 @@
 """DeepSeek-V3 and V2: latent attention, and experts chosen within groups beside a shared one."""
 
+from dataclasses import replace
+
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same
 from ..weights import renamed
 from .llama import FIELDS, MLP
@@ -63,9 +65,9 @@ def _write_groups(ours) -> dict:
     return {"topk_method": method, "n_group": ours.n_group, "topk_group": ours.topk_group}
 
 
-DEEPSEEK_V2 = ArchitectureMap(
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
     native="deepseek_v2",
-    family="moe",
     fixed={**LATENT, "norm_topk_prob": False},
     fields={
         **DEEPSEEK_FIELDS,
@@ -74,5 +76,4 @@ DEEPSEEK_V2 = ArchitectureMap(
         "head_dim": IRRELEVANT,  # transformers < 5.24: a field, which the class overwrites
         "mlp_bias": MustEqual(False),
     },
-    weights=DEEPSEEK_WEIGHTS,
 )

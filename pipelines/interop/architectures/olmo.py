@@ -1,5 +1,7 @@
 """OLMo 2, 3 and Hybrid: norms of what attention and feed-forward return, and of all queries and keys at once."""
 
+from dataclasses import replace
+
 from anyformer.modeling.traits import block_forms
 
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
@@ -15,12 +17,7 @@ OLMO_WEIGHTS = {
 }
 
 OLMO2 = ArchitectureMap(native="olmo2", fixed=OLMO_FIXED, fields=FIELDS, weights=OLMO_WEIGHTS)
-OLMO3 = ArchitectureMap(
-    native="olmo3",
-    fixed=OLMO_FIXED,
-    fields={**FIELDS, "rope_parameters": NESTED_ROTARY, **WINDOWED_LAYERS},
-    weights=OLMO_WEIGHTS,
-)
+OLMO3 = replace(OLMO2, native="olmo3", fields={**FIELDS, "rope_parameters": NESTED_ROTARY, **WINDOWED_LAYERS})
 
 
 def _read_rotation(native) -> dict:

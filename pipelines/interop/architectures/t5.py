@@ -1,5 +1,7 @@
 """T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
 
+from dataclasses import replace
+
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout
 from ..heads import SEQ2SEQ_CLASSIFIER, Heads
 from ..weights import Weights, renamed, tied
@@ -106,24 +108,12 @@ T5 = ArchitectureMap(
     tied_by_weights=True,
 )
 
-MT5 = ArchitectureMap(
-    native="mt5",
-    family="seq2seq",
-    # Published heads are untied, which no field records.
-    fixed={**FIXED, "tie_word_embeddings": False},
-    fields=FIELDS,
-    weights=STACKS | SHARED_TABLE,
-    heads=HEADS,
-    tied_by_weights=True,
-)
-
-UMT5 = ArchitectureMap(
+UNTIED = {**FIXED, "tie_word_embeddings": False}  # as published heads are, which no field records
+MT5 = replace(T5, native="mt5", fixed=UNTIED, fields=FIELDS)
+UMT5 = replace(
+    T5,
     native="umt5",
-    family="seq2seq",
-    # Published heads are untied, which no field records.
-    fixed={**FIXED, "relative_attention_shared": False, "tie_word_embeddings": False},
+    fixed={**UNTIED, "relative_attention_shared": False},
     fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as transformers' class has it
     weights=STACKS | TABLE_PER_LAYER,
-    heads=HEADS,
-    tied_by_weights=True,
 )

@@ -1,5 +1,7 @@
 """ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
 
+from dataclasses import replace
+
 from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed
 from ..heads import VIT_HEADS
@@ -45,12 +47,10 @@ VIT = ArchitectureMap(
     weights=WEIGHTS,
     heads=VIT_HEADS,
 )
-DEIT = ArchitectureMap(
+DEIT = replace(
+    VIT,
     native="deit",
-    family="vit",
     fixed={"attention_out_bias": True, "use_distillation_token": True},
-    fields=FIELDS,
     weights={**WEIGHTS, "embeddings.distillation_token": renamed("patch_embeddings.distillation_token")},
-    heads=VIT_HEADS,
     class_fields={"DeiTForImageClassificationWithTeacher": {"distillation_head": True}},
 )
