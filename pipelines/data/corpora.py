@@ -23,8 +23,6 @@ from .validation_split import (
     plan_validation_split,
 )
 
-__all__ = ["Corpus", "Document", "SkipCounts", "open_corpora"]
-
 SPLITS = ("train", "validation", "test")
 
 

@@ -123,14 +123,10 @@ class SourceCorpus(Corpus):
         if mine and isinstance(item, Document):
             return item
         if mine:
-            self._count(item)
+            self.skipped[item.reason] += 1
+            names = self._skipped_names.setdefault(item.reason, [])
+            names += [item.source][: NAMED - len(names)]
         return None
-
-    def _count(self, item: Skipped) -> None:
-        self.skipped[item.reason] += 1
-        names = self._skipped_names.setdefault(item.reason, [])
-        if len(names) < NAMED:
-            names.append(item.source)
 
     @property
     def num_shards(self) -> int:

@@ -145,10 +145,6 @@ class ArchitectureMap:
         native |= {name: getattr(ours, name) for name in LABEL_FIELDS if hasattr(ours, name)}
         return _nested(native)
 
-    def native_config(self, ours) -> PreTrainedConfig:
-        """Return the native config of `write`; raises ValueError where transformers does not accept it."""
-        return CONFIG_MAPPING[self.native](**self.write(ours))
-
     @property
     def common_fields(self) -> tuple[str, ...]:
         """COMMON_FIELDS that have a meaning here: encoders have no cache, models of images no tokens."""

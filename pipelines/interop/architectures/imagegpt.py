@@ -1,6 +1,8 @@
 """ImageGPT: a GPT-2 over colours, with a norm that does not centre and a head without the start token."""
 
-from ..architecture_map import ArchitectureMap, Computed
+from dataclasses import replace
+
+from ..architecture_map import Computed
 from ..heads import Heads
 from .gpt import GPT2, SUMMARY
 
@@ -11,11 +13,11 @@ HEADS: Heads = {
     "AutoModelForImageClassification": {},
 }
 
-IMAGEGPT = ArchitectureMap(
+IMAGEGPT = replace(
+    GPT2,
     native="imagegpt",
     fixed=GPT2.fixed | {"norm_type": "rmsnorm"},
     fields={name: row for name, row in GPT2.fields.items() if name not in SUMMARY}
     | {("vocab_size",): Computed(lambda native: {"output_vocab_size": native.vocab_size - 1}, lambda ours: {})},
-    weights=GPT2.weights,
     heads=HEADS,
 )
