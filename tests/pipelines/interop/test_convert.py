@@ -202,15 +202,7 @@ def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_that_lacks_weights_is_refused(save, tmp_path):
-    folder = save("llama2", "AutoModel")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForTokenClassification"]}))
-    with pytest.raises(UserError, match=r"lacks the weight score\.bias"):
-        convert(str(folder), tmp_path / "ours")
-
-
-def test_a_checkpoint_that_names_no_class_has_the_head_of_pretraining_where_it_has_one(save):
+def test_a_checkpoint_that_names_no_class_has_the_head_of_pretraining_and_one_that_lacks_weights_is_refused(save):
     def without_class(auto_class, name="deberta_v3"):
         folder = save(name, auto_class, tokenizer=False)
         config = json.loads((folder / "config.json").read_text())
