@@ -118,27 +118,17 @@ class CleanSource(Source):
         self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
         self._parts = list(enumerate(source.parts(PART_BYTES)))
 
-    def items(self) -> Iterator[Document | Skipped]:
-        return (item for item, _ in self.items_from())
-
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
         """place: [part, items of it, the part's own place]."""
         first, done, own = place or (0, 0, None)
-        is_dropped = self._judged_at_once() if self.streamed else self._decided()
+        judge = Judge(self.clean, self.keeps, self.tests) if self.streamed else None
         for at in range(first, len(self._parts)):
             part, source = self._parts[at]
+            dropped = self._found[1].get(part, ()) if judge is None else ()
             for number, (item, after) in enumerate(source.items_from(own), start=done):
-                left_out = is_dropped(part, number, item)
+                left_out = number in dropped or (judge and isinstance(item, Document) and judge.reason(item))
                 yield Skipped("cleaned", item.source) if left_out else item, [at, number + 1, after]
             done, own = 0, None
-
-    def _judged_at_once(self) -> Callable:
-        judge = self._judge()
-        return lambda part, number, item: isinstance(item, Document) and judge.reason(item) is not None
-
-    def _decided(self) -> Callable:
-        dropped = self._found[1]
-        return lambda part, number, item: number in dropped.get(part, ())
 
     def parts(self, size: int) -> list[Source]:
         """Parts of about a gigabyte, whatever is asked for: by them it is known what is left out."""
@@ -185,9 +175,6 @@ class CleanSource(Source):
             *shared_notes(found["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
         ]
 
-    def _judge(self) -> Judge:
-        return Judge(self.clean, self.keeps, self.tests)
-
     @cached_property
     def _found(self) -> tuple[dict, dict[int, set[int]], Path]:
         """(what was found in all of it, the numbers of the items that are left out of each part, the folder)."""
@@ -201,7 +188,7 @@ class CleanSource(Source):
     def _find(self, folder: Path) -> None:
         """Judge every document of the source, and write down what is left out."""
         with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
-            judge, result = self._judge(), _Findings(shared)
+            judge, result = Judge(self.clean, self.keeps, self.tests), _Findings(shared)
             for source in self.earlier:
                 for item in first_documents(source.items(), source.most):
                     if isinstance(item, Document):
@@ -209,10 +196,10 @@ class CleanSource(Source):
             for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
-                if self.most is not None and result.documents - result.dropped_documents == self.most:
+                if self.most is not None and result.documents - result.reasons.total() == self.most:
                     break
         result.write(folder, self.tests)
-        if result.documents == result.dropped_documents:
+        if result.documents == result.reasons.total():
             words = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
             raise UserError(f"{self.where}: data.clean leaves nothing of {self.name} ({words}); ask for less")
 
@@ -231,10 +218,6 @@ class _Findings:
         self.dropped: dict[int, list[int]] = {}
         self.examples: dict[str, list[str]] = {}
         self.sets: dict[str, tuple[list, list[str]]] = {}  # set -> (hashes by document, the first texts in common)
-
-    @property
-    def dropped_documents(self) -> int:
-        return sum(self.reasons.values())
 
     def add(self, part: int, number: int, document: Document, reason: str | None, in_common: dict) -> None:
         self.documents += 1

@@ -23,8 +23,6 @@ from .validation_split import (
     plan_validation_split,
 )
 
-__all__ = ["Corpus", "Document", "SkipCounts", "open_corpora"]
-
 SPLITS = ("train", "validation", "test")
 
 
@@ -41,38 +39,15 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     missing or unreadable files, a missing column, and sources without a single document.
     """
     check_data(data)
-    limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
-    own = {split: _own_source(data, limits, "data", data, split) for split in ("validation", "test")}
+    opener = _Opener(data, seed)
+    own = {split: opener.own(data, "data", split) for split in ("validation", "test")}
     without = real_paths(*own.values())
     held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
-    if data.mixture:
-        corpora = _of_sources(limits, data, seed, held, without)
-    else:
-        corpora = _split_source(data, limits, "data", data, seed, held, without)
+    corpora = opener.mixture(held, without) if data.mixture else opener.split(data, "data", held, without)
     for split, source in own.items():
         if source is not None:
             corpora[split] = _checked(SourceCorpus(split, source))
     return corpora
-
-
-def _of_sources(
-    limits: Limits, data: DataSection, seed: int, held: float, without: Collection[str]
-) -> dict[str, Corpus]:
-    """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
-    opened: list[dict[str, Corpus]] = []
-    cleaned: list[Source] = []
-    for number, section in enumerate(data.mixture):
-        where = f"data.mixture.{number}"
-        validation = _own_source(section, limits, where, data, "validation")
-        share = held if section.validation_fraction is None else section.validation_fraction
-        share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
-        corpora = _split_source(section, limits, where, data, seed, share, apart, cleaned)
-        if validation is not None:
-            corpora["validation"] = _checked(SourceCorpus("validation", validation))
-        opened.append(corpora)
-    names = source_names([section.name or one["train"].name for section, one in zip(data.mixture, opened)])
-    splits = {split: {name: one[split] for name, one in zip(names, opened) if split in one} for split in SPLITS}
-    return {split: MixtureCorpus(split, sources) for split, sources in splits.items() if sources}
 
 
 def source_names(names: list[str]) -> list[str]:
@@ -84,81 +59,83 @@ def source_names(names: list[str]) -> list[str]:
     return [word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)]
 
 
-def _split_source(
-    section: SourceSection,
-    limits: Limits,
-    where: str,
-    data: DataSection,
-    seed: int,
-    held: float,
-    without: Collection[str],
-    earlier: list[Source] | None = None,
-) -> dict[str, Corpus]:
-    """earlier: cleaned sources whose documents this one's may repeat; it gets this one, too."""
-    if section.source:
-        source: Source = SOURCES[section.source](limits, where)
-    elif section.files:
-        source = _files(section.files, section, limits, where, "files", data.cache_dir, without)
-    else:
-        source = HubSource(section, limits, "split", section.text_field, data.streaming, where)
-    first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
-    rule = None
-    if held:
-        window = STREAM_WINDOW if data.streaming else None
-        rule = ValidationSplit(held, seed, source.splits_by_name, window)
-        rule = plan_validation_split(first, rule, section.max_documents)
-    else:
-        _checked(SourceCorpus("train", source, max_documents=section.max_documents))
-    if data.clean is not None:
-        known = earlier if earlier is not None and data.clean.across_sources else []
-        source = _cleaned(source, section, data, limits, known)
-        known.append(source)
-        first = source.shard(0) if data.shuffle_buffer else source
-    most = section.max_documents
-    train = SourceCorpus("train", source, rule=rule, max_documents=most)
-    validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
-    return {"train": train, "validation": validation} if held else {"train": train}
+class _Opener:
+    """Opens the sources of a data section. where: the field that errors name, such as data.mixture.1."""
 
+    def __init__(self, data: DataSection, seed: int):
+        self.data, self.seed = data, seed
+        self.limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
+        self.cleaned: list[Source] = []  # whose documents later sources may repeat
 
-def _cleaned(
-    source: Source, section: SourceSection, data: DataSection, limits: Limits, earlier: list[Source]
-) -> Source:
-    """The source without what data.clean leaves out."""
-    from .cleaning import CleanSource
-    from .contamination import open_test_sets
+    def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
+        """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
+        opened: list[dict[str, Corpus]] = []
+        for number, section in enumerate(self.data.mixture):
+            where = f"data.mixture.{number}"
+            validation = self.own(section, where, "validation")
+            share = held if section.validation_fraction is None else section.validation_fraction
+            share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
+            corpora = self.split(section, where, share, apart)
+            if validation is not None:
+                corpora["validation"] = _checked(SourceCorpus("validation", validation))
+            opened.append(corpora)
+        names = source_names([section.name or one["train"].name for section, one in zip(self.data.mixture, opened)])
+        splits = {split: {name: one[split] for name, one in zip(names, opened) if split in one} for split in SPLITS}
+        return {split: MixtureCorpus(split, sources) for split, sources in splits.items() if sources}
 
-    tests = open_test_sets(data.clean, limits, section.text_field, data.cache_dir) if data.clean.decontaminate else None
-    cache, most = cache_folder(data.cache_dir), section.max_documents
-    return CleanSource(source, data.clean, cache, tests, most=most, streamed=data.streaming, earlier=earlier)
+    def split(self, section: SourceSection, where: str, held: float, without: Collection[str]) -> dict[str, Corpus]:
+        """The corpora of one source. held: for validation. without: files that globs leave out."""
+        data, most = self.data, section.max_documents
+        if section.source:
+            source: Source = SOURCES[section.source](self.limits, where)
+        elif section.files:
+            source = self._files(section, where, "files", without)
+        else:
+            source = HubSource(section, self.limits, "split", section.text_field, data.streaming, where)
+        first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
+        rule = None
+        if held:
+            window = STREAM_WINDOW if data.streaming else None
+            rule = plan_validation_split(first, ValidationSplit(held, self.seed, source.splits_by_name, window), most)
+        else:
+            _checked(SourceCorpus("train", source, max_documents=most))
+        if data.clean is not None:
+            source = self._clean(source, section)
+            first = source.shard(0) if data.shuffle_buffer else source
+        train = SourceCorpus("train", source, rule=rule, max_documents=most)
+        validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
+        return {"train": train, "validation": validation} if held else {"train": train}
 
+    def own(self, section: SourceSection, where: str, split: str) -> Source | None:
+        """The source of files or of a split that are for validation or test alone."""
+        if getattr(section, f"{split}_files"):
+            return self._files(section, where, f"{split}_files")
+        if getattr(section, f"{split}_split"):
+            return HubSource(section, self.limits, f"{split}_split", section.text_field, self.data.streaming, where)
+        return None
 
-def _own_source(section: SourceSection, limits: Limits, where: str, data: DataSection, split: str) -> Source | None:
-    files = getattr(section, f"{split}_files")
-    if files:
-        return _files(files, section, limits, where, f"{split}_files", data.cache_dir)
-    if getattr(section, f"{split}_split"):
-        return HubSource(section, limits, f"{split}_split", section.text_field, data.streaming, where)
-    return None
+    def _clean(self, source: Source, section: SourceSection) -> Source:
+        """The source without what data.clean leaves out."""
+        from .cleaning import CleanSource
+        from .contamination import open_test_sets
 
+        clean, cache = self.data.clean, self.data.cache_dir
+        tests = open_test_sets(clean, self.limits, section.text_field, cache) if clean.decontaminate else None
+        earlier, streamed = self.cleaned if clean.across_sources else [], self.data.streaming
+        source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
+        self.cleaned.append(source)
+        return source
 
-def _files(
-    patterns: str | list[str],
-    section: SourceSection,
-    limits: Limits,
-    where: str,
-    key: str,
-    cache_dir: str | None,
-    without: Collection[str] = (),
-) -> FileSource:
-    return FileSource(
-        with_local_copies(patterns, f"{where}.{key}", cache_dir, without),
-        replace(limits, encoding=section.encoding),
-        text_field=section.text_field,
-        document=section.document,
-        where=where,
-        key=key,
-        without=without,
-    )
+    def _files(self, section: SourceSection, where: str, key: str, without: Collection[str] = ()) -> FileSource:
+        return FileSource(
+            with_local_copies(getattr(section, key), f"{where}.{key}", self.data.cache_dir, without),
+            replace(self.limits, encoding=section.encoding),
+            text_field=section.text_field,
+            document=section.document,
+            where=where,
+            key=key,
+            without=without,
+        )
 
 
 def _checked(corpus: SourceCorpus) -> SourceCorpus:

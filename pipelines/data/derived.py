@@ -1,7 +1,7 @@
 """Labelled examples that are made of data without such labels, as `data.derive` says; standard library and numpy.
 
 Of documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document. Of other
-examples (`OF_EXAMPLES`): row by row, under the names of the task's own columns. What is made depends on the data alone,
+examples (`EntityKinds`): row by row, under the names of the task's own columns. What is made depends on the data alone,
 on no seed: it is the same data set in every run.
 """
 
@@ -119,10 +119,6 @@ OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Itera
 # Of these the validation asks about the same documents in words that training never has: what is learned is what these
 # documents say, and nothing else could answer.
 ASKS_OTHERWISE = ("docstring_questions", "docstring_conversations")
-# Name -> (what makes an example of another one, the settings of the task that name its columns).
-OF_EXAMPLES: dict[str, tuple[Callable[[dict, dict, str], dict], tuple[str, ...]]] = {
-    "entity_kinds": (entity_kinds, ("text_field", "label_field")),
-}
 
 
 class DerivedFromDocuments(ExampleSource):
@@ -148,18 +144,16 @@ class DerivedFromDocuments(ExampleSource):
         return {"derived": derived, "documents": self.corpus.identity(), "columns": self.columns}
 
 
-class DerivedFromExamples(ExampleSource):
-    """The examples that `derive` makes of those of another source."""
+class EntityKinds(ExampleSource):
+    """The examples that `entity_kinds` makes of those of another source."""
 
-    def __init__(self, derive: str, source: ExampleSource):
-        self.derive, self.source, self.columns = derive, source, source.columns
-        self.name = f"{source.name} ({derive})"
+    def __init__(self, source: ExampleSource):
+        self.source, self.columns, self.name = source, source.columns, f"{source.name} (entity_kinds)"
 
     def items(self) -> Iterator[Read]:
-        make = OF_EXAMPLES[self.derive][0]
         for place, row in self.source.items():
             try:
-                yield place, row if isinstance(row, UserError) else make(row, self.columns, place)
+                yield place, row if isinstance(row, UserError) else entity_kinds(row, self.columns, place)
             except UserError as error:
                 yield place, error
 
@@ -167,7 +161,7 @@ class DerivedFromExamples(ExampleSource):
         return self  # one column is made of all
 
     def identity(self) -> Any:
-        return {"derived": [self.derive, _FORMAT], "examples": self.source.identity()}
+        return {"derived": ["entity_kinds", _FORMAT], "examples": self.source.identity()}
 
 
 def open_derived(data: DataSection, columns: dict[str, str], open_source: Callable) -> dict[str, Examples]:
@@ -192,17 +186,16 @@ def open_derived(data: DataSection, columns: dict[str, str], open_source: Callab
             source = DerivedFromDocuments(derive, corpora["train"], columns, otherwise=True)
             splits["validation"] = Examples("validation", source, rule=ValidationSplit(held), validation=True)
     else:
-        needed = OF_EXAMPLES[derive][1]
-        if set(columns) != set(needed):
+        if set(columns) != {"text_field", "label_field"}:
             raise UserError(
-                f"data.derive={derive} makes the columns that {' and '.join(f'task.{name}' for name in needed)} name, "
-                f"and this task reads those of {', '.join(f'task.{name}' for name in columns)}; take "
+                f"data.derive={derive} makes the columns that task.text_field and task.label_field name, and this task "
+                f"reads those of {', '.join(f'task.{name}' for name in columns)}; take "
                 f"task.name=multi_label_classification"
             )
         splits = open_source()
-        made: dict[int, DerivedFromExamples] = {}  # validation may be a part of the training source
+        made: dict[int, EntityKinds] = {}  # validation may be a part of the training source
         for examples in splits.values():
-            source = made.setdefault(id(examples.source), DerivedFromExamples(derive, examples.source))
+            source = made.setdefault(id(examples.source), EntityKinds(examples.source))
             examples.source, examples.name = source, source.name
     for examples in splits.values():
         check_some(read for _, read in examples.numbered())

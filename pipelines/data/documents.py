@@ -153,9 +153,12 @@ class Source(Divisible):
     splits_by_name = False  # choose validation documents by their name instead of their index
     has_encoding = False  # whether data.encoding says how its files are read
 
-    @abstractmethod
     def items(self) -> Iterator[Document | Skipped]:
-        """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError."""
+        """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError.
+
+        A source has this method of its own, or the next one.
+        """
+        return (item for item, _ in self.items_from())
 
     def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
         """items() after a place, each with the place after it, as JSON; None is the beginning.
@@ -182,9 +185,9 @@ class Corpus(Divisible):
     files: States = {}
     sources: Mapping[str, "Corpus"] = MappingProxyType({})
 
-    @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """Start again at the first document. Raises UserError where a file cannot be read."""
+        """Start again at the first document; of its own, or by the next one. Raises UserError for unreadable files."""
+        return (document for document, _ in self.documents_from())
 
     def documents_from(self, place: Any = None) -> Iterator[tuple[Document, Any]]:
         """documents() after a place, each with the place after it, as JSON; None is the beginning."""

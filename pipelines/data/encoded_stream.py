@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class EncodedStream:
     """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
 
     first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
-    number; those of others are read and passed over. num_proc: processes that encode; 1: the threads of this one.
+    number; those of others are read and passed over. num_proc: processes that encode; 1: a thread of this one.
 
     Iterated once, it gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError
     where the corpus cannot be read or a process is killed.
@@ -85,9 +86,9 @@ class EncodedStream:
     def __init__(
         self,
         corpus: Corpus,
+        *,
         encoder: Encoder,
         framing: Framing,
-        *,
         size: float = math.inf,
         first: int = 0,
         start: Border = BEGINNING,
@@ -101,7 +102,7 @@ class EncodedStream:
 
     def __iter__(self) -> Iterator[Encoded | Border]:
         done = 0
-        for encoded in self._by_processes() if self.num_proc > 1 else self._by_threads():
+        for encoded in self._encoded():
             yield from self._borders_until(done)
             yield encoded
             done += len(encoded.lengths)
@@ -130,53 +131,50 @@ class EncodedStream:
         while self._borders and self._borders[0][0] <= done:
             yield self._borders.popleft()[1]
 
-    def _groups(self, items: Iterable, text_of: Callable[[Any], str]) -> Iterator[list]:
-        """The items, one for each wanted document, in groups of about half a million characters, none across a border.
-
-        Items may be behind the documents that were read, never ahead.
-        """
-        group, size, number = [], 0, 0
-        for number, item in enumerate(items, start=1):
-            group.append(item)
-            size += len(text_of(item))
+    def _groups(self) -> Iterator[list[str]]:
+        """The texts of the wanted documents in groups of about half a million characters, none across a border."""
+        group, size = [], 0
+        for number, document in enumerate(self._documents(), start=1):
+            group.append(document.text)
+            size += len(document.text)
             if size >= _GROUP or any(border == number for border, _ in self._borders):
                 yield group
                 group, size = [], 0
         if group:
             yield group
 
-    def _by_threads(self) -> Iterator[Encoded]:
-        pairs = self.encoder.encode_documents(self._documents(), ahead=True)
-        for group in self._groups(pairs, lambda pair: pair[0].text):
-            yield self.framing([document.text for document, _ in group], [ids for _, ids in group])
-
-    def _by_processes(self) -> Iterator[Encoded]:
+    def _encoded(self) -> Iterator[Encoded]:
         coming, characters = deque(), 0
-        with _processes(self.num_proc, self.encoder, self.framing) as submit:
-            for group in self._groups(self._documents(), lambda document: document.text):
-                size = sum(len(document.text) for document in group)
+        with _workers(self.num_proc, self.encoder, self.framing) as submit:
+            for group in self._groups():
+                size = sum(map(len, group))
                 while coming and (len(coming) > 2 * self.num_proc or characters + size > _IN_FLIGHT):
                     future, its_size = coming.popleft()
                     yield future.result()
                     characters -= its_size
-                coming.append((submit(_encode, [document.text for document in group]), size))
+                coming.append((submit(group), size))
                 characters += size
             for future, _ in coming:
                 yield future.result()
 
 
 @contextmanager
-def _processes(number: int, encoder: Encoder, framing: Framing) -> Iterator[Callable]:
-    """The `submit` of processes that encode; UserError where one of them is killed."""
+def _workers(number: int, encoder: Encoder, framing: Framing) -> Iterator[Callable[[list[str]], Future]]:
+    """What takes texts and gives them encoded later: by a thread of this process, whose tokenizer takes all cores, or
+    by several processes; UserError where one of those is killed."""
     from accelerate.utils import patch_environment
 
+    if number == 1:
+        with ThreadPoolExecutor(1) as thread:
+            yield lambda texts: thread.submit(lambda: framing(texts, encoder.encode(texts)))
+        return
     # A fork has the tokenizer at once; elsewhere than on Linux the system's own libraries do not survive one.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(number, context, _start_process, (encoder, framing))
     try:
         with patch_environment(**{_PARALLELISM: "false"}):  # or tokenizers complains of every fork
             pool.submit(int).result()
-        yield pool.submit
+        yield partial(pool.submit, _encode)
     except BrokenProcessPool:
         raise UserError(
             f"data.num_proc={number}: a process that encodes text was killed, probably for lack of memory; set fewer."

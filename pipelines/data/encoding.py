@@ -1,7 +1,6 @@
 """Documents to token ids: fast, exact, and without holding a long text's tokens as objects."""
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -33,37 +32,15 @@ class Encoder:
     def _backend(self) -> "tokenizers.Tokenizer":
         return text_backend(self._own)
 
-    def encode_documents(
-        self, documents: Iterable[Document], ahead: bool = False
-    ) -> Iterator[tuple[Document, np.ndarray]]:
-        """Each document with its ids (uint32), in the given order. Holds about a million characters at a time.
-
-        ahead: a thread encodes the next documents while the caller works on these. Then nothing else may use the
-        tokenizer meanwhile: it refuses to be changed while it encodes.
-        """
-        batches = in_batches(documents, _BATCH, lambda document: len(document.text))
-        if not ahead:
-            for batch in batches:
-                yield from zip(batch, self.encode([document.text for document in batch]))
-            return
-        with ThreadPoolExecutor(1) as thread:
-            before = []
-            for batch in batches:
-                coming = thread.submit(self.encode, [document.text for document in batch])
-                for earlier, ids in before:
-                    yield from zip(earlier, ids.result())
-                before = [(batch, coming)]
-            for earlier, ids in before:
-                yield from zip(earlier, ids.result())
+    def encode_documents(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:
+        """The ids (uint32) of each document, in the given order. Holds about half a million characters at a time."""
+        for batch in in_batches(documents, _BATCH, lambda document: len(document.text)):
+            yield from self.encode([document.text for document in batch])
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         pieces = [self._pieces(text) for text in texts]
         flat = self._encode_pieces([piece for parts in pieces for piece in parts])
-        result = []
-        for parts in pieces:
-            arrays = [next(flat) for _ in parts]
-            result.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
-        return result
+        return [np.concatenate([next(flat) for _ in parts]) for parts in pieces]
 
     def _encode_pieces(self, pieces: list[str]) -> Iterator[np.ndarray]:
         # An encoding holds about a hundred bytes per token until its ids are taken out.

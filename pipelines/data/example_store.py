@@ -34,17 +34,14 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         self.facts, self.notes = meta["facts"], meta.get("notes", [])  # 0.1 wrote no notes
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
-        self._chunks = {name: self._table[name].chunks for name in numbers}
-        self._ends = np.cumsum([len(batch) for batch in self._table[0].chunks])
+        self._columns = {name: self._table[name] for name in numbers}
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         index = self.inside(index)
-        chunk = int(np.searchsorted(self._ends, index, side="right"))
-        place = index - (int(self._ends[chunk - 1]) if chunk else 0)
-        return {name: to_tensor(chunks[chunk][place]) for name, chunks in self._chunks.items()}
+        return {name: to_tensor(column[index]) for name, column in self._columns.items()}
 
     @cached_property
     def row_lengths(self) -> np.ndarray:

@@ -246,11 +246,9 @@ class Examples:
         for index, read in enumerate(self.source.items()):
             if index == self.most:
                 return
-            if index not in self.left_out and self._is_mine(index):
+            is_mine = self.rule is None or self.rule.is_validation(index, "") == self.validation
+            if is_mine and index not in self.left_out:
                 yield index, read
-
-    def _is_mine(self, index: int) -> bool:
-        return self.rule is None or self.rule.is_validation(index, "") == self.validation
 
     def watched(self, watch: Callable[[dict], None]) -> "Examples":
         """The same examples; `watch` gets each row before it is given."""

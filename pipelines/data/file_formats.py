@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import UserError, first_line
 from ..lazy import datasets, pyarrow
@@ -54,7 +54,7 @@ class FileFormat(ABC):
         """(number, row) of every row, in order; a row has at least `columns`, where the file has them.
 
         A row that cannot be used comes as a reason, one of SKIPPED: "too_long" or "non_utf8"; a broken one,
-        behind which others can be read, as a UserError that begins with `field`. At most a few rows are held in memory.
+        behind which others can be read, as a UserError that begins with `field`.
         Raises UserError, beginning with `field`, for a broken file.
         """
 
@@ -160,52 +160,29 @@ def _checked_row(value: Any, place: str) -> dict[str, Any] | UserError:
 
 @register_file_format(".json")
 class JsonArray(FileFormat):
-    """An array of JSON objects, or objects one after the other, over any number of lines."""
+    """An array of JSON objects, or objects one after the other, over any number of lines; the file is read whole."""
 
     has_own_paths = True
 
     def rows(self, field, path, columns, limits):
-        longest = 6 * limits.document_bytes + 2**20  # as of a line of JsonLines
         with open_file(path, limits.encoding) as stream:
-            lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape")
-            for number, (text, value) in enumerate(self._values(lines, longest, f"{field}: {path}"), start=1):
-                row = _checked_row(value, f"{field}: {path}, row {number}")
-                yield number, row if is_unicode(text) else "non_utf8"
+            text = io.TextIOWrapper(stream, "utf-8", "surrogateescape").read()
+        is_clean = is_unicode(text)
+        for number, value in enumerate(self._values(text, f"{field}: {path}"), start=1):
+            row = _checked_row(value, f"{field}: {path}, row {number}")
+            yield number, row if is_clean or is_unicode(json.dumps(value, ensure_ascii=False)) else "non_utf8"
 
     @staticmethod
-    def _values(stream: IO[str], longest: int, where: str) -> Iterator[tuple[str, Any]]:
-        """(text, value) of every value; what is read at once grows with a value's length and stays below `longest`."""
-        decoder, text, place, size, number, in_array, after_value = json.JSONDecoder(), "", 0, 2**16, 1, None, False
-        while True:
-            place = _SPACE.match(text, place).end()
-            sign = text[place : place + 1]
-            if in_array is None and sign:
-                in_array = sign == "["
-                place += in_array
-                continue
-            if in_array and after_value and sign == ",":
-                place, after_value = place + 1, False
-                continue
+    def _values(text: str, where: str) -> Iterator[Any]:
+        decoder, place = json.JSONDecoder(), _SPACE.match(text).end()
+        while place < len(text):
             try:
-                if in_array and sign == "]":
-                    if (text[place + 1 :] + stream.read(size)).strip():
-                        raise json.JSONDecodeError("text after the end of the array", text, place)
-                    return
-                if in_array and after_value and sign:
-                    raise json.JSONDecodeError("no comma between two values", text, place)
-                value, end = decoder.raw_decode(text, place)
+                value, place = decoder.raw_decode(text, place)
             except (ValueError, RecursionError) as error:
-                may_go_on = isinstance(error, json.JSONDecodeError) and len(text) - place <= longest
-                more = stream.read(size) if may_go_on else ""
-                if more:
-                    text, place, size = text[place:] + more, 0, 2 * size
-                elif sign or in_array:
-                    raise _broken_json(error, f"{where}, row {number}") from None
-                else:
-                    return
-                continue
-            yield text[place:end], value
-            place, size, number, after_value = end, 2**16, number + 1, True
+                line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+                raise _broken_json(error, f"{where}{line}") from None
+            yield from value if isinstance(value, list) else [value]
+            place = _SPACE.match(text, place).end()
 
 
 class Separated(FileFormat):
@@ -283,17 +260,8 @@ class Parquet(FileFormat):
 
     def rows(self, field, path, columns, limits):
         with self._open(field, path) as parquet:
-            batches = parquet.iter_batches(batch_size=512, columns=columns)
-            yield from enumerate(row for batch in batches for row in self._python_rows(batch))
-
-    def _python_rows(self, batch, at_once: int = 32) -> Iterator[dict[str, Any] | str]:
-        for start in range(0, batch.num_rows, at_once):
-            part = batch.slice(start, at_once)
-            try:
-                rows = part.to_pylist()
-            except UnicodeDecodeError:  # Parquet does not check its texts
-                rows = ["non_utf8"] if at_once == 1 else self._python_rows(part, 1)
-            yield from rows
+            batches = parquet.iter_batches(batch_size=32, columns=columns)
+            yield from enumerate(row for batch in batches for row in batch.to_pylist())
 
     def columns(self, field, path):
         with self._open(field, path) as parquet:

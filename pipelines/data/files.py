@@ -12,7 +12,6 @@ from ..storage.checksums import content_hash
 from ..storage.packed_files import is_damage, open_packed, packing_of
 
 _BOM = b"\xef\xbb\xbf"
-_MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 
 
 def name_of_files(paths: list[Path]) -> str:
@@ -51,19 +50,10 @@ def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
     encoding: of the file. Bytes that are none of it stay as they are, and are no UTF-8 either.
     """
     stream = open_packed(path)
-    try:
-        codec = codecs.lookup(encoding).name
-        head = stream.peek(4)[:4]
-        if codec in _MARKS and head and not head.startswith(_MARKS[codec]):
-            reason = f"it has no byte order mark; set the encoding to {codec}-le, as on Windows, or {codec}-be"
-            raise UnicodeDecodeError(codec, head, 0, len(head), reason)
-        if codec != "utf-8":
-            stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
-        if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
-            stream.read(3)
-    except BaseException:
-        stream.close()
-        raise
+    if codecs.lookup(encoding).name != "utf-8":
+        stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
+    if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
+        stream.read(3)
     return stream
 
 
@@ -94,14 +84,9 @@ class _Recoded(io.RawIOBase):
 def bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:
     """The lines with their line breaks; None for one of more than `longest` bytes, which is never held in memory."""
     while line := stream.readline(longest + 1):
-        if length_of(line) <= longest:
+        if len(line) - line.endswith(b"\n") <= longest:
             yield line
             continue
         while line and not line.endswith(b"\n"):
             line = stream.readline(2**20)
         yield None
-
-
-def length_of(line: bytes) -> int:
-    """Bytes of a line without its line break."""
-    return len(line) - line.endswith(b"\n")

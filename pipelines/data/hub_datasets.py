@@ -43,9 +43,6 @@ class HubSource(Source):
         if None not in (columns, text_field) and self._column(columns) not in columns:
             raise self._no_such_column(columns)
 
-    def items(self) -> Iterator[Document | Skipped]:
-        return (item for item, _ in self.items_from())
-
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, Any]]:
         """place, of a stream: [rows, the state of datasets' own object], which finds file and row without reading all.
 

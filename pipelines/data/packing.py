@@ -24,7 +24,6 @@ from .shuffled_corpus import FILES_AT_ONCE, ShuffledCorpus
 from .token_store import TokenStore, framed, framing_tokens
 
 Tail = Literal["drop", "pad"]
-_PIECE = 2**20  # documents looked at at once: memory does not grow with the corpus
 
 
 class RowStarts:
@@ -64,12 +63,6 @@ class RowStarts:
     def __call__(self, rows):
         """First tokens of some rows: of a number, or an array of them."""
         return rows * self.stride + np.searchsorted(self._with_document, rows)
-
-    def are_inside(self, begins: np.ndarray) -> np.ndarray:
-        """Which of some documents' first tokens, that of the first document aside, stand behind a row's first one."""
-        if self.stride == self.length:
-            return begins % self.length > 0
-        return ~np.isin(begins, self(self._with_document + 1))
 
 
 def row(
@@ -146,9 +139,9 @@ class PackedDataset(Rows, Dataset):
         tokens = self.store.tokens[start:end]
         return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
 
-    def segments(self, index: int) -> list[tuple[int, int, int]]:
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """The document parts of a row, in order: (index of the document, first token in it, number of tokens)."""
-        start, end = self._bounds(index)
+        start, end = self._bounds(number)
         offsets = self.store.offsets
         document = int(np.searchsorted(offsets, start, side="right")) - 1
         parts = []
@@ -158,9 +151,6 @@ class PackedDataset(Rows, Dataset):
                 parts.append((document, start - int(offsets[document]), stop - start))
             start, document = stop, document + 1
         return parts
-
-    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        return self.segments(number)
 
     @property
     def stores(self) -> list[TokenStore]:
@@ -194,13 +184,9 @@ class PackedDataset(Rows, Dataset):
 
     @property
     def is_packed(self) -> bool:
-        """Whether some row holds more than one document."""
+        """Whether a row may hold more than one document: the rows' text is of several."""
         _, end = self._bounds(-1)
-        for first in range(0, len(self.store.offsets), _PIECE):
-            begins = self.store.offsets[first : first + _PIECE]
-            if self._starts.are_inside(begins[(begins > 0) & (begins < end)]).any():
-                return True
-        return False
+        return int(self.store.offsets[np.searchsorted(self.store.offsets, 1)]) < end
 
 
 class StreamingPackedDataset(Rows, IterableDataset):
@@ -327,7 +313,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
                 places.append(after)
                 yield document
 
-        for _, ids in self._encoder.encode_documents(read()):
+        for ids in self._encoder.encode_documents(read()):
             yield places.popleft(), places[0], framed(ids, self._bos, self._eos, np.int64)
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:

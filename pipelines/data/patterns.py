@@ -10,13 +10,6 @@ from typing import Any
 
 from ..errors import UserError
 
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
-
 
 def find_files(field: str, patterns: str | list[str], without: Collection[str] = ()) -> dict[Path, str]:
     """The files of paths and globs (`~` allowed, `**` crosses folders), each with the first pattern that matches it.
@@ -98,9 +91,8 @@ def _check_regular(field: str, pattern: str, path: str) -> None:
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise UserError(f"{field}={pattern!r} is a folder; {os.path.join(pattern, '*')!r} means the files in it.")
-    kind = next((name for test, name in _KINDS if test(mode)), None)
-    if kind is not None:
-        raise UserError(f"{field}={pattern!r} is {kind}; write its content into a file, which is read more than once.")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{field}={pattern!r} is a pipe or a device; write its content into a file, to be read again.")
 
 
 def _nearest_file(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from ..adapters import base_of, is_adapter
 from ..storage.cache import cached_folder, sha
@@ -46,22 +46,14 @@ class WithReference(Rows, Dataset):
         return self.rows.texts(column)
 
 
-class Joined(Rows, Dataset):
+class Joined(Rows, ConcatDataset):
     """The encoded rows of several sources one after the other; facts and notes are the first one's."""
 
     def __init__(self, parts: list):
-        self.parts, self.ends = parts, np.cumsum([len(rows) for rows in parts])
+        super().__init__(parts)
         self.fingerprint = sha([rows.fingerprint for rows in parts])
         self.name, self.facts, self.notes = parts[0].name, parts[0].facts, parts[0].notes
         self.row_lengths = np.concatenate([rows.row_lengths for rows in parts])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        index = self.inside(index)
-        part = int(np.searchsorted(self.ends, index, side="right"))
-        return self.parts[part][index - int(self.ends[part - 1] if part else 0)]
 
 
 def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[[list], np.ndarray]) -> np.ndarray:

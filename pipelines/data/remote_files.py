@@ -100,9 +100,8 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
     if "*" not in path:  # a question mark belongs to many an address, so it is none of the patterns
         infos = {path: system.info(path)}
     else:
-        infos = {
-            place: system.info(place) for place in system.glob(path)
-        }  # not the list's own: it says less, or others
+        # Not the list's own infos: they say less, or other things.
+        infos = {place: system.info(place) for place in system.glob(path)}
         infos = {place: one for place, one in infos.items() if one["type"] == "file"}
         if not infos:
             raise UserError(f"{field}={pattern!r} matches no file.")
@@ -121,10 +120,8 @@ def _name(place: str) -> str:
 
 def _is_of_network(error: BaseException | None) -> bool:
     """Whether a place did not answer; for web pages fsspec hides that behind a file that is missing."""
-    return isinstance(error, (ConnectionError, TimeoutError)) or any(
-        kind.__name__ == "ClientConnectionError"
-        for kind in type(error).__mro__  # aiohttp's
-    )
+    of_aiohttp = any(kind.__name__ == "ClientConnectionError" for kind in type(error).__mro__)
+    return of_aiohttp or isinstance(error, (ConnectionError, TimeoutError))
 
 
 def _known_copies(known: Path) -> list[Path] | None:

@@ -26,9 +26,6 @@ class ShuffledCorpus(Corpus):
         self.corpus, self.buffer, self.key = corpus, buffer, key
         self.split, self.name, self.skipped = corpus.split, corpus.name, SkipCounts()
 
-    def documents(self) -> Iterator[Document]:
-        return (document for document, _ in self.documents_from())
-
     def documents_from(self, place: dict | None = None) -> Iterator[tuple[Document, dict]]:
         """place: {"block": number, "given": documents of it so far, "opened": files, "open": [[file, its place], ...]}.
 

@@ -10,7 +10,7 @@ from ..storage.packed_files import packing_of
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
-from .files import bounded_lines, file_identities, length_of, name_of_files, open_file, readable
+from .files import bounded_lines, file_identities, name_of_files, open_file, readable
 from .patterns import find_files
 from .plain_text import check_is_text
 
@@ -49,9 +49,6 @@ class FileSource(Source):
                 check_is_text(self.field, path, pattern, list(FILE_FORMATS))
             self._try_opening(path)
 
-    def items(self) -> Iterator[Document | Skipped]:
-        return (item for item, _ in self.items_from())
-
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
         """place: [file, items of it]; the files before it are not read."""
         file, done = place or (0, 0)
@@ -85,63 +82,44 @@ class FileSource(Source):
         }
 
     def size_hint(self) -> int | None:
-        for path in self.paths:
-            file_format = format_of(path)
-            if packing_of(path) is not None or (file_format is not None and file_format.is_compressed):
-                return None  # the unpacked size is not known
+        if any(packing_of(path) or getattr(format_of(path), "is_compressed", False) for path in self.paths):
+            return None  # the unpacked size is not known
         return sum(path.stat().st_size for path in self.paths)
 
     def _read(self, path: Path) -> Iterable[Document | Skipped]:
         file_format = format_of(path)
-        if file_format is not None:
-            return self._rows(path, file_format)
-        return {"file": self._whole, "line": self._lines, "paragraph": self._paragraphs}[self.document](path)
+        return self._plain(path) if file_format is None else self._rows(path, file_format)
 
-    def _whole(self, path: Path) -> Iterator[Document | Skipped]:
-        parts, size = [], 0
-        with open_file(path, self.limits.encoding) as stream:
-            while line := stream.readline(self.limits.line_bytes + 2):
-                parts.append(line)
-                size += len(line)
-                # Found while reading, so that neither costs more memory than the limit.
-                if length_of(line) > self.limits.line_bytes:
-                    yield Skipped("gigantic_line", path.name)
-                    return
-                if size > self.limits.document_bytes:
-                    yield Skipped("too_long", path.name)
-                    return
-        yield self._decoded(b"".join(parts), path.name)
-
-    def _lines(self, path: Path) -> Iterator[Document | Skipped]:
+    def _plain(self, path: Path) -> Iterator[Document | Skipped]:
+        """The whole file, its lines or its paragraphs; of one that is too long nothing is held."""
+        parts: list[bytes] = []
+        start, size, fault, has_text, ended = 1, 0, None, False, False
         with open_file(path, self.limits.encoding) as stream:
             for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
-                source = f"{path.name}:{number}"
-                yield Skipped("gigantic_line", source) if line is None else self._decoded(line, source)
-
-    def _paragraphs(self, path: Path) -> Iterator[Document | Skipped]:
-        with open_file(path, self.limits.encoding) as stream:
-            parts: list[bytes] = []
-            start, size, fault, ended = 1, 0, None, False
-            for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
-                blank = line is not None and not line.strip()
-                if ended and not blank:  # the first line of the next paragraph
-                    yield self._paragraph(parts, fault, f"{path.name}:{start}")
-                    parts, start, size, fault, ended = [], number, 0, None, False
-                ended = ended or (blank and (fault is not None or any(part.strip() for part in parts)))
+                is_blank = line is not None and not line.strip()
+                # A paragraph ends with the blank lines after it.
+                if (self.document == "line" and number > 1) or (ended and not is_blank):
+                    yield self._document(parts, fault, f"{path.name}:{start}")
+                    parts, start, size, fault, has_text, ended = [], number, 0, None, False, False
+                ended = ended or (self.document == "paragraph" and is_blank and (has_text or fault is not None))
+                has_text = has_text or not is_blank
                 size += len(line or b"")
                 if line is None:
-                    fault = "gigantic_line"
+                    fault = fault or "gigantic_line"
                 elif size > self.limits.document_bytes:
                     fault = fault or "too_long"
                 if fault:
                     parts = []
                 else:
                     parts.append(line)
-            if parts or fault:
-                yield self._paragraph(parts, fault, f"{path.name}:{start}")
+        if parts or fault or self.document == "file":
+            yield self._document(parts, fault, path.name if self.document == "file" else f"{path.name}:{start}")
 
-    def _paragraph(self, parts: list[bytes], fault: str | None, source: str) -> Document | Skipped:
-        return Skipped(fault, source) if fault else self._decoded(b"".join(parts), source)
+    def _document(self, parts: list[bytes], fault: str | None, source: str) -> Document | Skipped:
+        try:
+            return Skipped(fault, source) if fault else self.limits.checked(b"".join(parts).decode(), source)
+        except UnicodeDecodeError:
+            return Skipped("non_utf8", source)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Document | Skipped]:
         field = f"{self.where}.text_field={self.text_field!r}"
@@ -158,12 +136,6 @@ class FileSource(Source):
                 hint = did_you_mean(self.text_field, cell_names(row))
                 raise UserError(f"{field}: no such key in {path}, {file_format.counts} {number}{hint}") from None
             yield text_document(text, source, self.limits, field)
-
-    def _decoded(self, text: bytes, source: str) -> Document | Skipped:
-        try:
-            return self.limits.checked(text.decode(), source)
-        except UnicodeDecodeError:
-            return Skipped("non_utf8", source)
 
     def _try_opening(self, path: Path) -> None:
         check_opens(self.field, path)

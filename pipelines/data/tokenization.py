@@ -53,10 +53,10 @@ class Tokenization:
         bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
         self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
-        self.corpus, self.encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
-        self.num_proc = num_proc or 1
+        self.corpus, encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
+        self._stream = partial(EncodedStream, encoder=encoder, framing=self.framing, num_proc=num_proc or 1)
         # 1: texts without control tokens are encoded as ever, and runs that were begun with them go on.
-        self.fingerprint = sha([1, corpus.fingerprint(), self.encoder.fingerprint, bos, eos])
+        self.fingerprint = sha([1, corpus.fingerprint(), encoder.fingerprint, bos, eos])
         self.key = sha([_FORMAT, self.fingerprint])
 
     def store(self, progress: bool) -> TokenStore:
@@ -107,12 +107,13 @@ class Tokenization:
         self, part: int, corpus: Corpus, wanted: Callable[[int], bool], advance: Callable[[int], None]
     ) -> Iterator[Path | None]:
         border, stream = BEGINNING, None
+        shards_from = partial(self._stream, corpus, size=SHARD_BYTES, wanted=wanted)
         for number in count():
             name, is_made = f"{part:05}-{number:06}", False
 
             def build(folder: Path, number=number, border=border) -> None:
                 nonlocal stream, is_made
-                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
+                stream = stream or iter(shards_from(first=number, start=border))
                 with TokenWriter(folder, self.framing.dtype) as writer:
                     after = self._write(writer, stream, advance)
                     writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
@@ -128,23 +129,11 @@ class Tokenization:
                     stream = stream and stream.close()  # it is behind
                 yield folder if wanted(number) else None
             else:
-                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
+                stream = stream or iter(shards_from(first=number, start=border))
                 border = next(stream)
                 yield None
             if border.place is None:
                 return
-
-    def _stream(self, corpus: Corpus, size=float("inf"), first=0, start=BEGINNING, wanted=lambda number: True):
-        return EncodedStream(
-            corpus,
-            self.encoder,
-            self.framing,
-            size=size,
-            first=first,
-            start=start,
-            wanted=wanted,
-            num_proc=self.num_proc,
-        )
 
     @staticmethod
     def _write(writer: TokenWriter, stream: Iterator, advance: Callable[[int], None]) -> Border:

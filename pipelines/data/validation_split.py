@@ -97,15 +97,9 @@ class SourceCorpus(Corpus):
         self.skipped = SkipCounts()
         self._skipped_names: dict[str, list[str]] = {}  # reason -> the first few
 
-    def documents(self) -> Iterator[Document]:
-        return (document for document, _ in self.documents_from())
-
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
         """place: [items of the source, documents among them, the source's own place]."""
         self.skipped, self._skipped_names = SkipCounts(), {}
-        return self._documents_from(place)
-
-    def _documents_from(self, place: list | None) -> Iterator[tuple[Document, list]]:
         first, held, start = place or (0, 0, None)
         last = self.rule.window if self.rule is not None and self.validation else None  # none comes after so many items
         if held == self.max_documents or (last is not None and first >= last):
@@ -129,14 +123,10 @@ class SourceCorpus(Corpus):
         if mine and isinstance(item, Document):
             return item
         if mine:
-            self._count(item)
+            self.skipped[item.reason] += 1
+            names = self._skipped_names.setdefault(item.reason, [])
+            names += [item.source][: NAMED - len(names)]
         return None
-
-    def _count(self, item: Skipped) -> None:
-        self.skipped[item.reason] += 1
-        names = self._skipped_names.setdefault(item.reason, [])
-        if len(names) < NAMED:
-            names.append(item.source)
 
     @property
     def num_shards(self) -> int:

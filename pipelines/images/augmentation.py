@@ -34,16 +34,13 @@ class Augmentation:
     def mixes(self) -> bool:
         return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
-    def draw_views(self, generators: list[np.random.Generator]) -> tuple[np.ndarray, np.ndarray]:
-        """One view per generator: shifts (B, 2) from 0 to 2 * crop_padding, and whether it is mirrored (B,)."""
-        shifts = np.array([generator.integers(2 * self.crop_padding + 1, size=2) for generator in generators])
-        return shifts, np.array([generator.random() for generator in generators]) < self.horizontal_flip
-
     def views(self, images: torch.Tensor, generators: list[np.random.Generator]) -> torch.Tensor:
         """(B, C, H, W) -> the same shape and type: each image shifted and perhaps mirrored."""
         if not self.crop_padding and not self.horizontal_flip:
             return images
-        return shift_and_flip(images, *self.draw_views(generators), self.crop_padding)
+        shifts = np.array([generator.integers(2 * self.crop_padding + 1, size=2) for generator in generators])
+        flips = np.array([generator.random() for generator in generators]) < self.horizontal_flip
+        return shift_and_flip(images, shifts, flips, self.crop_padding)
 
 
 def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, padding: int) -> torch.Tensor:

@@ -15,7 +15,6 @@ from ..storage.cache import cached_folder, sha
 
 SAMPLE = 1 << 20  # pixels that the clusters are fitted to, evenly spread over all
 EXACT = 1 << 12  # up to so many different colours all are clustered at once; more of them in mini-batches
-CHUNK = 1 << 16  # pixels compared with all clusters at once
 
 
 def to_unit(pixels: np.ndarray) -> np.ndarray:
@@ -66,14 +65,12 @@ def fit_clusters(store: ImageStore, number: int, cache: Path) -> np.ndarray:
 
 def quantise(pixels: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     """Bytes (..., C) -> number of the nearest cluster (...), uint16, as the image processor finds it."""
+    from scipy.cluster.vq import vq
+
     flat = to_unit(pixels.reshape(-1, pixels.shape[-1]))
     colors, inverse = np.unique(flat, axis=0, return_inverse=True)
-    nearest = np.empty(len(colors), dtype=np.uint16)
-    for start in range(0, len(colors), CHUNK):
-        part = colors[start : start + CHUNK]
-        distances = (part**2).sum(axis=1)[:, None] - 2 * part @ clusters.T + (clusters**2).sum(axis=1)[None]
-        nearest[start : start + CHUNK] = distances.argmin(axis=1)
-    return nearest[inverse.ravel()].reshape(pixels.shape[:-1])
+    nearest, _ = vq(colors, clusters)
+    return nearest.astype(np.uint16)[inverse.ravel()].reshape(pixels.shape[:-1])
 
 
 def store_codes(store: ImageStore, clusters: np.ndarray, cache: Path) -> np.ndarray:

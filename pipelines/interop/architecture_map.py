@@ -8,8 +8,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..errors import UserError
+from ..recipes.introspection import family_fields
 from .heads import DECODER_HEADS, Heads
-from .weights import Weights, find
+from .weights import SAME, Weights, find
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,6 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A native field with few values, each of them one value of ours; the first is written where none matches."""
-
-    ours: str
-    values: dict[Any, Any]
-
-
-@dataclass(frozen=True)
 class Converted:
     """A native field whose value is one of our field `ours`, and the other way round, by a function each."""
 
@@ -47,11 +40,11 @@ class Converted:
 class Computed:
     """Native fields and fields of ours that follow from each other by a computation.
 
-    read: native config -> fields of ours. write: our config -> native fields.
+    read: native config -> fields of ours. write: our config -> native fields; None: ours of the same names.
     """
 
     read: Callable[[Any], dict[str, Any]]
-    write: Callable[[Any], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]] | None = None
 
 
 # Summing in another order costs 1e-14 in float64, a wrong weight map 1e-1.
@@ -78,14 +71,16 @@ SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_n
 class ArchitectureMap:
     """A native architecture as data.
 
-    native: its `model_type`. preset: the file in configs/models of its best-known size.
-    fixed: fields of ours that the architecture decides.
-    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Converted,
-        Computed or IRRELEVANT. Fields that no config class declares are optional.
+    native: its `model_type`.
+    fixed: fields of ours that the architecture decides, where they are not as ours by default.
+    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Converted,
+        Computed or IRRELEVANT. Fields that no config class declares are optional. A declared one that has no row is
+        that of ours with the same name.
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours; or a function
-        of our config that returns this table, where layers of two kinds have modules of one name.
+        of our config that returns this table, where layers of two kinds have modules of one name. Modules that have
+        one name on both sides, as all of LLaMA's, need no row.
     family: which of ours it belongs to.
-    heads: Auto class -> rows of what is behind the base model.
+    heads: Auto class -> rows of what is behind the base model, but for modules of one name.
     class_fields: native class -> fields of ours that follow from the class, not from the native config.
     tied_by_weights: whether the head is tied to the embeddings is read from the weights; no native field records it.
     tolerance: how far the outputs of both models, run in float64, may differ, as a part of the largest. More than the
@@ -93,10 +88,9 @@ class ArchitectureMap:
     """
 
     native: str
-    preset: str | None
-    fixed: dict[str, Any]
     fields: dict[str | tuple[str, ...], Any]
-    weights: dict[str, Weights] | Callable[[Any], dict[str, Weights]]
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    weights: dict[str, Weights] | Callable[[Any], dict[str, Weights]] = dataclasses.field(default_factory=dict)
     family: str = "decoder"
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
     class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -117,8 +111,6 @@ class ArchitectureMap:
                     pass
                 case str():
                     ours.setdefault(row, value)
-                case Choice() if value in row.values:
-                    ours[row.ours] = row.values[value]
                 case Converted():
                     ours[row.ours] = row.read(value)
                 case Computed():
@@ -129,36 +121,29 @@ class ArchitectureMap:
                     raise UserError(
                         f"{self.native} with {name}={value!r} has no anyformer twin; {row.native}'s {other!r} has one"
                     )
-                case Choice():
-                    known = " and ".join(map(repr, row.values))
-                    raise UserError(f"{self.native} with {name}={value!r} has no anyformer twin; {known} have one")
-        common = {name: _value(native, name) for name in (*self.common_fields, *LABEL_FIELDS)}
+        common = {name: _value(native, name) for name in (*self.common_fields, *self.same_fields, *LABEL_FIELDS)}
         return {name: value for name, value in common.items() if value is not _MISSING} | ours
 
     def write(self, ours) -> dict[str, Any]:
         """Return native fields for our config: exact where `read` gives the config back, else the nearest."""
         declared = {f.name for f in dataclasses.fields(CONFIG_MAPPING[self.native])}
         native = {name: getattr(ours, name) for name in self.common_fields if name in declared or name in TOKEN_FIELDS}
+        native |= {name: getattr(ours, name) for name in self.same_fields}
         for name, row in self.fields.items():
             match row:
                 case str():
                     native[name] = getattr(ours, row)
                 case MustEqual() if name.split(".")[0] in declared:
                     native[name] = row.value
-                case Choice():
-                    wanted = getattr(ours, row.ours)
-                    native[name] = next((n for n, o in row.values.items() if o == wanted), next(iter(row.values)))
                 case Converted():
                     native[name] = row.write(getattr(ours, row.ours))
+                case Computed(write=None):
+                    native |= {each: getattr(ours, each) for each in ([name] if isinstance(name, str) else name)}
                 case Computed():
                     native |= row.write(ours)
         native |= {n: native[row.native] for n, row in self.fields.items() if isinstance(row, Same) and n in declared}
         native |= {name: getattr(ours, name) for name in LABEL_FIELDS if hasattr(ours, name)}
         return _nested(native)
-
-    def native_config(self, ours) -> PreTrainedConfig:
-        """Return the native config of `write`; raises ValueError where transformers does not accept it."""
-        return CONFIG_MAPPING[self.native](**self.write(ours))
 
     @property
     def common_fields(self) -> tuple[str, ...]:
@@ -166,6 +151,12 @@ class ArchitectureMap:
         if self.family == "vit":
             return ()
         return tuple(name for name in COMMON_FIELDS if name != "use_cache" or self.family != "encoder")
+
+    @property
+    def same_fields(self) -> list[str]:
+        """Native fields without a row that ours have under the same name."""
+        declared = native_fields(CONFIG_MAPPING[self.native])
+        return sorted((declared & family_fields(self.family).keys()) - self.known_fields())
 
     def pairs(self, auto_class: str, names: Iterable[str], prefix: str, our_prefix: str, ours) -> Iterator[tuple]:
         """Yield (native parameter, Weights, our parameters) for the parameters of a native model.
@@ -175,18 +166,20 @@ class ArchitectureMap:
         """
         table = self.weights(ours) if callable(self.weights) else self.weights
         for name in names:
-            base = find(table, name.removeprefix(prefix)) if name.startswith(prefix) else None
-            if base is not None:
-                yield name, base[0], [f"{our_prefix}{part}" for part in base[1]]
-            elif (head := find(self.heads[auto_class], name)) is not None:
+            is_base, inner = name.startswith(prefix), name.removeprefix(prefix)
+            base = find(table, inner) if is_base else None
+            if base is None and (head := find(self.heads[auto_class], name)) is not None:
                 yield name, *head
+            elif is_base:
+                row, parts = base or (SAME, [inner])
+                yield name, row, [f"{our_prefix}{part}" for part in parts]
             else:
-                raise UserError(f"{self.native} with a parameter {name} has no anyformer twin")
+                yield name, SAME, [name]
 
     def _refuse_unknown(self, native) -> None:
         """A field that a newer transformers has added may change the maths, unless it is left at its default."""
         default = type(native)()
-        for name in sorted(native_fields(native) - self.known_fields()):
+        for name in sorted(native_fields(native) - self.known_fields() - set(self.same_fields)):
             if getattr(native, name) != getattr(default, name):
                 raise UserError(f"{self.native} with {name}={getattr(native, name)!r} is not known to this anyformer")
 
@@ -196,9 +189,17 @@ class ArchitectureMap:
         return {name.split(".")[0] for name in names} | set(COMMON_FIELDS)
 
 
-def same(*names: str) -> dict[str, str]:
-    """Fields of one name on both sides."""
-    return dict(zip(names, names))
+def layer_kinds(kinds: dict[str, str]) -> dict[tuple[str, ...], Computed]:
+    """The kinds of attention of an architecture's layers, by their native names.
+
+    One of ours that it does not have is written as the last of them, which then shows as the difference.
+    """
+    names, (*_, other) = {kind: name for name, kind in kinds.items()}, kinds
+    row = Computed(
+        lambda native: {"attention_pattern": [kinds[name] for name in native.layer_types]},
+        lambda ours: {"layer_types": [names.get(kind, other) for kind in ours.attention_kinds]},
+    )
+    return {("layer_types",): row}
 
 
 def classifier_dropout(native: str) -> dict[tuple[str, ...], Computed]:
@@ -211,7 +212,7 @@ def classifier_dropout(native: str) -> dict[tuple[str, ...], Computed]:
     return {(native,): Computed(lambda config: {"classifier_dropout": getattr(config, native)}, write)}
 
 
-def native_fields(native: PreTrainedConfig) -> set[str]:
+def native_fields(native: PreTrainedConfig | type[PreTrainedConfig]) -> set[str]:
     """Names of the fields that a native config class declares beyond those of every config."""
     return {f.name for f in dataclasses.fields(native)} - {f.name for f in dataclasses.fields(PreTrainedConfig)}
 

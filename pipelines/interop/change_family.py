@@ -108,12 +108,12 @@ def decoder_weights(source, weights: dict) -> dict:
     """An encoder's weights as a decoder's; its first segment's vector is added to the learned positions."""
     segments = weights.pop("model.token_type_embeddings.weight", None)
     table = next((name for name in weights if name.startswith(POSITIONS)), None)
-    if segments is not None and table is None:
-        raise UserError(
-            f"type_vocab_size={source.type_vocab_size} adds a vector to every token, and without learned positions a "
-            f"decoder has no place for it"
-        )
     if segments is not None:
+        if table is None:
+            raise UserError(
+                f"type_vocab_size={source.type_vocab_size} adds a vector to every token, and without learned positions "
+                f"a decoder has no place for it"
+            )
         weights[table] = weights[table] + segments[0]
     return weights
 

@@ -41,12 +41,16 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     if is_ours(native.config):
         raise UserError(f"{type(native).__name__} is an anyformer model already; to_native goes the other way")
     architecture = architecture_of(native.config)
-    auto_class = auto_class_of(native)
-    cls = our_class(auto_class, architecture.family)
+    auto_class, row = auto_class_of(native), family_row(architecture.family)
+    if auto_class not in row.heads:
+        raise UserError(f"anyformer's {architecture.family} has no {auto_class}; it has {', '.join(row.heads)}")
+    cls = row.load(row.heads[auto_class])
     _check_plain(native)
     config, source = our_config(native.config), native.state_dict()
-    for field, value in _fields_of_class(native, architecture, auto_class).items():
+    for field, value in architecture.class_fields.get(type(native).__name__, {}).items():
         setattr(config, field, value)
+    if auto_class == "AutoModel" and architecture.family == "vit":
+        config.add_pooling_layer = _has_pooler(native)
     names, tied = _parameter_names(cls, config)
     prefixes = _prefix(type(native), source), _prefix(cls, names)
     weights, copies = {}, []
@@ -121,7 +125,8 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     """
     from_pretrained_kwargs = {"trust_remote_code": False} | from_pretrained_kwargs
     config = load_config(name_or_path, **from_pretrained_kwargs)
-    heads = [family_row(_family(config)).pretraining, "AutoModel"]
+    family = family_name(config) if is_ours(config) else architecture_of(config).family
+    heads = [family_row(family).pretraining, "AutoModel"]
     if config.architectures:
         heads = [_auto_class_named(config.architectures[0], config)]
         if heads[0] is None:
@@ -145,14 +150,6 @@ def auto_class_of(model: PreTrainedModel) -> str:
     return name
 
 
-def our_class(auto_class: str, family: str) -> type[PreTrainedModel]:
-    """Return the class of a family with the head of an Auto class; raise UserError where there is none."""
-    row = family_row(family)
-    if auto_class not in row.heads:
-        raise UserError(f"anyformer's {family} has no {auto_class}; it has {', '.join(row.heads)}")
-    return row.load(row.heads[auto_class])
-
-
 def _auto_class_named(class_name: str, config) -> str | None:
     if is_ours(config):
         names = FAMILIES[config.model_type].heads
@@ -164,23 +161,11 @@ def _auto_class_named(class_name: str, config) -> str | None:
     return next((auto for auto, name in names.items() if name == class_name), None)
 
 
-def _family(config) -> str:
-    return family_name(config) if is_ours(config) else architecture_of(config).family
-
-
 def _check_plain(model: PreTrainedModel) -> None:
     if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
         raise UserError(f"{type(model).__name__} is quantised; convert the weights it was quantised from")
     if getattr(model, "peft_config", None):
         raise UserError(f"{type(model).__name__} carries an adapter; merge it first")
-
-
-def _fields_of_class(native, architecture, auto_class: str) -> dict:
-    """Fields of ours that follow from a native model's class and modules, not from its config."""
-    fields = dict(architecture.class_fields.get(type(native).__name__, {}))
-    if auto_class == "AutoModel" and architecture.family == "vit":
-        fields["add_pooling_layer"] = _has_pooler(native)
-    return fields
 
 
 def _has_pooler(model) -> bool:

@@ -58,9 +58,8 @@ def native_classes(model_type: str, auto_class: str) -> tuple[str, ...]:
 def native_class_names(model_type: str) -> dict[str, str]:
     """{Auto class: name of transformers' class} of an architecture, each class once; of several the first."""
     names: dict[str, str] = {}
-    for auto_class, table in HEADS.items():
-        name = table.get(model_type)
-        name = name[0] if isinstance(name, tuple) else name
-        if name is not None and name not in names.values():
-            names[auto_class] = name
+    for auto_class in HEADS:
+        for name in native_classes(model_type, auto_class)[:1]:
+            if name not in names.values():
+                names[auto_class] = name
     return names

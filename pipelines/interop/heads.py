@@ -4,16 +4,14 @@ from .weights import Weights, convolution, renamed, tied
 
 Heads = dict[str, dict[str, Weights]]
 
-SCORE = {"score": renamed("score")}
 CLASSIFIER = {"classifier": renamed("score")}
-ANSWERS = {"qa_outputs": renamed("qa_outputs")}
 
 DECODER_HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForCausalLM": {"lm_head": renamed("lm_head")},
-    "AutoModelForSequenceClassification": SCORE,
-    "AutoModelForTokenClassification": SCORE | CLASSIFIER,
-    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForCausalLM": {},
+    "AutoModelForSequenceClassification": {},
+    "AutoModelForTokenClassification": CLASSIFIER,
+    "AutoModelForQuestionAnswering": {},
 }
 
 
@@ -42,16 +40,12 @@ BERT_HEADS: Heads = {
     "AutoModelForPreTraining": BERT_MASKED_LM | {"cls.seq_relationship": renamed("seq_relationship")},
     "AutoModelForSequenceClassification": CLASSIFIER,
     "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForQuestionAnswering": {},
     "AutoModelForMultipleChoice": CLASSIFIER,
 }
-ROBERTA_HEADS: Heads = {
-    "AutoModel": {},
+ROBERTA_HEADS: Heads = BERT_HEADS | {
     "AutoModelForMaskedLM": masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
     "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
-    "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": ANSWERS,
-    "AutoModelForMultipleChoice": CLASSIFIER,
 }
 VIT_HEADS: Heads = {
     "AutoModel": {},

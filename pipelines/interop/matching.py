@@ -2,51 +2,26 @@
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
 from anyformer.modeling.traits import POSITION_SCHEMES
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..errors import UserError, did_you_mean
 from ..recipes.introspection import family_fields, family_row
 from .architecture_map import SILENT_FIELDS, ArchitectureMap
-from .architectures.albert import ALBERT
-from .architectures.bamba import BAMBA, GRANITE_HYBRID
-from .architectures.bart import BART, MARIAN
-from .architectures.bert import BERT, LONGFORMER, ROBERTA
-from .architectures.bloom import BLOOM, MPT
-from .architectures.cohere import COHERE, COHERE2
-from .architectures.deberta import DEBERTA, DEBERTA_V2
-from .architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from .architectures.falcon import FALCON
-from .architectures.gemma import GEMMA, GEMMA2, GEMMA3
-from .architectures.gpt import GPT2, GPT_J, GPT_NEO, GPT_NEOX, PHI
-from .architectures.gpt_oss import GPT_OSS
-from .architectures.imagegpt import IMAGEGPT
-from .architectures.kimi import KIMI_LINEAR
-from .architectures.llama import DIFFLLAMA, GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
-from .architectures.llama4 import LLAMA4
-from .architectures.mixtral import MIXTRAL, QWEN3_MOE
-from .architectures.modernbert import MODERNBERT
-from .architectures.olmo import OLMO2, OLMO3, OLMO_HYBRID
-from .architectures.qwen_hybrid import QWEN3_5, QWEN3_NEXT
-from .architectures.switch import SWITCH
-from .architectures.t5 import MT5, T5, UMT5
-from .architectures.vit import DEIT, VIT
 from .families import family_name
 from .rotary import flat_rope
 
-# Where several match a config, the first is taken, unless the config records where it comes from.
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT, GRANITE, SMOLLM3)
-DECODERS += (GEMMA, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_J, PHI, FALCON, COHERE, COHERE2, QWEN3_5, OLMO_HYBRID, BAMBA)
-DECODERS += (GRANITE_HYBRID, DIFFLLAMA)
-ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
-SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
-MIXTURES = (MIXTRAL, QWEN3_MOE, QWEN3_NEXT, GPT_OSS, DEEPSEEK_V3, DEEPSEEK_V2, LLAMA4, KIMI_LINEAR)
-VISION = (VIT, DEIT)
-ARCHITECTURES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
+# Files of maps. Where several maps match a config, the first is taken, unless the config records where it comes from.
+FILES = ("llama", "gpt", "bloom", "imagegpt", "gemma", "olmo", "falcon", "cohere", "qwen_hybrid", "bamba")
+FILES += ("bert", "albert", "deberta", "modernbert", "t5", "bart", "switch")
+FILES += ("mixtral", "gpt_oss", "deepseek", "llama4", "kimi", "vit")
+_FOUND = [row for name in FILES for row in vars(import_module(f".architectures.{name}", __package__)).values()]
+ARCHITECTURES = {row.native: row for row in _FOUND if isinstance(row, ArchitectureMap)}
 # A field of our config that records the source model_type: some architectures coincide, as Mistral without a window
 # and LLaMA.
 ORIGIN = "native_model_type"
@@ -81,10 +56,8 @@ def feed_forward_kinds(c) -> list[str]:
 
 
 MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
-MIXTURE_FIELDS += ("router_bias",)
-MIXTURE_FIELDS += ("apply_router_weight_on_input",)
-MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
-MIXTURE_FIELDS += ("n_group", "topk_group")
+MIXTURE_FIELDS += ("router_bias", "apply_router_weight_on_input", "router_scoring", "router_bias_update_rate")
+MIXTURE_FIELDS += ("shared_expert_intermediate_size", "expert_capacity", "n_group", "topk_group")
 # Field -> whether it acts in this config.
 ACTS = {
     **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},
@@ -170,7 +143,7 @@ class Match:
 def compare(architecture: ArchitectureMap, ours) -> Match:
     """Translate our config there and back: a field that comes back with another value is a difference."""
     try:
-        native = architecture.native_config(ours)
+        native = CONFIG_MAPPING[architecture.native](**architecture.write(ours))
         back = effective_fields(our_config(native))
     except (ValueError, KeyError, StrictDataclassError, UserError) as error:  # transformers' own validation among them
         return Match(architecture, None, [" ".join(str(error).split())])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import UserError
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -95,6 +97,11 @@ def fused(*names: str, under: str, transposed: bool = False, layout: Callable | 
     return Weights(tuple(f"{under}.{name}" for name in names), transposed, layout)
 
 
+def query_key_value(**options) -> Weights:
+    """The three projections of our self-attention in one native module; options: as of `fused`."""
+    return fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", **options)
+
+
 def by_head(config) -> tuple[int, list[int]]:
     """Query, key and value of the first head, then of the second."""
     return config.num_attention_heads, [config.head_dim] * 3
@@ -117,6 +124,7 @@ def convolution(ours: str, kernel: str | int) -> Weights:
 
 
 COMPUTED = Weights(())  # a fixed table that transformers keeps with the weights
+SAME = renamed("")  # of one name on both sides
 
 
 def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | None:
@@ -127,17 +135,14 @@ def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | No
     """
     expert = re.search(r"expert_(\d+)", name)
     name = name if expert is None else f"{name[: expert.start(1)]}#{name[expert.end(1) :]}"
-    module, _, kind = name.rpartition(".")
-    for exact in (True, False):
-        for path, suffix in ((name, ""), (module, f".{kind}")):
-            number = None if exact else re.search(r"\.(\d+)\.", path)
-            if not exact and number is None:
-                continue
-            row = table.get(path if exact else f"{path[: number.start()]}.*.{path[number.end() :]}")
-            if row is not None:
-                parts = row.ours if number is None else [part.replace("*", number[1]) for part in row.ours]
-                parts = parts if expert is None else [part.replace("#", expert[1]) for part in parts]
-                return row, [f"{part}{suffix}" for part in parts]
+    layer = re.search(r"\.(\d+)\.", name)
+    stands_for = {"*": layer and layer[1], "#": expert and expert[1]}
+    for path in (name, layer and f"{name[: layer.start()]}.*.{name[layer.end() :]}"):
+        module, _, kind = (path or "").rpartition(".")
+        for key, suffix in ((path, ""), (module, f".{kind}")):
+            if key in table:
+                parts = [re.sub(r"[*#]", lambda sign: stands_for[sign[0]] or sign[0], part) for part in table[key].ours]
+                return table[key], [f"{part}{suffix}" for part in parts]
     return None
 
 
@@ -154,10 +159,10 @@ def stack_slices(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def take(weights: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The parameter of ours that a row names, or a slice of it."""
-    if not name.endswith("]"):
-        return weights[name]
-    parameter, number = _slice(name)
+    """The parameter of ours that a row names, or a slice of it; raises UserError where there is none."""
+    parameter, number = _slice(name) if name.endswith("]") else (name, ...)
+    if parameter not in weights:
+        raise UserError(f"this model has no parameter {parameter}, which its native twin needs")
     return weights[parameter][number]
 
 

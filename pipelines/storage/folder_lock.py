@@ -22,8 +22,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of an existing folder for the block; raise FolderInUse where another process holds it.
 
     What counts is the system's record lock on the file `.lock`: it ends with its process, however that ends, and forked
-    workers do not inherit it. So what a killed process leaves is stale at once. The text in the file says who holds it;
-    only on a file system without locks it decides, and there it is believed as long as that process of this host lives.
+    workers do not inherit it. So what a killed process leaves is stale at once. The text in the file says who holds it.
+    A file system without locks keeps nobody out.
     """
     path, descriptor = folder / LOCK, _open_locked(folder / LOCK)
     try:
@@ -41,11 +41,11 @@ def _open_locked(path: Path) -> int:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno not in HELD:  # there are no locks
+                return descriptor
             host, process, since = _holder(descriptor)
             os.close(descriptor)
-            if error.errno in HELD or (host == socket.gethostname() and _lives(process)):
-                raise FolderInUse(f"process {process} on {host} (since {since})") from None
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            raise FolderInUse(f"process {process} on {host} (since {since})") from None
         if _is_file(descriptor, path):
             return descriptor
         os.close(descriptor)  # its holder ended, and deleted the file, between the two calls
@@ -62,15 +62,3 @@ def _holder(descriptor: int) -> tuple[str, str, str]:
     """(host, process, time) as the lock's file names them; unknown where its holder has not written them yet."""
     words = os.pread(descriptor, 1000, 0).decode(errors="replace").split(" ", 2)
     return tuple(words) if len(words) == 3 else ("an unknown host", "unknown", "a moment ago")
-
-
-def _lives(process: str) -> bool:
-    if not process.isdecimal() or int(process) == os.getpid():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

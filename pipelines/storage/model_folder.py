@@ -152,18 +152,14 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; name the folder of a finished run or of a saved model")
-    if is_adapter(folder):
-        own = folder / ADAPTED_CONFIG
-        model = ModelFolder(folder, read_json(own) if own.is_file() else {})
-        model.weight_files()
-        return model
-    if not (folder / "config.json").is_file():
+    file = folder / (ADAPTED_CONFIG if is_adapter(folder) else "config.json")
+    if not file.is_file() and not is_adapter(folder):
         checkpoints = list_checkpoints(folder)
         hint = f"finish the run, or name {checkpoints[0]}" if checkpoints else "name one written by save_pretrained"
         raise UserError(f"{folder} is no model folder, config.json is missing; {hint}")
-    config = read_json(folder / "config.json")
+    config = read_json(file) if file.is_file() else {}
     if not isinstance(config, dict):
-        raise UserError(f"{folder / 'config.json'} holds no settings; save the model again")
+        raise UserError(f"{file} holds no settings; save the model again")
     model = ModelFolder(folder, config)
     model.weight_files()
     return model

@@ -18,14 +18,7 @@ def find_foreign(checkpoint: Path) -> str | None:
         if path.is_symlink():
             return f"{name} is a link"
         if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
-            return f"{name} belongs to another user ({_owner(path)})"
+            return f"{name} belongs to another user (number {path.stat().st_uid})"
         if path.is_file() and name != MANIFEST and name not in listed:
             return f"{name} is not in its manifest"
     return None
-
-
-def _owner(path: Path) -> str:
-    try:
-        return path.owner()
-    except KeyError:  # a user of another machine
-        return f"number {path.stat().st_uid}"

@@ -47,13 +47,7 @@ def train_byte_bpe(texts: Texts, plan: Plan):
     tokenizer = tk.Tokenizer(tk.models.BPE())
     tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = tk.decoders.ByteLevel()
-    trainer = tk.trainers.BpeTrainer(
-        vocab_size=plan.vocab_size,
-        min_frequency=plan.min_frequency,
-        special_tokens=plan.special,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=plan.special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(tokenizer, plan)
 
@@ -82,14 +76,8 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     first = plan.special + byte_tokens
     _require(plan, len(first) + 1, "the 256 bytes, the space and the special tokens")
     alphabet, rare = _covering_alphabet(texts, plan.vocab_size - len(first) - 1)
-    trainer = tk.trainers.BpeTrainer(
-        vocab_size=plan.vocab_size,
-        min_frequency=plan.min_frequency,
-        special_tokens=first,
-        initial_alphabet=[_SPACE, *alphabet],
-        limit_alphabet=1 + len(alphabet),  # no other character
-        show_progress=False,
-    )
+    letters = {"initial_alphabet": [_SPACE, *alphabet], "limit_alphabet": 1 + len(alphabet)}  # no other character
+    trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=first, **letters)
     tokenizer = untrained(tk.models.BPE())
     # The trainer leaves out characters without an entry and would merge what stands around them.
     apart = str.maketrans(dict.fromkeys(rare, "\n"))
@@ -134,12 +122,7 @@ def train_wordpiece(texts: Texts, plan: Plan):
 
     def trained(first: list[str], vocab_size: int) -> list[str]:
         tokenizer = untrained()
-        trainer = tk.trainers.WordPieceTrainer(
-            vocab_size=vocab_size,
-            min_frequency=plan.min_frequency,
-            special_tokens=first,
-            show_progress=False,
-        )
+        trainer = _trainer(tk.trainers.WordPieceTrainer, plan, special_tokens=first, vocab_size=vocab_size)
         tokenizer.train_from_iterator(texts(), trainer)
         vocabulary = tokenizer.get_vocab()
         return sorted(vocabulary, key=vocabulary.get)
@@ -220,6 +203,12 @@ def train_char(texts: Texts, plan: Plan):
     tokenizer.decoder = tk.decoders.Fuse()
     tokenizer.add_special_tokens(plan.special)
     return tokenizer
+
+
+def _trainer(kind, plan: Plan, **options):
+    """A trainer of the plan's size, without a bar of its own."""
+    settings = {"vocab_size": plan.vocab_size, "min_frequency": plan.min_frequency, "show_progress": False}
+    return kind(**settings | options)
 
 
 def _characters(texts: Texts, change: Callable[[str], str] = str) -> set[str]:

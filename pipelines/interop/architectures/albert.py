@@ -1,10 +1,12 @@
 """ALBERT: narrow token embeddings, and layers shared within groups."""
 
+from dataclasses import replace
+
 from ...errors import UserError
-from ..architecture_map import ArchitectureMap, Computed, MustEqual, classifier_dropout
+from ..architecture_map import Computed, MustEqual, classifier_dropout
 from ..heads import BERT_HEADS, masked_lm
 from ..weights import renamed
-from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, QUERY_KEY_VALUE, SEGMENTS
+from .bert import BERT, BERT_SIZES, EMBEDDINGS, QUERY_KEY_VALUE, SEGMENTS
 
 LAYER = "encoder.albert_layer_groups.*.albert_layers.0"
 MASKED_LM = masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
@@ -19,18 +21,14 @@ def _read_width(native) -> dict:
     return {"embedding_size": native.embedding_size}
 
 
-ALBERT = ArchitectureMap(
+ALBERT = replace(
+    BERT,
     native="albert",
-    family="encoder",
-    preset="albert_base",
-    fixed={"position_encoding": "learned", **BERT_FIXED},
     fields={
         **BERT_SIZES,
         **SEGMENTS,
-        ("embedding_size",): Computed(_read_width, lambda ours: {"embedding_size": ours.embedding_size}),
-        "num_hidden_groups": "num_hidden_groups",
+        ("embedding_size",): Computed(_read_width),
         "inner_group_num": MustEqual(1),
-        "max_position_embeddings": "max_position_embeddings",
         **classifier_dropout("classifier_dropout_prob"),
     },
     weights={

@@ -2,10 +2,10 @@
 
 import math
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, layer_kinds
 from ..rotary import ROTARY_WITH_PART
 from ..weights import Weights, fused, renamed
-from .llama import FIXED, GRANITE, WEIGHTS
+from .llama import FIELDS, GRANITE, MLP
 
 KINDS = {"linear_attention": "mamba2_attention", "full_attention": "full_attention"}
 
@@ -28,7 +28,6 @@ MAMBA_FIELDS = {
     "time_step_limit": MustEqual((0.0, math.inf)),
     "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
 }
-MAMBA_FIXED = {"norm_type": "rmsnorm", "mlp_type": "glu", "hidden_act": "silu"}
 
 
 def _read_layers(native) -> dict:
@@ -37,11 +36,6 @@ def _read_layers(native) -> dict:
 
 def _full_layers(ours) -> list[int]:
     return [i for i, kind in enumerate(ours.attention_kinds) if kind == "full_attention"]
-
-
-def _write_layers(ours) -> dict:
-    full = _full_layers(ours)
-    return {"layer_types": [list(KINDS)[i in full] for i in range(ours.num_hidden_layers)]}
 
 
 def _in_proj(config) -> tuple[int, list[int]]:
@@ -62,17 +56,15 @@ MAMBA = {
 }
 BAMBA = ArchitectureMap(
     native="bamba",
-    preset=None,
-    fixed={**FIXED, **MAMBA_FIXED},
     fields={
-        **{name: row for name, row in GRANITE.fields.items() if not name.endswith(("_multiplier", "_scaling"))},
+        **FIELDS,
         **MAMBA_FIELDS,
         "rope_parameters": ROTARY_WITH_PART,
         ("attn_layer_indices",): Computed(_read_layers, lambda ours: {"attn_layer_indices": _full_layers(ours)}),
-        **dict.fromkeys(("num_logits_to_keep", "z_loss_coefficient"), IRRELEVANT),
+        ("num_logits_to_keep", "z_loss_coefficient"): IRRELEVANT,
     },
     weights={
-        **{name.replace(".mlp.", ".feed_forward."): row for name, row in WEIGHTS.items()},
+        **{f"layers.*.feed_forward.{part}": renamed(f"layers.*.mlp.{part}") for part in MLP},
         **MAMBA,
         "layers.*.pre_ff_layernorm": renamed("layers.*.post_attention_layernorm"),
         "final_layernorm": renamed("norm"),
@@ -80,20 +72,20 @@ BAMBA = ArchitectureMap(
 )
 GRANITE_HYBRID = ArchitectureMap(
     native="granitemoehybrid",
-    preset=None,
-    fixed={**MAMBA_FIXED, "mlp_bias": False},
     fields={
-        **{name: row for name, row in GRANITE.fields.items() if name not in ("intermediate_size", "mlp_bias")},
+        **GRANITE.fields,
         **MAMBA_FIELDS,
         "shared_intermediate_size": "intermediate_size",
         "num_local_experts": MustEqual(0),
-        "position_embedding_type": Choice("position_encoding", {None: "none", "rope": "rotary"}),
-        ("layer_types",): Computed(_read_layers, _write_layers),
-        **dict.fromkeys(("intermediate_size", "num_experts_per_tok"), IRRELEVANT),
-        **dict.fromkeys(("output_router_logits", "router_aux_loss_coef"), IRRELEVANT),
+        "position_embedding_type": Converted(
+            "position_encoding",
+            lambda kind: "rotary" if kind == "rope" else "none",
+            lambda scheme: "rope" if scheme == "rotary" else None,
+        ),
+        **layer_kinds(KINDS),
+        ("intermediate_size", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef"): IRRELEVANT,
     },
     weights={
-        **{name: row for name, row in WEIGHTS.items() if ".mlp." not in name},
         **MAMBA,
         "layers.*.shared_mlp.input_linear": fused("gate_proj", "up_proj", under="layers.*.mlp"),
         "layers.*.shared_mlp.output_linear": renamed("layers.*.mlp.down_proj"),

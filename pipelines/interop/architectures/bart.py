@@ -25,15 +25,10 @@ FIELDS = {
     "decoder_attention_heads": Same("encoder_attention_heads"),
     "encoder_ffn_dim": "intermediate_size",
     "decoder_ffn_dim": Same("encoder_ffn_dim"),
-    "encoder_layerdrop": IRRELEVANT,
-    "decoder_layerdrop": IRRELEVANT,
     "activation_function": "hidden_act",
     "dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": IRRELEVANT,
+    ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"): IRRELEVANT,
     "init_std": "initializer_range",
-    "max_position_embeddings": "max_position_embeddings",
-    "decoder_start_token_id": "decoder_start_token_id",
     ("scale_embedding",): Computed(
         lambda native: {"embedding_multiplier": math.sqrt(native.d_model) if native.scale_embedding else 1.0},
         lambda ours: {"scale_embedding": ours.embedding_multiplier != 1},
@@ -45,45 +40,37 @@ FIELDS = {
 
 
 def _attention(native: str, ours: str) -> dict[str, Weights]:
-    rows = {f"{native}.{name}_proj": renamed(f"{ours}.{name}_proj") for name in "qkv"}
-    return rows | {f"{native}.out_proj": renamed(f"{ours}.o_proj")}
+    return {f"{native}.{name}_proj": renamed(f"{ours}.{own}_proj") for name, own in zip(("q", "k", "v", "out"), "qkvo")}
 
 
-def _stack(stack: str, **own: Weights) -> dict[str, Weights]:
+def _stack(stack: str, positions: Weights) -> dict[str, Weights]:
+    """Rows of the encoder or the decoder, which alone has cross-attention; Marian has no norm of embeddings."""
     layer = f"{stack}.layers.*"
-    cross = {} if stack == "encoder" else _attention(f"{layer}.encoder_attn", f"{layer}.cross_attn")
-    if cross:
-        cross |= {f"{layer}.encoder_attn_layer_norm": renamed(f"{layer}.cross_attention_layernorm")}
-    return {f"{stack}.{name}": row for name, row in own.items()} | {
+    return {
         f"{stack}.embed_tokens": tied("encoder.embed_tokens"),
+        f"{stack}.embed_positions": positions,
+        f"{stack}.layernorm_embedding": renamed(f"{stack}.embedding_norm"),
         **_attention(f"{layer}.self_attn", f"{layer}.self_attn"),
         f"{layer}.self_attn_layer_norm": renamed(f"{layer}.input_layernorm"),
-        **cross,
+        **_attention(f"{layer}.encoder_attn", f"{layer}.cross_attn"),
+        f"{layer}.encoder_attn_layer_norm": renamed(f"{layer}.cross_attention_layernorm"),
         f"{layer}.fc1": renamed(f"{layer}.mlp.up_proj"),
         f"{layer}.fc2": renamed(f"{layer}.mlp.down_proj"),
         f"{layer}.final_layer_norm": renamed(f"{layer}.post_attention_layernorm"),
     }
 
 
-LANGUAGE_MODEL = {"lm_head": renamed("lm_head"), "final_logits_bias": renamed("lm_head.bias", ones=(0,))}
+LANGUAGE_MODEL = {"final_logits_bias": renamed("lm_head.bias", ones=(0,))}
 
 BART = ArchitectureMap(
     native="bart",
     family="seq2seq",
-    preset="bart_base",
     fixed={**FIXED, "position_encoding": "learned", "position_offset": 2, "embedding_norm": True},
     fields={**FIELDS, **classifier_dropout("classifier_dropout")},
     weights={
         "shared": renamed("encoder.embed_tokens"),
-        **{
-            name: row
-            for stack in ("encoder", "decoder")
-            for name, row in _stack(
-                stack,
-                embed_positions=renamed(f"{stack}.position_encoding"),
-                layernorm_embedding=renamed(f"{stack}.embedding_norm"),
-            ).items()
-        },
+        **_stack("encoder", renamed("encoder.position_encoding")),
+        **_stack("decoder", renamed("decoder.position_encoding")),
     },
     heads={
         "AutoModel": {},
@@ -95,7 +82,6 @@ BART = ArchitectureMap(
 MARIAN = ArchitectureMap(
     native="marian",
     family="seq2seq",
-    preset="marian_en_de",
     fixed={**FIXED, "position_encoding": "sinusoidal"},
     fields={
         **FIELDS,
@@ -104,8 +90,8 @@ MARIAN = ArchitectureMap(
     },
     weights={
         "shared": renamed("encoder.embed_tokens"),
-        **_stack("encoder", embed_positions=COMPUTED),
-        **_stack("decoder", embed_positions=COMPUTED),
+        **_stack("encoder", COMPUTED),
+        **_stack("decoder", COMPUTED),
     },
     heads={"AutoModel": {}, "AutoModelForSeq2SeqLM": LANGUAGE_MODEL},
     tolerance=1e-6,  # transformers keeps the sines as a table in fp32; ours are computed

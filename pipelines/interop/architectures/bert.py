@@ -1,7 +1,9 @@
 """BERT, RoBERTa and Longformer: post-norm, learned absolute positions, a pooled first token."""
 
+from dataclasses import replace
+
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..heads import BERT_HEADS, ROBERTA_HEADS
 from ..weights import Weights, renamed
 
@@ -13,13 +15,10 @@ BERT_FIXED = {
     "attention_bias": True,
     "mlp_bias": True,
     "embedding_norm": True,
-    "lm_head_bias": True,
 }
 BERT_SIZES = {
-    **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
     "hidden_dropout_prob": "hidden_dropout",
     "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_range",
     "layer_norm_eps": "norm_eps",
 }
 # A model that was trained with another kind of positions is wrong in transformers, which no longer reads this field.
@@ -50,26 +49,15 @@ def bert_layers(**projections: Weights) -> dict[str, Weights]:
     }
 
 
-QUERY_KEY_VALUE = {
-    "query": renamed("layers.*.self_attn.q_proj"),
-    "key": renamed("layers.*.self_attn.k_proj"),
-    "value": renamed("layers.*.self_attn.v_proj"),
-}
-POOLER = {"pooler.dense": renamed("pooler.dense")}
+PROJECTIONS = ("query", "key", "value")
+QUERY_KEY_VALUE = {name: renamed(f"layers.*.self_attn.{name[0]}_proj") for name in PROJECTIONS}
 
 BERT = ArchitectureMap(
     native="bert",
     family="encoder",
-    preset="bert_base",
     fixed={"position_encoding": "learned", **BERT_FIXED},
-    fields={
-        **BERT_SIZES,
-        **SEGMENTS,
-        **NO_DECODER,
-        **ABSOLUTE_ONLY,
-        **same("max_position_embeddings", "classifier_dropout"),
-    },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    fields=BERT_SIZES | SEGMENTS | NO_DECODER | ABSOLUTE_ONLY,
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE),
     heads=BERT_HEADS,
 )
 
@@ -92,20 +80,11 @@ POSITIONS_AFTER_PADDING = {
     )
 }
 
-ROBERTA = ArchitectureMap(
+ROBERTA = replace(
+    BERT,
     native="roberta",
-    family="encoder",
-    preset="roberta_base",
-    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
-    fields={
-        **BERT_SIZES,
-        **SEGMENTS,
-        **NO_DECODER,
-        **ABSOLUTE_ONLY,
-        **POSITIONS_AFTER_PADDING,
-        "classifier_dropout": "classifier_dropout",
-    },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    fixed={**BERT.fixed, "head_act": "gelu"},
+    fields={**BERT.fields, **POSITIONS_AFTER_PADDING},
     heads=ROBERTA_HEADS,
 )
 
@@ -125,25 +104,17 @@ def _write_windows(ours) -> dict:
     return {} if ours.sliding_window is None else {"attention_window": 2 * ours.sliding_window}
 
 
-GLOBAL = {
-    "query_global": renamed("layers.*.self_attn.global_q_proj"),
-    "key_global": renamed("layers.*.self_attn.global_k_proj"),
-    "value_global": renamed("layers.*.self_attn.global_v_proj"),
-}
+GLOBAL = {f"{name}_global": renamed(f"layers.*.self_attn.global_{name[0]}_proj") for name in PROJECTIONS}
 
-LONGFORMER = ArchitectureMap(
+LONGFORMER = replace(
+    ROBERTA,
     native="longformer",
-    family="encoder",
-    preset="longformer_base",
-    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
     fields={
         **BERT_SIZES,
         **SEGMENTS,
         **POSITIONS_AFTER_PADDING,
         ("attention_window",): Computed(_read_windows, _write_windows),
-        "sep_token_id": "sep_token_id",  # ends a question, whose tokens are global by default
         "onnx_export": IRRELEVANT,
     },
-    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL) | POOLER,
-    heads=ROBERTA_HEADS,
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL),
 )

@@ -1,7 +1,7 @@
 """BLOOM and MPT: ALiBi."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
-from ..weights import by_head, fused, renamed
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual
+from ..weights import by_head, query_key_value, renamed
 from .gpt import FIXED
 
 # Of BLOOM and Falcon.
@@ -15,33 +15,26 @@ NAMES = {
 }
 BLOOM = ArchitectureMap(
     native="bloom",
-    preset="bloom_7b1",
     fixed={
         **FIXED,
         "position_encoding": "alibi",
         "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of the tanh form that BloomGelu writes out
-        "intermediate_size": None,  # 4 x hidden_size
         "attention_bias": True,
         "embedding_norm": True,
     },
     fields={
-        "hidden_size": "hidden_size",
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
         "seq_length": "max_position_embeddings",  # read by nothing, and not in every published config
         "layer_norm_epsilon": "norm_eps",
-        **same("initializer_range", "hidden_dropout", "attention_dropout"),
         "apply_residual_connection_post_layernorm": MustEqual(False),
         # How Megatron's ranks were laid out; the sums are the same up to rounding.
-        "pretraining_tp": IRRELEVANT,
-        "slow_but_exact": IRRELEVANT,
+        ("pretraining_tp", "slow_but_exact"): IRRELEVANT,
     },
     weights={
         **NAMES,
         "word_embeddings_layernorm": renamed("embedding_norm"),
-        "h.*.self_attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
-        ),
+        "h.*.self_attention.query_key_value": query_key_value(layout=by_head),
         "h.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
     },
     tolerance=1e-7,  # BloomGelu writes sqrt(2/pi) with 8 digits
@@ -51,16 +44,12 @@ BLOOM = ArchitectureMap(
 # value below. A model that was trained with another one is wrong in transformers, so it is refused rather than copied.
 MPT = ArchitectureMap(
     native="mpt",
-    preset="mpt_7b",
     fixed={
         "position_encoding": "alibi",
         "norm_type": "layernorm",
         "norm_bias": False,
         "mlp_type": "mlp",
         "hidden_act": "gelu",
-        "intermediate_size": None,  # 4 x hidden_size
-        "attention_bias": False,
-        "mlp_bias": False,
     },
     fields={
         "d_model": "hidden_size",
@@ -68,7 +57,6 @@ MPT = ArchitectureMap(
         "n_heads": "num_attention_heads",
         "max_seq_len": "max_position_embeddings",
         "layer_norm_epsilon": "norm_eps",
-        "initializer_range": "initializer_range",
         "attn_config.softmax_scale": "attention_multiplier",
         "attn_config.clip_qkv": MustEqual(None),
         "attn_config.alibi": MustEqual(True),
@@ -82,14 +70,13 @@ MPT = ArchitectureMap(
         "expansion_ratio": MustEqual(4),
         "logit_scale": MustEqual(None),
         "no_bias": MustEqual(True),
-        "learned_pos_emb": IRRELEVANT,  # without effect beside ALiBi, in MosaicML's code as well
-        "embedding_fraction": IRRELEVANT,
-        **dict.fromkeys(("resid_pdrop", "emb_pdrop", "init_device", "norm_type"), IRRELEVANT),
+        # The first without effect beside ALiBi, in MosaicML's code as well.
+        ("learned_pos_emb", "embedding_fraction", "resid_pdrop", "emb_pdrop", "init_device", "norm_type"): IRRELEVANT,
     },
     weights={
         "wte": renamed("embed_tokens"),
         "blocks.*.norm_1": renamed("layers.*.input_layernorm"),
-        "blocks.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
+        "blocks.*.attn.Wqkv": query_key_value(),
         "blocks.*.attn.out_proj": renamed("layers.*.self_attn.o_proj"),
         "blocks.*.norm_2": renamed("layers.*.post_attention_layernorm"),
         "blocks.*.ffn.up_proj": renamed("layers.*.mlp.up_proj"),

@@ -1,15 +1,14 @@
 """Command R (Cohere 1 and 2): LayerNorms without biases, attention and feed-forward side by side, one norm for both."""
 
-from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
+from dataclasses import replace
+
+from ..architecture_map import ArchitectureMap, Computed, MustEqual
 from ..rotary import ROTARY
 from ..weights import renamed
-from .llama import WEIGHTS, WINDOWED_LAYERS, read_layers
+from .llama import read_layers
 
-FIXED = {"position_encoding": "rotary", "norm_type": "layernorm", "norm_bias": False, "mlp_type": "glu"}
-FIXED |= {"block": "parallel"}
+FIXED = {"norm_type": "layernorm", "norm_bias": False, "block": "parallel"}
 FIELDS = {
-    **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout", "attention_bias"),
     "layer_norm_eps": "norm_eps",
     "logit_scale": "logit_multiplier",
     "rope_parameters": ROTARY,
@@ -17,7 +16,6 @@ FIELDS = {
 PAIRED = {
     f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}", paired=True) for part in ("q_proj", "k_proj")
 }
-COHERE_WEIGHTS = {name: row for name, row in WEIGHTS.items() if name != "layers.*.post_attention_layernorm"} | PAIRED
 
 
 def _read_layers(native) -> dict:
@@ -28,18 +26,10 @@ def _read_layers(native) -> dict:
 
 COHERE = ArchitectureMap(
     native="cohere",
-    preset=None,
     fixed=FIXED,
     fields={**FIELDS, "use_qk_norm": MustEqual(False)},
-    weights=COHERE_WEIGHTS,
+    weights=PAIRED,
 )
-COHERE2 = ArchitectureMap(
-    native="cohere2",
-    preset=None,
-    fixed=FIXED,
-    fields={
-        **FIELDS,
-        **{names: Computed(_read_layers, row.write) for names, row in WINDOWED_LAYERS.items()},
-    },
-    weights=COHERE_WEIGHTS,
+COHERE2 = replace(
+    COHERE, native="cohere2", fields={**FIELDS, ("layer_types", "sliding_window"): Computed(_read_layers)}
 )

@@ -1,16 +1,17 @@
 """DeBERTa, and DeBERTa-v2 with v3: disentangled attention."""
 
+from dataclasses import replace
+
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
-from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
-from ..weights import by_head, fused, renamed
-from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, bert_layers
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same
+from ..heads import BERT_HEADS, BERT_MASKED_LM, CLASSIFIER, Heads
+from ..weights import by_head, query_key_value, renamed
+from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, QUERY_KEY_VALUE, bert_layers
 
 FIXED = {
     **BERT_FIXED,
     "position_encoding": "disentangled",
     "add_pooling_layer": False,  # only the classifiers have one
-    "mask_decoder_layers": 0,  # transformers never runs it
 }
 
 
@@ -30,7 +31,6 @@ def positive_or_none(ours: str) -> Converted:
 
 FIELDS = {
     **BERT_SIZES,
-    **same("type_vocab_size", "max_position_embeddings", "position_biased_input"),
     "relative_attention": MustEqual(True),  # without it a BERT with keys that have no bias
     ("pos_att_type",): Computed(_read_terms, lambda ours: {"pos_att_type": sorted(ours.pos_att_type)}),
     "max_relative_positions": positive_or_none("max_relative_positions"),
@@ -55,12 +55,9 @@ MASKED_LM = {
     "lm_predictions.lm_head.weight": renamed("lm_head.weight"),  # transformers < 5.23: the embeddings'
 }
 POOLING_CLASSIFIER = {"pooler.dense": renamed("model.pooler.dense"), **CLASSIFIER}
-HEADS: Heads = {
-    "AutoModel": {},
+HEADS: Heads = BERT_HEADS | {
     "AutoModelForMaskedLM": MASKED_LM,
     "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
-    "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": ANSWERS,
     "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
 }
 
@@ -70,12 +67,11 @@ DEBERTA = ArchitectureMap(
     native="deberta",
     tolerance=ROOT,
     family="encoder",
-    preset="deberta_base",
-    fixed={**FIXED, "attention_key_bias": False, "share_att_key": False, "position_buckets": None},
+    fixed={**FIXED, "attention_key_bias": False},
     fields={**FIELDS, "talking_head": MustEqual(False)},
     weights=WEIGHTS
     | bert_layers(
-        in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head),
+        in_proj=query_key_value(layout=by_head),
         q_bias=renamed("layers.*.self_attn.q_proj.bias"),
         v_bias=renamed("layers.*.self_attn.v_proj.bias"),
         pos_proj=renamed("layers.*.self_attn.pos_key_proj"),
@@ -85,11 +81,9 @@ DEBERTA = ArchitectureMap(
 )
 
 
-DEBERTA_V2 = ArchitectureMap(
+DEBERTA_V2 = replace(
+    DEBERTA,
     native="deberta-v2",
-    tolerance=ROOT,
-    family="encoder",
-    preset="deberta_v3_base",
     fixed=FIXED,
     fields={
         **FIELDS,
@@ -99,14 +93,12 @@ DEBERTA_V2 = ArchitectureMap(
             lambda names: "layer_norm" in [name.strip() for name in names.lower().split("|")],
             lambda is_normed: "layer_norm" if is_normed else "none",
         ),
-        **same("share_att_key", "conv_kernel_size", "conv_groups", "conv_act"),
+        **{name: name for name in ("share_att_key", "conv_kernel_size", "conv_groups", "conv_act")},
     },
     weights={
         **WEIGHTS,
         **bert_layers(
-            query_proj=renamed("layers.*.self_attn.q_proj"),
-            key_proj=renamed("layers.*.self_attn.k_proj"),
-            value_proj=renamed("layers.*.self_attn.v_proj"),
+            **{f"{name}_proj": row for name, row in QUERY_KEY_VALUE.items()},
             pos_key_proj=renamed("layers.*.self_attn.pos_key_proj"),
             pos_query_proj=renamed("layers.*.self_attn.pos_query_proj"),
         ),
@@ -114,5 +106,4 @@ DEBERTA_V2 = ArchitectureMap(
         "encoder.conv.conv": renamed("conv.conv"),
         "encoder.conv.LayerNorm": renamed("conv.norm"),
     },
-    heads=HEADS,
 )

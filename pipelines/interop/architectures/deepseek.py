@@ -1,25 +1,16 @@
 """DeepSeek-V3 and V2: latent attention, and experts chosen within groups beside a shared one."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
-from ..weights import renamed
-from .llama import FIELDS, FIXED, MLP, WEIGHTS
-from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS
+from dataclasses import replace
 
-LATENT_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
-OTHERS = {name: row for name, row in WEIGHTS.items() if not name.endswith(("k_proj", "v_proj"))}
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same
+from ..weights import renamed
+from .llama import FIELDS, MLP
+from .mixtral import MIXTURE_FIELDS
+
 DEEPSEEK_WEIGHTS = {
-    **OTHERS,
-    **EXPERTS,
-    **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in LATENT_PARTS},
-    **{f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
+    f"layers.*.mlp.shared_experts.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP
 }
-DEEPSEEK_FIXED = {
-    **FIXED,
-    **{name: value for name, value in MIXTURE.items() if name != "routed_scaling_factor"},
-    "attention_pattern": ["latent_attention"],
-    "qk_norm": False,
-    "shared_expert_gate": False,
-}
+LATENT = {"attention_pattern": ["latent_attention"]}
 
 
 def _read_experts(native) -> dict:
@@ -39,10 +30,8 @@ def _write_experts(ours) -> dict:
 
 
 DEEPSEEK_FIELDS = {
-    **{name: row for name, row in FIELDS.items() if name not in ("head_dim", "num_key_value_heads")},
-    **{name: row for name, row in MIXTURE_FIELDS.items() if name != "router_aux_loss_coef"},
-    **same("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias"),
-    **same("moe_intermediate_size", "routed_scaling_factor"),
+    **FIELDS,
+    **MIXTURE_FIELDS,
     "n_routed_experts": "num_experts",
     "num_key_value_heads": Same("num_attention_heads"),
     ("first_k_dense_replace", "n_shared_experts"): Computed(_read_experts, _write_experts),
@@ -52,11 +41,9 @@ DEEPSEEK_FIELDS = {
 DEEPSEEK_V3 = ArchitectureMap(
     native="deepseek_v3",
     family="moe",
-    preset="deepseek_v3",
-    fixed={**DEEPSEEK_FIXED, "router_scoring": "sigmoid", "router_bias_update_rate": 0.001},
+    fixed={**LATENT, "router_scoring": "sigmoid", "router_bias_update_rate": 0.001},
     fields={
         **DEEPSEEK_FIELDS,
-        **same("norm_topk_prob", "rope_interleave"),
         "n_group": Converted("n_group", lambda value: None if value == 1 else value, lambda value: value or 1),
         ("topk_group",): Computed(
             lambda native: {"topk_group": None if native.n_group == 1 else native.topk_group},
@@ -78,11 +65,10 @@ def _write_groups(ours) -> dict:
     return {"topk_method": method, "n_group": ours.n_group, "topk_group": ours.topk_group}
 
 
-DEEPSEEK_V2 = ArchitectureMap(
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
     native="deepseek_v2",
-    family="moe",
-    preset=None,
-    fixed={**DEEPSEEK_FIXED, "norm_topk_prob": False, "router_scoring": "softmax", "rope_interleave": True},
+    fixed={**LATENT, "norm_topk_prob": False},
     fields={
         **DEEPSEEK_FIELDS,
         ("topk_method", "n_group", "topk_group"): Computed(_read_groups, _write_groups),
@@ -90,5 +76,4 @@ DEEPSEEK_V2 = ArchitectureMap(
         "head_dim": IRRELEVANT,  # transformers < 5.24: a field, which the class overwrites
         "mlp_bias": MustEqual(False),
     },
-    weights=DEEPSEEK_WEIGHTS,
 )

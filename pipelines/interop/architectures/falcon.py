@@ -1,8 +1,8 @@
 """Falcon with rotary positions, its attention and feed-forward side by side."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
 from ..rotary import ROTARY
-from ..weights import by_key_head, fused, renamed
+from ..weights import by_key_head, query_key_value, renamed
 from .bloom import NAMES
 
 
@@ -23,11 +23,8 @@ def _write_layout(ours) -> dict:
 
 FALCON = ArchitectureMap(
     native="falcon",
-    preset=None,
-    fixed={"position_encoding": "rotary", "norm_type": "layernorm", "mlp_type": "mlp", "block": "parallel"},
+    fixed={"norm_type": "layernorm", "mlp_type": "mlp", "block": "parallel"},
     fields={
-        **same("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
-        **same("hidden_dropout", "attention_dropout", "initializer_range"),
         "ffn_hidden_size": "intermediate_size",
         "layer_norm_epsilon": "norm_eps",
         "activation": "hidden_act",
@@ -47,8 +44,6 @@ FALCON = ArchitectureMap(
         **NAMES,
         "h.*.ln_attn": renamed("layers.*.input_layernorm"),
         "h.*.ln_mlp": renamed("layers.*.post_attention_layernorm"),
-        "h.*.self_attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_key_head
-        ),
+        "h.*.self_attention.query_key_value": query_key_value(layout=by_key_head),
     },
 )

@@ -1,22 +1,19 @@
 """Gemma 1, 2 and 3 (texts): zero-centered norms, from the second on before and behind both parts of a block."""
 
-from ..architecture_map import ArchitectureMap, Computed, Converted, MustEqual, same
+from ..architecture_map import ArchitectureMap, Computed, Converted, MustEqual
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import renamed
-from .llama import QK_NORMS, WEIGHTS, WINDOWED_LAYERS
+from .llama import WINDOWED_LAYERS
 
-FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm_zero_centered", "mlp_type": "glu"}
+FIXED = {"norm_type": "rmsnorm_zero_centered"}
 SANDWICH = {**FIXED, "norm_position": "both"}
 
 
 FIELDS = {
-    **same("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    **same("max_position_embeddings", "initializer_range", "attention_dropout", "attention_bias"),
     "hidden_activation": "hidden_act",
     "rms_norm_eps": "norm_eps",
     ("hidden_size",): Computed(
         lambda native: {"hidden_size": native.hidden_size, "embedding_multiplier": native.hidden_size**0.5},
-        lambda ours: {"hidden_size": ours.hidden_size},
     ),
 }
 LAYERS = {
@@ -24,11 +21,9 @@ LAYERS = {
     "query_pre_attn_scalar": Converted(
         "attention_multiplier", lambda scalar: scalar**-0.5, lambda scale: None if scale is None else round(scale**-2)
     ),
-    **same("final_logit_softcapping", "attn_logit_softcapping"),
     "use_bidirectional_attention": MustEqual(False),
 }
 SANDWICH_NORMS = {
-    "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
     "layers.*.post_attention_layernorm": renamed("layers.*.attention_output_layernorm"),
     "layers.*.pre_feedforward_layernorm": renamed("layers.*.post_attention_layernorm"),
     "layers.*.post_feedforward_layernorm": renamed("layers.*.mlp_output_layernorm"),
@@ -36,27 +31,22 @@ SANDWICH_NORMS = {
 
 GEMMA = ArchitectureMap(
     native="gemma",
-    preset=None,
     fixed=FIXED,
     fields={
         **{name: row for name, row in FIELDS.items() if name != "hidden_activation"},
-        "hidden_act": "hidden_act",
         "rope_parameters": ROTARY,
         "use_bidirectional_attention": MustEqual(None),
     },
-    weights=WEIGHTS,
 )
 GEMMA2 = ArchitectureMap(
     native="gemma2",
-    preset=None,
     fixed=SANDWICH,
     fields={**FIELDS, **LAYERS, "use_bidirectional_attention": MustEqual(None), "rope_parameters": ROTARY},
-    weights=WEIGHTS | SANDWICH_NORMS,
+    weights=SANDWICH_NORMS,
 )
 GEMMA3 = ArchitectureMap(
     native="gemma3_text",
-    preset="gemma3_1b",
     fixed={**SANDWICH, "qk_norm": True},
     fields={**FIELDS, **LAYERS, "rope_parameters": NESTED_ROTARY},
-    weights=WEIGHTS | SANDWICH_NORMS | QK_NORMS,
+    weights=SANDWICH_NORMS,
 )

@@ -1,8 +1,8 @@
 """GPT-2, GPT-Neo, GPT-J, Phi and GPT-NeoX."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..rotary import ROTARY_WITH_PART, flat_rope
-from ..weights import by_head, fused, renamed
+from ..weights import by_head, fused, query_key_value, renamed
 
 # Fields of GPT2DoubleHeadsModel.
 SUMMARY = [f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")]
@@ -18,7 +18,6 @@ SIZES = {
     "resid_pdrop": "hidden_dropout",
     "embd_pdrop": "hidden_dropout",  # ours has one dropout for both; the residual's is taken where they differ
     "attn_pdrop": "attention_dropout",
-    "initializer_range": "initializer_range",
 }
 FIXED = {"norm_type": "layernorm", "mlp_type": "mlp", "mlp_bias": True}
 NAMES = {
@@ -30,19 +29,19 @@ NAMES = {
 }
 GPT2 = ArchitectureMap(
     native="gpt2",
-    preset="gpt2",
     fixed={**FIXED, "position_encoding": "learned", "attention_bias": True},
     fields={
         **SIZES,
-        "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
+        "scale_attn_weights": Converted(
+            "attention_multiplier", lambda scaled: None if scaled else 1.0, lambda factor: factor != 1.0
+        ),
         "scale_attn_by_inverse_layer_idx": MustEqual(False),
         "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
-        "add_cross_attention": "add_cross_attention",
         **dict.fromkeys(SUMMARY, IRRELEVANT),
     },
     weights={
         **NAMES,
-        "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
+        "h.*.attn.c_attn": query_key_value(transposed=True),
         "h.*.attn.c_proj": renamed("layers.*.self_attn.o_proj", transposed=True),
         "h.*.ln_cross_attn": renamed("layers.*.cross_attention_layernorm"),
         "h.*.crossattention.q_attn": renamed("layers.*.cross_attn.q_proj", transposed=True),
@@ -72,16 +71,13 @@ def _write_neo_layers(ours) -> dict:
 
 GPT_NEO = ArchitectureMap(
     native="gpt_neo",
-    preset="gpt_neo_125m",
     fixed={
         **FIXED,
         "position_encoding": "learned",
-        "attention_bias": False,
         "attention_out_bias": True,
         "attention_multiplier": 1.0,  # scores are not scaled
     },
     fields={
-        **same("hidden_size", "intermediate_size", "max_position_embeddings", "attention_dropout", "initializer_range"),
         "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads",
         "activation_function": "hidden_act",
@@ -109,8 +105,7 @@ def _read_rotated(native) -> dict:
 
 GPT_J = ArchitectureMap(
     native="gptj",
-    preset=None,
-    fixed={**FIXED, "position_encoding": "rotary", "lm_head_bias": True, "block": "parallel"},
+    fixed={**FIXED, "lm_head_bias": True, "block": "parallel"},
     fields={
         **SIZES,
         ("rotary_dim",): Computed(
@@ -131,11 +126,8 @@ GPT_J = ArchitectureMap(
 
 PHI = ArchitectureMap(
     native="phi",
-    preset=None,
     fixed=GPT_J.fixed | {"attention_bias": True},
     fields={
-        **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        **same("hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
         "layer_norm_eps": "norm_eps",
         "resid_pdrop": "hidden_dropout",
         "embd_pdrop": "hidden_dropout",
@@ -143,9 +135,6 @@ PHI = ArchitectureMap(
         "rope_parameters": ROTARY_WITH_PART,
     },
     weights={
-        "embed_tokens": renamed("embed_tokens"),
-        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
-        **{f"layers.*.self_attn.{part}_proj": renamed(f"layers.*.self_attn.{part}_proj") for part in "qkv"},
         **{f"layers.*.self_attn.{part}_layernorm": renamed(f"layers.*.self_attn.{part}_norm") for part in "qk"},
         "layers.*.self_attn.dense": renamed("layers.*.self_attn.o_proj"),
         "layers.*.mlp.fc1": renamed("layers.*.mlp.up_proj"),
@@ -156,11 +145,8 @@ PHI = ArchitectureMap(
 
 GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
-    preset="pythia_160m",
-    fixed={**FIXED, "position_encoding": "rotary"},
+    fixed=FIXED,
     fields={
-        **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-        **same("max_position_embeddings", "attention_bias", "attention_dropout", "hidden_dropout", "initializer_range"),
         "layer_norm_eps": "norm_eps",
         "classifier_dropout": IRRELEVANT,
         "rope_parameters": ROTARY_WITH_PART,
@@ -172,12 +158,8 @@ GPT_NEOX = ArchitectureMap(
     },
     weights={
         "embed_in": renamed("embed_tokens"),
-        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
-        "layers.*.attention.query_key_value": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=by_head
-        ),
+        "layers.*.attention.query_key_value": query_key_value(layout=by_head),
         "layers.*.attention.dense": renamed("layers.*.self_attn.o_proj"),
-        "layers.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
         "layers.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
         "layers.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
         "final_layer_norm": renamed("norm"),

@@ -2,10 +2,10 @@
 
 from transformers import CONFIG_MAPPING
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, WEIGHTS, WINDOWED_LAYERS
-from .mixtral import MIXTURE, MIXTURE_FIELDS
+from .llama import FIELDS, WINDOWED_LAYERS
+from .mixtral import MIXTURE_FIELDS
 
 EXPERTS = "layers.*.mlp.experts"
 GATE_UP = {
@@ -19,33 +19,24 @@ CLAMP = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # constants of the class i
 GPT_OSS = ArchitectureMap(
     native="gpt_oss",
     family="moe",
-    preset="gpt_oss_20b",
     fixed={
-        **FIXED,
-        **MIXTURE,
         "mlp_type": "clamped_glu",
-        "hidden_act": "silu",
         "attention_sinks": True,
         "mlp_bias": True,
         "router_bias": True,
         "mlp_pattern": ["sparse"],
-        "norm_topk_prob": True,
     },
     fields={
-        **{name: row for name, row in FIELDS.items() if name != "hidden_act"},
+        **FIELDS,
         **MIXTURE_FIELDS,
-        **same("attention_bias"),
-        **{name: name if name in DECLARED else MustEqual(value) for name, value in CLAMP.items()},
+        **{name: MustEqual(value) for name, value in CLAMP.items() if name not in DECLARED},
         "hidden_act": IRRELEVANT,
         "num_local_experts": "num_experts",
         **WINDOWED_LAYERS,
     },
     weights={
-        **{name: row for name, row in WEIGHTS.items() if ".mlp." not in name},
         **GATE_UP,
-        "layers.*.self_attn.sinks": renamed("layers.*.self_attn.sinks"),
         "layers.*.mlp.router": renamed("layers.*.mlp.gate"),
         f"{EXPERTS}.down_proj": renamed(f"{EXPERTS}.down_proj", transposed=True),
-        f"{EXPERTS}.down_proj_bias": renamed(f"{EXPERTS}.down_proj_bias"),
     },
 )

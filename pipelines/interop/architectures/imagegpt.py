@@ -1,23 +1,23 @@
 """ImageGPT: a GPT-2 over colours, with a norm that does not centre and a head without the start token."""
 
-from ..architecture_map import ArchitectureMap, Computed
-from ..heads import SCORE, Heads
-from ..weights import renamed
+from dataclasses import replace
+
+from ..architecture_map import Computed
+from ..heads import Heads
 from .gpt import GPT2, SUMMARY
 
 # As CausalLM, ImageGPT's class for causal image modelling; the classifier averages all pixels' features.
 HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForCausalLM": {"lm_head": renamed("lm_head")},
-    "AutoModelForImageClassification": SCORE,
+    "AutoModelForCausalLM": {},
+    "AutoModelForImageClassification": {},
 }
 
-IMAGEGPT = ArchitectureMap(
+IMAGEGPT = replace(
+    GPT2,
     native="imagegpt",
-    preset="imagegpt_small",
     fixed=GPT2.fixed | {"norm_type": "rmsnorm"},
     fields={name: row for name, row in GPT2.fields.items() if name not in SUMMARY}
     | {("vocab_size",): Computed(lambda native: {"output_vocab_size": native.vocab_size - 1}, lambda ours: {})},
-    weights=GPT2.weights,
     heads=HEADS,
 )

@@ -1,14 +1,12 @@
 """Kimi Linear: delta attention, and in each fourth layer latent attention without positions; DeepSeek-V3's experts."""
 
-from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import ArchitectureMap, Computed, MustEqual, layer_kinds
 from ..weights import Weights, renamed
 from .deepseek import DEEPSEEK_V3
 
 KINDS = {"linear_attention": "kimi_delta_attention", "full_attention": "latent_attention"}
 GATES = ("f_a_proj", "f_b_proj", "dt_bias")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj")
 KIMI_DELTA = {
-    **{f"layers.*.self_attn.{part}": renamed(f"layers.*.self_attn.{part}") for part in PROJECTIONS},
     **{f"layers.*.self_attn.forget_gate.{part}": renamed(f"layers.*.self_attn.{part}") for part in GATES},
     "layers.*.self_attn.forget_gate.A_log": renamed("layers.*.self_attn.A_log", ones=(0, 1, 3)),
     "layers.*.self_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
@@ -16,43 +14,37 @@ KIMI_DELTA = {
 }
 
 
-def _read_layers(native) -> dict:
+def _read_experts(native) -> dict:
     return {
-        "attention_pattern": [KINDS[name] for name in native.layer_types],
         "mlp_pattern": list(native.mlp_layer_types),
         "shared_expert_intermediate_size": native.n_shared_experts * native.moe_intermediate_size,
     }
 
 
-def _write_layers(ours) -> dict:
-    names = {kind: name for name, kind in KINDS.items()}
+def _write_experts(ours) -> dict:
     return {
-        "layer_types": [names.get(kind, "full_attention") for kind in ours.attention_kinds],
         "mlp_layer_types": list(ours.mlp_kinds),
         "n_shared_experts": ours.shared_expert_intermediate_size // ours.moe_intermediate_size,
     }
 
 
-OTHER_FIELDS = ("rope_parameters", "rope_interleave", "n_routed_experts", "num_mtp_layers")
+OTHER_FIELDS = ("rope_parameters", "n_routed_experts", "num_mtp_layers")
 OTHER_FIELDS += (("first_k_dense_replace", "n_shared_experts"),)
 KIMI_LINEAR = ArchitectureMap(
     native="kimi_linear",
     family="moe",
-    preset=None,
     fixed={
         **{name: value for name, value in DEEPSEEK_V3.fixed.items() if name != "attention_pattern"},
         "position_encoding": "none",
-        "hidden_act": "silu",
-        "linear_allow_neg_eigval": False,
     },
     fields={
         **{name: row for name, row in DEEPSEEK_V3.fields.items() if name not in OTHER_FIELDS},
-        **same("linear_conv_kernel_dim"),
         "num_local_experts": "num_experts",
         "linear_num_heads": "linear_num_key_heads",  # of values as many, which is what ours derives
         "linear_head_dim": "linear_key_head_dim",
         "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
-        ("layer_types", "mlp_layer_types", "n_shared_experts"): Computed(_read_layers, _write_layers),
+        **layer_kinds(KINDS),
+        ("mlp_layer_types", "n_shared_experts"): Computed(_read_experts, _write_experts),
     },
     weights=DEEPSEEK_V3.weights | KIMI_DELTA,
 )

@@ -1,38 +1,14 @@
 """LLaMA 1 to 3.x, Mistral, Qwen2, Qwen3, Granite, SmolLM3 and DiffLlama: one block, whose parameter names are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted
 from ..rotary import ROTARY
-from ..weights import renamed
 
 MLP = ("gate_proj", "up_proj", "down_proj")
-BLOCK = (
-    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-    *(f"mlp.{name}" for name in MLP),
-    *("input_layernorm", "post_attention_layernorm"),
-)
-WEIGHTS = {name: renamed(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
-QK_NORMS = {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_norm", "k_norm")}
-
-FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm", "mlp_type": "glu"}
-FIELDS = {
-    **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    **same("head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
-    "rms_norm_eps": "norm_eps",
-    "rope_parameters": ROTARY,
-}
+FIELDS = {"rms_norm_eps": "norm_eps", "rope_parameters": ROTARY}
 
 
-LLAMA = ArchitectureMap(
-    native="llama",
-    preset="llama",
-    fixed=FIXED,
-    fields={
-        **FIELDS,
-        **same("attention_bias", "mlp_bias"),  # the first of all four projections, as ours by default
-        "pretraining_tp": IRRELEVANT,
-    },
-    weights=WEIGHTS,
-)
+# Its attention_bias is of all four projections, as ours by default.
+LLAMA = ArchitectureMap(native="llama", fields={**FIELDS, "pretraining_tp": IRRELEVANT})
 
 
 def read_window(native) -> dict:
@@ -40,15 +16,9 @@ def read_window(native) -> dict:
     return {"attention_pattern": [kind], "sliding_window": native.sliding_window}
 
 
-WINDOW = Computed(read_window, lambda ours: {"sliding_window": ours.sliding_window})
+WINDOW = Computed(read_window)
 
-MISTRAL = ArchitectureMap(
-    native="mistral",
-    preset="mistral_7b",
-    fixed=FIXED,
-    fields={**FIELDS, "sliding_window": WINDOW},
-    weights=WEIGHTS,
-)
+MISTRAL = ArchitectureMap(native="mistral", fields={**FIELDS, "sliding_window": WINDOW})
 
 
 def read_layers(native) -> dict:
@@ -61,64 +31,40 @@ def _write_layers(ours) -> dict:
     return {"layer_types": list(ours.layer_types), **sliding}
 
 
-WINDOWED_LAYERS = {
-    ("layer_types", "sliding_window"): Computed(
-        read_layers, lambda ours: {"layer_types": list(ours.layer_types), "sliding_window": ours.sliding_window}
-    )
-}
+WINDOWED_LAYERS = {("layer_types", "sliding_window"): Computed(read_layers)}
 SWITCHED_LAYERS = Computed(read_layers, _write_layers)
 QWEN_LAYERS = {("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): SWITCHED_LAYERS}
 
 QWEN2 = ArchitectureMap(
     native="qwen2",
-    preset="qwen2_7b",
-    fixed={**FIXED, "attention_bias": True, "attention_out_bias": False},
-    fields={**FIELDS, **QWEN_LAYERS},
-    weights=WEIGHTS,
+    fixed={"attention_bias": True, "attention_out_bias": False},
+    fields={**FIELDS, **QWEN_LAYERS, "head_dim": "head_dim"},
 )
 
-QWEN3 = ArchitectureMap(
-    native="qwen3",
-    preset="qwen3_8b",
-    fixed={**FIXED, "qk_norm": True},
-    fields={**FIELDS, **QWEN_LAYERS, "attention_bias": "attention_bias"},
-    weights=WEIGHTS | QK_NORMS,
-)
+QWEN3 = ArchitectureMap(native="qwen3", fixed={"qk_norm": True}, fields={**FIELDS, **QWEN_LAYERS})
 
 GRANITE = ArchitectureMap(
     native="granite",
-    preset=None,
-    fixed=FIXED,
     fields={
-        **{name: row for name, row in FIELDS.items() if name != "head_dim"},
-        **same("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+        **FIELDS,
         "logits_scaling": Converted("logit_multiplier", lambda value: 1 / value, lambda value: 1 / value),
     },
-    weights=WEIGHTS,
 )
+
+UNROTATED_LAYERS = {
+    ("no_rope_layers", "no_rope_layer_interval"): Computed(
+        lambda native: {"no_rope_layers": None if all(native.no_rope_layers) else list(native.no_rope_layers)},
+        lambda ours: {"no_rope_layers": list(ours.no_rope_layers or [1] * ours.num_hidden_layers)},
+    )
+}
 
 SMOLLM3 = ArchitectureMap(
     native="smollm3",
-    preset=None,
-    fixed=FIXED,
     fields={
-        **{name: row for name, row in FIELDS.items() if name != "head_dim"},
-        **same("attention_bias", "mlp_bias"),
+        **FIELDS,
         ("layer_types", "use_sliding_window", "sliding_window"): SWITCHED_LAYERS,
-        ("no_rope_layers", "no_rope_layer_interval"): Computed(
-            lambda native: {"no_rope_layers": None if all(native.no_rope_layers) else list(native.no_rope_layers)},
-            lambda ours: {"no_rope_layers": list(ours.no_rope_layers or [1] * ours.num_hidden_layers)},
-        ),
+        **UNROTATED_LAYERS,
     },
-    weights=WEIGHTS,
 )
 
-LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-
-DIFFLLAMA = ArchitectureMap(
-    native="diffllama",
-    preset=None,
-    fixed={**FIXED, "differential_attention": True},
-    fields={**FIELDS, **same("attention_bias", "lambda_std_dev")},
-    weights=WEIGHTS | {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in LAMBDAS},
-)
+DIFFLLAMA = ArchitectureMap(native="diffllama", fixed={"differential_attention": True}, fields=FIELDS)

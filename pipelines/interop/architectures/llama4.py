@@ -1,27 +1,18 @@
 """Llama 4 (texts): chunked attention with rotation, full attention without, experts that read weighted inputs."""
 
 from ...errors import UserError
-from ..architecture_map import ArchitectureMap, Computed, same
+from ..architecture_map import ArchitectureMap, Computed
 from ..weights import renamed
 from .cohere import PAIRED
-from .llama import FIELDS, FIXED, MLP, WEIGHTS
+from .llama import FIELDS, MLP, UNROTATED_LAYERS
 from .mixtral import MIXTURE_FIELDS
 
 
 def _read_layers(native) -> dict:
     """Layers with a rotation may be chunked; here each layer says both for itself."""
     chunked = "chunked_attention" in native.layer_types
-    return {
-        "attention_pattern": list(native.layer_types),
-        "attention_chunk_size": native.attention_chunk_size if chunked else None,
-        "no_rope_layers": None if all(native.no_rope_layers) else list(native.no_rope_layers),
-    }
-
-
-def _write_layers(ours) -> dict:
-    rotated = list(ours.no_rope_layers or [1] * ours.num_hidden_layers)
-    size = ours.attention_chunk_size
-    return {"layer_types": list(ours.layer_types), "no_rope_layers": rotated, "attention_chunk_size": size}
+    size = native.attention_chunk_size if chunked else None
+    return {"attention_pattern": list(native.layer_types), "attention_chunk_size": size}
 
 
 def _read_temperature(native) -> dict:
@@ -45,37 +36,27 @@ def _read_experts(native) -> dict:
 LLAMA4 = ArchitectureMap(
     native="llama4_text",
     family="moe",
-    preset=None,
     fixed={
-        **FIXED,
         "router_scoring": "sigmoid",
         "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
         "apply_router_weight_on_input": True,
-        "expert_capacity": None,
-        "mlp_bias": False,
     },
     fields={
-        **{name: row for name, row in FIELDS.items() if name != "intermediate_size"},
+        **FIELDS,
         **MIXTURE_FIELDS,
-        **same("attention_bias", "floor_scale", "attn_scale", "router_jitter_noise"),
         "intermediate_size_mlp": "intermediate_size",
         "num_local_experts": "num_experts",
         "use_qk_norm": "qk_l2_norm",
-        ("attn_temperature_tuning",): Computed(
-            _read_temperature, lambda ours: {"attn_temperature_tuning": ours.attn_temperature_tuning}
-        ),
+        ("attn_temperature_tuning",): Computed(_read_temperature),
         ("intermediate_size",): Computed(_read_sizes, lambda ours: {"intermediate_size": ours.moe_intermediate_size}),
         ("moe_layers", "interleave_moe_layer_step"): Computed(
             _read_experts,
             lambda ours: {"moe_layers": [i for i, kind in enumerate(ours.mlp_layer_types) if kind == "sparse"]},
         ),
-        ("layer_types", "no_rope_layers", "no_rope_layer_interval", "attention_chunk_size"): Computed(
-            _read_layers, _write_layers
-        ),
+        ("layer_types", "attention_chunk_size"): Computed(_read_layers),
+        **UNROTATED_LAYERS,
     },
-    weights={name: row for name, row in WEIGHTS.items() if ".mlp." not in name}
-    | PAIRED
+    weights=PAIRED
     | {f"layers.*.feed_forward.{part}": renamed(f"layers.*.mlp.{part}") for part in MLP}
     | {f"layers.*.feed_forward.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP}
     | {

@@ -1,38 +1,15 @@
 """Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
-from ..weights import renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, WINDOW, read_window
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
+from .llama import FIELDS, WINDOW, read_window
 
-EXPERT_PARTS = ("gate", "experts.gate_up_proj", "experts.down_proj")
-EXPERTS = {f"layers.*.mlp.{part}": renamed(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
-# A mixture without a shared expert, whose scores are a softmax over all experts.
-MIXTURE = {
-    "router_scoring": "softmax",
-    "router_bias": False,
-    "routed_scaling_factor": 1.0,
-    "shared_expert_intermediate_size": 0,
-    "expert_capacity": None,
-    "mlp_bias": False,
-}
-MIXTURE_FIELDS = {
-    **same("num_experts_per_tok", "router_aux_loss_coef"),
-    "output_router_logits": IRRELEVANT,  # transformers: the balance loss, too; ours: outputs alone
-}
+MIXTURE_FIELDS = {"output_router_logits": IRRELEVANT}  # transformers: the balance loss, too; ours: outputs alone
 
 MIXTRAL = ArchitectureMap(
     native="mixtral",
     family="moe",
-    preset="mixtral_8x7b",
-    fixed={**FIXED, **MIXTURE, "attention_bias": False, "mlp_pattern": ["sparse"], "norm_topk_prob": True},
-    fields={
-        **FIELDS,
-        **MIXTURE_FIELDS,
-        "num_local_experts": "num_experts",
-        "router_jitter_noise": "router_jitter_noise",
-        "sliding_window": WINDOW,
-    },
-    weights={**{name: row for name, row in WEIGHTS.items() if ".mlp." not in name}, **EXPERTS},
+    fixed={"mlp_pattern": ["sparse"]},
+    fields={**FIELDS, **MIXTURE_FIELDS, "num_local_experts": "num_experts", "sliding_window": WINDOW},
 )
 
 
@@ -57,14 +34,12 @@ def _write_switched_window(ours) -> dict:
 QWEN3_MOE = ArchitectureMap(
     native="qwen3_moe",
     family="moe",
-    preset="qwen3_moe_30b_a3b",
-    fixed={**FIXED, **MIXTURE, "qk_norm": True},
+    fixed={"qk_norm": True},
     fields={
         **FIELDS,
         **MIXTURE_FIELDS,
-        **same("num_experts", "moe_intermediate_size", "norm_topk_prob", "attention_bias"),
+        "head_dim": "head_dim",
         ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },
-    weights=WEIGHTS | EXPERTS | QK_NORMS,
 )

@@ -1,9 +1,9 @@
 """ModernBERT: pre-norm, rotary positions with a theta per kind of layer, local attention in most layers."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout
 from ..heads import Heads
-from ..rotary import flat_rope, refuse_part
-from ..weights import fused, renamed
+from ..rotary import NESTED_ROTARY, refuse_part
+from ..weights import fused, query_key_value, renamed
 
 
 def _read_layers(native) -> dict:
@@ -18,16 +18,10 @@ def _write_layers(ours) -> dict:
 
 
 def _read_rope(native) -> dict:
-    used = {kind: dict(native.rope_parameters[kind]) for kind in dict.fromkeys(native.layer_types)}
-    for kind, parameters in used.items():
+    found = NESTED_ROTARY.read(native)
+    for kind, parameters in found["rope_parameters"].items():
         refuse_part(native, parameters, f"rope_parameters.{kind}")
-    return {"rope_parameters": used}
-
-
-def _write_rope(ours) -> dict:
-    flat = flat_rope(ours)
-    nested = ours.rope_parameters if flat is None else dict.fromkeys(("full_attention", "sliding_attention"), flat)
-    return {"rope_parameters": {kind: dict(parameters) for kind, parameters in (nested or {}).items()}}
+    return found
 
 
 TRANSFORM = {"head.dense": renamed("head_transform.dense"), "head.norm": renamed("head_transform.norm")}
@@ -44,25 +38,17 @@ HEADS: Heads = {
 MODERNBERT = ArchitectureMap(
     native="modernbert",
     family="encoder",
-    preset="modernbert_base",
     fixed={
-        "position_encoding": "rotary",
         "norm_type": "layernorm",
-        "norm_position": "pre",
-        "mlp_type": "glu",
         "embedding_norm": True,
         "skip_first_norm": True,
         "add_pooling_layer": False,
         "task_head_transform": True,
     },
     fields={
-        **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "initializer_range"),
-        **same("max_position_embeddings", "norm_eps", "norm_bias", "attention_bias", "attention_dropout", "mlp_bias"),
-        **same("cls_token_id", "sep_token_id"),
         "hidden_activation": "hidden_act",
-        "initializer_cutoff_factor": IRRELEVANT,
         "embedding_dropout": "hidden_dropout",
-        "mlp_dropout": IRRELEVANT,
+        ("initializer_cutoff_factor", "mlp_dropout", "deterministic_flash_attn"): IRRELEVANT,
         "decoder_bias": "lm_head_bias",
         "classifier_pooling": "pooler_type",
         "classifier_bias": "head_bias",
@@ -72,16 +58,14 @@ MODERNBERT = ArchitectureMap(
         ),
         **classifier_dropout("classifier_dropout"),
         ("layer_types", "local_attention"): Computed(_read_layers, _write_layers),
-        ("rope_parameters",): Computed(_read_rope, _write_rope),
-        "deterministic_flash_attn": IRRELEVANT,
-        "sparse_prediction": IRRELEVANT,  # which logits are kept where there are labels
-        "sparse_pred_ignore_index": IRRELEVANT,
+        ("rope_parameters",): Computed(_read_rope, NESTED_ROTARY.write),
+        ("sparse_prediction", "sparse_pred_ignore_index"): IRRELEVANT,  # which logits are kept where there are labels
     },
     weights={
         "embeddings.tok_embeddings": renamed("embed_tokens"),
         "embeddings.norm": renamed("embedding_norm"),
         "layers.*.attn_norm": renamed("layers.*.input_layernorm"),
-        "layers.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
+        "layers.*.attn.Wqkv": query_key_value(),
         "layers.*.attn.Wo": renamed("layers.*.self_attn.o_proj"),
         "layers.*.mlp_norm": renamed("layers.*.post_attention_layernorm"),
         "layers.*.mlp.Wi": fused("gate_proj", "up_proj", under="layers.*.mlp"),

@@ -1,33 +1,23 @@
 """OLMo 2, 3 and Hybrid: norms of what attention and feed-forward return, and of all queries and keys at once."""
 
+from dataclasses import replace
+
 from anyformer.modeling.traits import block_forms
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
 from ..rotary import NESTED_ROTARY, ROTARY
 from ..weights import Weights, renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, WINDOWED_LAYERS
+from .llama import FIELDS, WINDOWED_LAYERS
 from .qwen_hybrid import HYBRID_FIELDS
 
-OLMO_FIXED = {**FIXED, "norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
-OLMO_FIELDS = {name: row for name, row in FIELDS.items() if name != "head_dim"} | {"attention_bias": "attention_bias"}
-OLMO_WEIGHTS = {name: row for name, row in WEIGHTS.items() if name != "layers.*.input_layernorm"} | QK_NORMS
-OLMO_WEIGHTS |= {
+OLMO_FIXED = {"norm_position": "inside", "qk_norm": True, "qk_norm_width": True}
+OLMO_WEIGHTS = {
     "layers.*.post_attention_layernorm": renamed("layers.*.input_layernorm"),
     "layers.*.post_feedforward_layernorm": renamed("layers.*.post_attention_layernorm"),
 }
 
-OLMO2 = ArchitectureMap(native="olmo2", preset="olmo2_1b", fixed=OLMO_FIXED, fields=OLMO_FIELDS, weights=OLMO_WEIGHTS)
-OLMO3 = ArchitectureMap(
-    native="olmo3",
-    preset=None,
-    fixed=OLMO_FIXED,
-    fields={
-        **OLMO_FIELDS,
-        "rope_parameters": NESTED_ROTARY,
-        **WINDOWED_LAYERS,
-    },
-    weights=OLMO_WEIGHTS,
-)
+OLMO2 = ArchitectureMap(native="olmo2", fixed=OLMO_FIXED, fields=FIELDS, weights=OLMO_WEIGHTS)
+OLMO3 = replace(OLMO2, native="olmo3", fields={**FIELDS, "rope_parameters": NESTED_ROTARY, **WINDOWED_LAYERS})
 
 
 def _read_rotation(native) -> dict:
@@ -50,27 +40,22 @@ OLMO_DELTA = {
 def _weights_of_hybrid(ours) -> dict[str, Weights]:
     """Of `post_attention_layernorm`, before the feed-forward in one kind of layer and behind attention in the other."""
     inside = [i for i, form in enumerate(block_forms(ours)) if form == "inside"]
-    norms = {name: row.ours[0] for name, row in OLMO_WEIGHTS.items() if name.endswith("layernorm")}
-    numbered = {
-        name.replace("*", f"{i}"): renamed(own.replace("*", f"{i}")) for name, own in norms.items() for i in inside
+    norms = [(name, row.ours[0]) for name, row in OLMO_WEIGHTS.items()]
+    return OLMO_DELTA | {
+        name.replace("*", f"{i}"): renamed(own.replace("*", f"{i}")) for name, own in norms for i in inside
     }
-    return WEIGHTS | QK_NORMS | OLMO_DELTA | numbered
 
 
 OLMO_HYBRID = ArchitectureMap(
     native="olmo_hybrid",
-    preset=None,
     fixed={
-        **{name: value for name, value in OLMO_FIXED.items() if name != "position_encoding"},
+        **OLMO_FIXED,
         "norm_position": {"gated_delta_attention": "pre", "full_attention": "inside"},
         "linear_norm_eps": 1e-5,  # transformers' class has no field for it
-        "hidden_act": "silu",
     },
     fields={
-        **{name: row for name, row in HYBRID_FIELDS.items() if name != "head_dim"},
-        **same("linear_allow_neg_eigval"),
-        **dict.fromkeys((f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max")), IRRELEVANT),
-        "linear_dt_init_floor": IRRELEVANT,
+        **HYBRID_FIELDS,
+        tuple(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")): IRRELEVANT,
         "rope_parameters": Computed(_read_rotation, _write_rotation),
     },
     weights=_weights_of_hybrid,

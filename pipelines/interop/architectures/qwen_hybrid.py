@@ -1,15 +1,12 @@
 """Qwen3.5 (texts) and Qwen3-Next: three layers of gated delta nets to one of full attention with a gate."""
 
-from ..architecture_map import ArchitectureMap, Computed, MustEqual, same
+from ..architecture_map import ArchitectureMap, Computed, MustEqual, layer_kinds
 from ..rotary import ROTARY_WITH_PART
-from ..weights import Weights, fused, renamed
-from .llama import FIELDS, FIXED, MLP, QK_NORMS, WEIGHTS
-from .mixtral import EXPERTS, MIXTURE, MIXTURE_FIELDS, SPARSE_LAYERS
+from ..weights import Weights, fused, query_key_value, renamed
+from .llama import FIELDS
+from .mixtral import MIXTURE_FIELDS, SPARSE_LAYERS
 
-KINDS = {"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}
-HYBRID_FIXED = {**FIXED, "norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
-HYBRID_FIXED |= {"linear_allow_neg_eigval": False, "hidden_act": "silu"}
-ROUTING = {name: value for name, value in MIXTURE.items() if name != "shared_expert_intermediate_size"}
+HYBRID_FIXED = {"norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
 MULTIMODAL = ("mrope_section", "mrope_interleaved")  # of positions in images; texts have one position three times
 
 
@@ -17,21 +14,11 @@ def _read_rotation(native) -> dict:
     return {"rope_parameters": {key: value for key, value in native.rope_parameters.items() if key not in MULTIMODAL}}
 
 
-def _write_layers(ours) -> dict:
-    names = {kind: name for name, kind in KINDS.items()}
-    # A kind that these architectures do not have is written as another, which then shows as the difference.
-    return {"layer_types": [names.get(kind, "full_attention") for kind in ours.attention_kinds]}
-
-
 HYBRID_FIELDS = {
     **FIELDS,
-    **same("attention_bias", "linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads"),
-    **same("linear_key_head_dim", "linear_value_head_dim"),
     "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
     "rope_parameters": Computed(_read_rotation, ROTARY_WITH_PART.write),
-    ("layer_types",): Computed(
-        lambda native: {"attention_pattern": [KINDS[name] for name in native.layer_types]}, _write_layers
-    ),
+    **layer_kinds({"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}),
 }
 
 
@@ -70,16 +57,11 @@ DELTA = {
 
 QWEN3_5 = ArchitectureMap(
     native="qwen3_5_text",
-    preset=None,
     fixed=HYBRID_FIXED,
     fields=HYBRID_FIELDS,
-    weights=WEIGHTS
-    | QK_NORMS
-    | DELTA
+    weights=DELTA
     | {
-        "layers.*.linear_attn.in_proj_qkv": fused(
-            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", layout=_side_by_side
-        ),
+        "layers.*.linear_attn.in_proj_qkv": query_key_value(layout=_side_by_side),
         "layers.*.linear_attn.in_proj_z": renamed("layers.*.self_attn.g_proj"),
         "layers.*.linear_attn.in_proj_a": renamed("layers.*.self_attn.a_proj"),
         "layers.*.linear_attn.in_proj_b": renamed("layers.*.self_attn.b_proj"),
@@ -89,24 +71,17 @@ QWEN3_5 = ArchitectureMap(
 QWEN3_NEXT = ArchitectureMap(
     native="qwen3_next",
     family="moe",
-    preset=None,
-    fixed={**HYBRID_FIXED, **ROUTING, "shared_expert_gate": True},
+    fixed={**HYBRID_FIXED, "shared_expert_gate": True},
     fields={
         **HYBRID_FIELDS,
         **MIXTURE_FIELDS,
-        **same("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
         ("mlp_only_layers", "decoder_sparse_step"): SPARSE_LAYERS,
     },
-    weights=WEIGHTS
-    | QK_NORMS
-    | EXPERTS
-    | DELTA
+    weights=DELTA
     | {
         "layers.*.linear_attn.in_proj_qkvz": fused(
             "q_proj", "k_proj", "v_proj", "g_proj", under="layers.*.self_attn", layout=_by_key_head
         ),
         "layers.*.linear_attn.in_proj_ba": fused("b_proj", "a_proj", under="layers.*.self_attn", layout=_rates),
-        "layers.*.mlp.shared_expert_gate": renamed("layers.*.mlp.shared_expert_gate"),
-        **{f"layers.*.mlp.shared_expert.{part}": renamed(f"layers.*.mlp.shared_expert.{part}") for part in MLP},
     },
 )

@@ -1,7 +1,7 @@
 """Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
 
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..weights import Weights, renamed
 from .t5 import ALWAYS_SCALED, FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
 
@@ -56,19 +56,14 @@ def _experts(stack: str) -> dict[str, Weights]:
 SWITCH = ArchitectureMap(
     native="switch_transformers",
     family="seq2seq",
-    preset="switch_base_8",
     fixed={
         **FIXED,
         "mlp_type": "mlp",
-        "router_scoring": "softmax",
         "num_experts_per_tok": 1,
         "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
-        "shared_expert_intermediate_size": 0,
     },
     fields={
         **{name: row for name, row in FIELDS.items() if name not in (("feed_forward_proj",), ("classifier_dropout",))},
-        **same("num_experts", "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef"),
         ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
         "dense_act_fn": "hidden_act",
         ("d_model",): ALWAYS_SCALED,
@@ -80,9 +75,8 @@ SWITCH = ArchitectureMap(
         ),
         "router_bias": MustEqual(False),
         "router_dtype": MustEqual("float32"),
-        "router_ignore_padding_tokens": IRRELEVANT,  # read by nothing
-        "add_router_probs": IRRELEVANT,
-        "add_cross_attention": IRRELEVANT,  # not read: decoders always have it, encoders never
+        # Read by nothing: decoders always have cross-attention, encoders never.
+        ("router_ignore_padding_tokens", "add_router_probs", "add_cross_attention"): IRRELEVANT,
     },
     weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),
     heads=HEADS,

@@ -1,6 +1,8 @@
 """T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout, same
+from dataclasses import replace
+
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout
 from ..heads import SEQ2SEQ_CLASSIFIER, Heads
 from ..weights import Weights, renamed, tied
 
@@ -30,12 +32,7 @@ def _read_scale(native) -> dict:
 ALWAYS_SCALED = Computed(lambda native: {"logit_multiplier": native.d_model**-0.5}, lambda ours: {})
 FIXED = {
     "position_encoding": "relative",
-    "norm_type": "rmsnorm",
-    "norm_position": "pre",
     "attention_multiplier": 1.0,  # scores are not scaled
-    "attention_bias": False,
-    "mlp_bias": False,
-    "lm_head_bias": False,
 }
 FIELDS = {
     "d_model": "hidden_size",
@@ -44,7 +41,6 @@ FIELDS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "layer_norm_epsilon": "norm_eps",
-    **same("num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
     "decoder_start_token_id": "decoder_start_token_id",
     ("feed_forward_proj",): Computed(_read_feed_forward, _write_feed_forward),
     ("dropout_rate",): Computed(
@@ -65,14 +61,12 @@ def _stack(stack: str) -> dict[str, Weights]:
     """Rows of the encoder, or of the decoder, whose blocks have cross-attention between their two other parts."""
     block, layer = f"{stack}.block.*.layer", f"{stack}.layers.*"
     feed_forward = f"{block}.{1 if stack == 'encoder' else 2}"
-    cross = {} if stack == "encoder" else _attention(f"{block}.1.EncDecAttention", f"{layer}.cross_attn")
-    if cross:
-        cross |= {f"{block}.1.layer_norm": renamed(f"{layer}.cross_attention_layernorm")}
     return {
         f"{stack}.embed_tokens": tied("encoder.embed_tokens"),
         **_attention(f"{block}.0.SelfAttention", f"{layer}.self_attn"),
         f"{block}.0.layer_norm": renamed(f"{layer}.input_layernorm"),
-        **cross,
+        **_attention(f"{block}.1.EncDecAttention", f"{layer}.cross_attn"),
+        f"{block}.1.layer_norm": renamed(f"{layer}.cross_attention_layernorm"),  # of an encoder's feed-forward: below
         f"{feed_forward}.DenseReluDense.wi": renamed(f"{layer}.mlp.up_proj"),
         f"{feed_forward}.DenseReluDense.wi_0": renamed(f"{layer}.mlp.gate_proj"),
         f"{feed_forward}.DenseReluDense.wi_1": renamed(f"{layer}.mlp.up_proj"),
@@ -102,7 +96,6 @@ HEADS: Heads = {
 T5 = ArchitectureMap(
     native="t5",
     family="seq2seq",
-    preset="t5_base",
     fixed=FIXED,
     fields={
         **FIELDS,
@@ -115,26 +108,12 @@ T5 = ArchitectureMap(
     tied_by_weights=True,
 )
 
-MT5 = ArchitectureMap(
-    native="mt5",
-    family="seq2seq",
-    preset="mt5_small",
-    # Published heads are untied, which no field records.
-    fixed={**FIXED, "logit_multiplier": 1.0, "tie_word_embeddings": False},
-    fields=FIELDS,
-    weights=STACKS | SHARED_TABLE,
-    heads=HEADS,
-    tied_by_weights=True,
-)
-
-UMT5 = ArchitectureMap(
+UNTIED = {**FIXED, "tie_word_embeddings": False}  # as published heads are, which no field records
+MT5 = replace(T5, native="mt5", fixed=UNTIED, fields=FIELDS)
+UMT5 = replace(
+    T5,
     native="umt5",
-    family="seq2seq",
-    preset=None,
-    # Published heads are untied, which no field records.
-    fixed={**FIXED, "relative_attention_shared": False, "tie_word_embeddings": False},
+    fixed={**UNTIED, "relative_attention_shared": False},
     fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as transformers' class has it
     weights=STACKS | TABLE_PER_LAYER,
-    heads=HEADS,
-    tied_by_weights=True,
 )

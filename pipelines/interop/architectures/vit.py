@@ -1,21 +1,12 @@
 """ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
 
+from dataclasses import replace
+
 from ...errors import UserError
-from ..architecture_map import ArchitectureMap, Computed, same
+from ..architecture_map import ArchitectureMap, Computed
 from ..heads import VIT_HEADS
 from ..weights import convolution, renamed
 from .bert import BERT_SIZES
-
-FIXED = {
-    "position_encoding": "learned",
-    "norm_type": "layernorm",
-    "norm_position": "pre",
-    "mlp_type": "mlp",
-    "attention_out_bias": True,
-    "mlp_bias": True,
-    "pooler_type": "cls",
-    "num_register_tokens": 0,
-}
 
 
 def _read_sizes(native) -> dict:
@@ -30,11 +21,8 @@ def _read_sizes(native) -> dict:
 
 FIELDS = {
     **BERT_SIZES,
-    **same("num_channels", "encoder_stride", "pooler_act", "pooler_output_size"),
     "qkv_bias": "attention_bias",
-    ("image_size", "patch_size"): Computed(
-        _read_sizes, lambda ours: {"patch_size": ours.patch_size, "image_size": ours.image_size}
-    ),
+    ("image_size", "patch_size"): Computed(_read_sizes),
 }
 LAYER = {
     **{f"layers.*.attention.{name}_proj": renamed(f"layers.*.self_attn.{name}_proj") for name in "qkvo"},
@@ -49,25 +37,20 @@ WEIGHTS = {
     "embeddings.position_embeddings": renamed("position_encoding.weight"),
     **LAYER,
     "layernorm": renamed("norm"),
-    "pooler.dense": renamed("pooler.dense"),
 }
 
 VIT = ArchitectureMap(
     native="vit",
     family="vit",
-    preset="vit_base_patch16_224",
-    fixed={**FIXED, "use_distillation_token": False},
+    fixed={"attention_out_bias": True},
     fields=FIELDS,
     weights=WEIGHTS,
     heads=VIT_HEADS,
 )
-DEIT = ArchitectureMap(
+DEIT = replace(
+    VIT,
     native="deit",
-    family="vit",
-    preset="deit_base_distilled_patch16_224",
-    fixed={**FIXED, "use_distillation_token": True},
-    fields=FIELDS,
+    fixed={"attention_out_bias": True, "use_distillation_token": True},
     weights={**WEIGHTS, "embeddings.distillation_token": renamed("patch_embeddings.distillation_token")},
-    heads=VIT_HEADS,
     class_fields={"DeiTForImageClassificationWithTeacher": {"distillation_head": True}},
 )

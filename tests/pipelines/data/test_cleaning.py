@@ -200,7 +200,6 @@ def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
 @pytest.mark.parametrize(
     "recipe, settings, words",
     [
-        ("quickstart", "{}", "data.clean leaves nothing out; set some of it"),
         ("quickstart", "{decontaminate_words: 8}", "data.clean leaves nothing out"),
         (
             "quickstart",

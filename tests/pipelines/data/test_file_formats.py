@@ -139,11 +139,12 @@ def test_zstd_without_its_package_is_one_sentence(tmp_path, monkeypatch):
 
 
 BROKEN = {
+    "bad.jsonl": ('{"text": "one"}\n{"text": \n', ["line 2", "not valid JSON"]),
+    "list.jsonl": ("[1]\n", ["line 1", "not a JSON object"]),
     "digits.jsonl": ('{"text": "a"}\n{"n": ' + "1" * 5000 + "}\n", ["line 2", "more than 4,300 digits"]),
     "deep.jsonl": ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 1", "nested too deeply"]),
-    "cut.json": ('[{"text": "a"}, {"text": "b', ["row 2", "not valid JSON"]),
-    "comma.json": ('[{"text": "a"} {"text": "b"}]', ["row 2", "no comma between two values"]),
-    "end.json": ('[{"text": "a"}] more', ["row 2", "text after the end of the array"]),
+    "cut.json": ('[{"text": "a"}, {"text": "b', ["line 1", "not valid JSON"]),
+    "end.json": ('[{"text": "a"}]\nmore', ["line 2", "not valid JSON"]),
     "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),
     "other.json": ('{"rows": []}', ["data.text_field='text'", "known: rows"]),
     "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas", "data.encoding"]),
@@ -225,12 +226,8 @@ def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
     (tmp_path / "odd.txt").write_bytes(b"abc")
     with pytest.raises(UserError, match=r"odd\.txt is not utf-16"):
         open_corpora(section(tmp_path / "odd.txt", encoding="utf-16-le"))
-    for encoding, order in (("utf-16", "le"), ("utf-16", "be"), ("utf-32", "le")):
-        (tmp_path / "bare.txt").write_bytes("text\n".encode(f"{encoding}-{order}"))
-        with pytest.raises(UserError, match=rf"bare\.txt is not {encoding} .*no byte order mark.*-le.*or .*-be"):
-            open_corpora(section(tmp_path / "bare.txt", encoding=encoding))
-        told = open_corpora(section(tmp_path / "bare.txt", encoding=f"{encoding}-{order}"))
-        assert texts(told["train"]) == ["text\n"]
+    (tmp_path / "bare.txt").write_bytes("text\n".encode("utf-16-be"))
+    assert texts(open_corpora(section(tmp_path / "bare.txt", encoding="utf-16-be"))["train"]) == ["text\n"]
     prints = [
         open_corpora(section(tmp_path / "a.txt", encoding=name))["train"].fingerprint() for name in ("utf-8", "cp1252")
     ]

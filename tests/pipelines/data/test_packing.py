@@ -98,7 +98,7 @@ def test_segments_positions_and_labels_describe_the_same_document_parts(lengths,
     seen = set()
     for index, row in enumerate(rows_of(dataset)):
         place = 0
-        for document, start, size in dataset.segments(index):
+        for document, start, size in dataset.documents(index):
             tokens = row["input_ids"][place : place + size].tolist()
             begin = int(store.offsets[document]) + start
             assert size > 0 and tokens == list(range(begin, begin + size))
@@ -131,8 +131,8 @@ def test_dropping_the_tail_keeps_the_full_rows_as_they_are(lengths, length):
     assert dropped.fill_rate == 1
     held = sum((row["input_ids"] != PAD).sum().item() for row in rows_of(padded))
     assert padded.fill_rate == pytest.approx(held / (length * len(padded)))
-    documents = [{document for document, _, _ in padded.segments(index)} for index in range(len(padded))]
-    assert padded.is_packed == any(len(row) > 1 for row in documents)
+    documents = {document for index in range(len(padded)) for document, _, _ in padded.documents(index)}
+    assert padded.is_packed == (len(documents) > 1)
 
 
 # Tokens on disk
@@ -173,7 +173,7 @@ def test_ids_are_stored_in_two_bytes_below_65536_and_in_four_from_there(tmp_path
 def test_a_reopened_dataset_is_identical_and_nothing_is_tokenised_again(tmp_path, char_tokenizer, monkeypatch):
     texts = ["abc def\n" * 30, "gh", "a\n" * 50]
     first = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16, "pad", 0)
-    monkeypatch.setattr(Encoder, "encode_documents", None)
+    monkeypatch.setattr(Encoder, "encode", None)
     second = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16, "pad", 0)
     assert same_rows(rows_of(first), rows_of(second))
     assert first.fingerprint == second.fingerprint
@@ -269,7 +269,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Encoder, "encode_documents", full)
+    monkeypatch.setattr(Encoder, "encode", full)
     with pytest.raises(UserError, match=r"data\.cache_dir=.*No space left on device"):
         store_of(["abc"], char_tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())

@@ -162,26 +162,6 @@ def test_training_images_have_mean_zero_and_deviation_one(prepared):
             file.unlink()
 
 
-@pytest.mark.parametrize(
-    "label, words",
-    [
-        ("middle", "is of the unknown class 'middle'"),
-        (2, "holds 2, but the classes are numbered 0 to 1"),
-        (None, "holds null, which is no class"),
-    ],
-)
-def test_a_label_that_is_no_class_is_refused_with_its_place(prepared, tmp_path, label, words):
-    pixels = encoded(picture(True, random.Random(0)))
-    names = ["left", "right"] * 4 if isinstance(label, str) else [0, 1] * 4
-    images = [{"bytes": pixels, "path": None}] * 9
-    pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": [*names, label]}), tmp_path / "bad.parquet")
-    data = {"files": str(tmp_path / "bad.parquet"), "validation_fraction": 0, "test_files": None}
-    task = {"name": "image_classification", "label_names": NAMES}
-    with pytest.raises(UserError, match=r"bad\.parquet, row 8") as error:
-        prepared(data=data, task=task, evaluation={"every_steps": None})
-    assert words in str(error.value)
-
-
 def test_images_of_another_aspect_ratio_are_said_and_cut_or_padded_by_the_saved_processor_where_asked(tmp_path):
     from anyformer.pipelines.images.processors import load_image_processor
 

@@ -9,7 +9,6 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import matching
 from anyformer.pipelines.interop.architecture_map import (
     IRRELEVANT,
-    Choice,
     Computed,
     Converted,
     MustEqual,
@@ -18,14 +17,11 @@ from anyformer.pipelines.interop.architecture_map import (
 )
 from anyformer.pipelines.interop.matching import our_config
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
-from family_variants import a_share
 from native_models import (
-    DECODERS,
     LABELS,
     LLAMA,
     NATIVE,
     TOKENS,
-    UNTIED,
     assert_same_logits,
     assert_same_weights,
     heads_of,
@@ -39,15 +35,6 @@ from transformers.models.mpt.configuration_mpt import MptAttentionConfig
 
 import anyformer
 from anyformer import from_native, to_native
-
-
-def left_padded_prompts() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    input_ids = torch.randint(3, TOKENS["vocab_size"], (3, 14), generator=generator)
-    attention_mask = torch.ones_like(input_ids)
-    for row, padding in ((1, 5), (2, 9)):
-        input_ids[row, :padding], attention_mask[row, :padding] = TOKENS["pad_token_id"], 0
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 @pytest.mark.parametrize("name, auto_class, native_class", marked_twin_cases())
@@ -72,18 +59,6 @@ def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
     names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
     own = {"AutoModelForMaskedLM"} if family in ("decoder", "moe") else set()  # no native decoder fills in masks
     assert set(family_row(family).heads) - own == {head for name in names for head in heads_of(name)}
-
-
-@pytest.mark.parametrize("name", a_share(DECODERS, 3))
-def test_twins_continue_left_padded_prompts_alike(name):
-    native = native_model(name)
-    ours = from_native(native)
-    written = [
-        model.generate(**left_padded_prompts(), max_new_tokens=16, min_new_tokens=16, do_sample=False)
-        for model in (native, ours)
-    ]
-    assert torch.equal(*written)
-    assert len(written[0][:, 14:].unique()) > 2  # not one token for ever
 
 
 def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
@@ -121,7 +96,7 @@ def test_weights_of_several_dtypes_keep_each_theirs():
 @pytest.mark.parametrize("name", matching.ARCHITECTURES)
 def test_every_field_of_a_native_config_is_accounted_for(name):
     architecture = matching.ARCHITECTURES[name]
-    assert native_fields(CONFIG_MAPPING[name]()) <= architecture.known_fields()
+    assert native_fields(CONFIG_MAPPING[name]) <= architecture.known_fields() | set(architecture.same_fields)
     if name == "mpt":
         assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(architecture.fields)
 
@@ -132,8 +107,8 @@ def test_every_field_of_ours_in_a_table_exists(name):
     known = set(family_fields(architecture.family))
     ours = {*architecture.fixed}
     for row in architecture.fields.values():
-        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Choice | Converted | Computed)
-        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice | Converted) else set()
+        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Converted | Computed)
+        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Converted) else set()
     assert ours <= known
 
 
@@ -144,34 +119,19 @@ def test_every_field_of_ours_in_a_table_exists(name):
     "name, fields, words",
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
-        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
-        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln=True"),
-        ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5"),
-        ("mpt", {"no_bias": False}, "no_bias=False"),
         (
             "llama2",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor=0.5",
         ),
         ("qwen3_5", {"hidden_act": "gelu"}, "hidden_act='gelu' has no anyformer twin; 'silu' has one"),
-        ("bamba", {"mamba_conv_bias": False}, "mamba_conv_bias=False has no anyformer twin; True has one"),
-        ("granite_hybrid", {"num_local_experts": 4}, "num_local_experts=4 has no anyformer twin; 0 has one"),
-        ("bert", {"is_decoder": True}, "is_decoder=True"),
-        ("bert", {"is_decoder": True, "add_cross_attention": True}, "is_decoder=True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ("roberta", {"add_cross_attention": True}, "add_cross_attention=True"),
         ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
-        ("albert", {"inner_group_num": 2}, "inner_group_num=2"),
         ("albert", {"embedding_size": 32}, "embedding_size=32"),
         ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_hidden_groups=2 does not divide"),
-        ("deberta", {"relative_attention": False}, "relative_attention=False"),
-        ("deberta", {"talking_head": True}, "talking_head=True"),
         ("deberta", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type=['c2p', 'p2p']"),
-        ("deberta", {"pos_att_type": None}, "pos_att_type=None"),
         ("deberta", {"embedding_size": 16}, "embedding_size=16 has no anyformer twin; hidden_size's 32 has one"),
-        ("deberta_v3", {"pooler_hidden_size": 16}, "pooler_hidden_size=16"),
         ("longformer", {"attention_window": [8, 8, 4]}, "attention_window=[8, 8, 4]"),
         (
             "modernbert",
@@ -183,16 +143,7 @@ def test_every_field_of_ours_in_a_table_exists(name):
             },
             "rope_parameters.full_attention.partial_rotary_factor=0.5",
         ),
-        ("t5", {"is_decoder": True}, "is_decoder=True"),
-        ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads=2"),
         ("bart", {"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 has no anyformer twin; encoder_ffn_dim's 48 has one"),
-        ("bart", UNTIED, "tie_word_embeddings=False"),
-        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
-        ("marian", {"decoder_vocab_size": 31}, "decoder_vocab_size=31"),
-        ("switch", {"router_bias": True}, "router_bias=True has no anyformer twin; False has one"),
-        ("switch", {"router_dtype": "bfloat16"}, "router_dtype='bfloat16' has no anyformer twin; 'float32' has one"),
-        ("switch", {"is_decoder": True}, "is_decoder=True"),
-        ("switch", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("switch", {"num_sparse_decoder_layers": 1}, "num_sparse_encoder_layers=2 of 4 and"),
     ],
 )
@@ -204,21 +155,18 @@ def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields
 
 def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default(monkeypatch):
     architecture = matching.ARCHITECTURES["llama"]
-    fewer = dataclasses.replace(architecture, fields={k: v for k, v in architecture.fields.items() if k != "mlp_bias"})
-    monkeypatch.setitem(matching.ARCHITECTURES, "llama", fewer)
+    fields = {name: row for name, row in architecture.fields.items() if name != "pretraining_tp"}
+    monkeypatch.setitem(matching.ARCHITECTURES, "llama", dataclasses.replace(architecture, fields=fields))
     assert from_native(native_model("llama2")) is not None
-    with pytest.raises(UserError, match="mlp_bias=True is not known"):
-        from_native(native_model("llama_biases"))
+    with pytest.raises(UserError, match="pretraining_tp=2 is not known"):
+        our_config(native_config("llama2", pretraining_tp=2))
 
 
 @pytest.mark.parametrize(
     "name, fields, nearest, differing",
     [
         ("llama2", {"norm_type": "layernorm"}, "llama", "norm_type ('layernorm' here, 'rmsnorm' there)"),
-        ("llama2", {"norm_position": "post"}, "llama", "norm_position ('post' here, 'pre' there)"),
-        ("llama2", {"final_logit_softcapping": 30.0}, "llama", "final_logit_softcapping (30.0 here, None there)"),
         ("llama2", {"qk_norm": True, "mlp_bias": True}, "llama", "qk_norm (True here, False there)"),
-        ("llama2", {"position_encoding": "relative"}, "llama", "position_encoding ('relative' here, 'rotary' there)"),
         (
             "llama2",
             {"attention_pattern": ["strided_attention"], "attention_stride": 4},
@@ -232,23 +180,11 @@ def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default
             "'partial_rotary_factor'",
         ),
         ("llama2", {"position_encoding": "alibi", "alibi_bias_max": 4.0}, "llama", "position_encoding"),
-        ("bert", {"norm_position": "pre"}, "bert", "norm_position ('pre' here, 'post' there)"),
         ("bert", {"type_vocab_size": 0}, "bert", "type_vocab_size (0 here, 1 there)"),
-        ("bert", {"pooler_type": "mean"}, "bert", "pooler_type ('mean' here, 'cls' there)"),
-        ("bert", {"position_offset": 3}, "bert", "position_offset (3 here, 0 there)"),
-        ("albert", {"skip_first_norm": False, "qk_norm": True}, "albert", "qk_norm (True here, False there)"),
         ("deberta", {"mask_decoder_layers": 2}, "deberta", "mask_decoder_layers (2 here, 0 there)"),
         ("t5", {"logit_multiplier": 0.5}, "t5", "logit_multiplier (0.5 here,"),
-        ("t5", {"attention_bias": True}, "t5", "attention_bias (True here, False there)"),
-        ("bart", {"embedding_multiplier": 2.0}, "bart", "embedding_multiplier (2.0 here,"),
         ("marian", {"norm_eps": 1e-6}, "marian", "norm_eps (1e-06 here, 1e-05 there)"),
-        ("mixtral", {"router_scoring": "sigmoid"}, "mixtral", "router_scoring ('sigmoid' here, 'softmax' there)"),
-        ("mixtral", {"norm_topk_prob": False}, "mixtral", "norm_topk_prob (False here, True there)"),
-        ("mixtral", {"routed_scaling_factor": 2.5}, "mixtral", "routed_scaling_factor (2.5 here, 1.0 there)"),
-        ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "qwen3_moe", "shared_expert_intermediate_size (16 here"),
-        ("mixtral", {"expert_capacity": 3}, "mixtral", "expert_capacity (3 here, None there)"),
         ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate ('above 0' here, 0.0 there)"),
-        ("switch", {"num_experts_per_tok": 2}, "switch_transformers", "num_experts_per_tok (2 here, 1 there)"),
     ],
 )
 def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(name, fields, nearest, differing):

@@ -26,8 +26,8 @@ def test_five_rows_with_tokens_labels_documents_and_positions(tiny_recipe, comma
 def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_tokens_underlined(recipe):
     data = prepare_data(recipe)
     rows = data.rows["train"]
-    number = next(i for i in range(len(rows)) if len(rows.segments(i)) > 1)
-    row, segments = rows[number], rows.segments(number)
+    number = next(i for i in range(len(rows)) if len(rows.documents(i)) > 1)
+    row, segments = rows[number], rows.documents(number)
     text = row_text(row, segments, data.tokenizer)
     shown = "".join(visible(data.tokenizer.decode([i])) for i in row["input_ids"].tolist())
     assert text.plain.replace("│", "") == shown
@@ -54,7 +54,7 @@ def test_a_masked_row_shows_the_text_as_it_was_and_what_the_model_sees_in_its_pl
     for number in range(20):
         row = rows[number]
         batch = data.objective.collated(rows, number, row)
-        text = masked_text(row, batch, rows.segments(number), data.tokenizer).plain.replace("│", "")
+        text = masked_text(row, batch, rows.documents(number), data.tokenizer).plain.replace("│", "")
         marked = re.findall("⟦(.*?)⟧", text, flags=re.DOTALL)
         predicted = batch["labels"][0] != -100
         seen, real = batch["input_ids"][0][predicted], row["input_ids"][predicted]

@@ -38,7 +38,6 @@ SECTIONS = {
     "unigram": TokenizerSection(type="unigram", vocab_size=85),
     "char": TokenizerSection(type="char"),
 }
-ENVIRONMENT_OFF = "import sys; sys.modules['anyformer'] = None;"  # from here on `import anyformer` fails
 
 
 def corpus_of(folder, text=TEXT):
@@ -164,19 +163,6 @@ for name, section in {SECTIONS!r}.items():
             assert (other / path.name).read_bytes() == path.read_bytes(), (name, path.name)
 
 
-@pytest.mark.slow
-def test_auto_tokenizer_loads_every_type_without_this_package(trained):
-    folders = {name: str(folder) for name, (_, folder) in trained.items()}
-    program = f"""{ENVIRONMENT_OFF}
-from transformers import AutoTokenizer
-for name, folder in {folders!r}.items():
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    print(name, tokenizer({TEXT[:200]!r}).input_ids)
-"""
-    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert out.splitlines() == [f"{name} {tokenizer(TEXT[:200]).input_ids}" for name, (tokenizer, _) in trained.items()]
-
-
 # Cache
 
 
@@ -214,14 +200,11 @@ def test_training_reads_no_more_than_max_training_bytes(tmp_path):
     ("settings", "expected"),
     [
         ({"vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "more than the training text supports", "at most"]),
-        ({"type": "wordpiece", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
         ({"type": "char", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "characters", "leave vocab_size out"]),
         ({"vocab_size": 257}, ["tokenizer.vocab_size=257 is too small", "256 bytes", "take 258"]),
         ({"type": "wordpiece", "vocab_size": 20}, ["tokenizer.vocab_size=20 is too small", "characters"]),
-        ({"type": "char", "vocab_size": 20}, ["tokenizer.vocab_size=20", "characters"]),
         ({"vocab_size": 2}, ["tokenizer.vocab_size=2", "no room"]),
         ({"type": "bpe_byte_fallback", "vocab_size": 258}, ["vocab_size=258 is too small", "the space", "take 259"]),
-        ({"type": "bpe_byte_fallback", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
         ({"special_tokens": ["<|pad|>"]}, ["tokenizer.special_tokens", "<|pad|>"]),
         ({"type": "char", "special_tokens": ["a"]}, ["tokenizer.special_tokens", "'a'"]),
     ],
@@ -258,9 +241,8 @@ def test_pretrained_tokenizers_are_taken_as_they_are_or_refused_with_a_sentence(
 # Encoding of documents
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SECTIONS)
-def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, ahead, monkeypatch):
+def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, monkeypatch):
     tokenizer, _ = trained[name]
     for constant, value in (("_PIECE", 300), ("_BATCH", 1000), ("_WINDOW", 100)):
         monkeypatch.setattr(encoding, constant, value)
@@ -269,9 +251,7 @@ def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, ahead, 
     assert len(encoder._pieces(TEXT)) > 5
     documents = [Document(text, str(number)) for number, text in enumerate(texts)]
     expected = [tokenizer(text).input_ids for text in texts]
-    found = list(encoder.encode_documents(documents, ahead=ahead))
-    assert [document for document, _ in found] == documents
-    assert [ids.tolist() for _, ids in found] == expected
+    assert [ids.tolist() for ids in encoder.encode_documents(documents)] == expected
 
 
 def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_no_cut_it_would_notice(trained, monkeypatch):

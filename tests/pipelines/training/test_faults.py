@@ -72,20 +72,13 @@ def test_the_lock_of_a_killed_process_is_stale_and_forked_workers_do_not_hold_it
     assert not (tmp_path / LOCK).exists()
 
 
-def test_without_locks_of_the_file_system_a_living_process_of_this_host_is_believed(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.lockf", no_locks)
-    host, parent = socket.gethostname(), os.getppid()
-    for text, held in ((f"{host} {parent} today", True), ("elsewhere 1 today", False), ("", False), (f"{host} x y", 0)):
-        (tmp_path / LOCK).write_text(text)
-        if held:
-            with pytest.raises(FolderInUse, match=f"process {parent}"), folder_lock(tmp_path):
-                pass
-        else:
-            with folder_lock(tmp_path):
-                pass
+    with folder_lock(tmp_path):
+        assert (tmp_path / LOCK).exists()
 
 
 # ------------------------------------------------------------------------------------------------ failed starts
