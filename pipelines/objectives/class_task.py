@@ -79,10 +79,11 @@ class ClassTask(ClassScores):
 
     The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
     UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    label_setting: the setting that names the column of the classes.
+    label_setting: the setting that names the column of the classes. counted: the fact of rows that counts them.
     """
 
     label_setting: ClassVar[str] = "label_field"
+    counted: ClassVar[str] = "classes"
     _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     @property
@@ -196,18 +197,14 @@ class ClassTask(ClassScores):
 
     # ---- the loss
 
-    def remember_classes(self, split: str, classes: dict[str, int]) -> None:
-        """Keep how many training examples are of which class; `rows` calls it for each split."""
-        if split == "train":
-            self.of_training = classes
-
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The training split as well where it gives the classes' weights."""
         found = super().splits_to_measure(split, metrics)
         return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
-        """The rows with what stands out about their classes in the notes."""
+        """The rows with what stands out about their classes in the notes; those of training give balanced weights."""
+        self.of_training = rows["train"].facts if "train" in rows else {}
         data = self.recipe.data
         has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
         for split, own in super().completed(rows, cache, progress).items():
@@ -219,7 +216,7 @@ class ClassTask(ClassScores):
         """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
         if self.given_weights != "balanced":
             return self.given_weights
-        counts = [self.of_training.get(name, 0) for name in self.label_names]
+        counts = [self.of_training[self.counted].get(name, 0) for name in self.label_names]
         if 0 in counts:
             raise UserError(
                 f"task.class_weights=balanced: no training example is of the class "
@@ -246,6 +243,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
 
     numbers: of the classes, by name. labels_are_names: whether the classes are named after the numbers in the data.
     """
+    check_class(value, field, place)
     if isinstance(value, int) and labels_are_names:
         value = str(int(value))
     if isinstance(value, str) and value not in numbers and value.isdecimal():
@@ -255,9 +253,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
             near = did_you_mean(value, list(numbers)) or f"; there are {len(numbers)} classes"
             raise UserError(f"{field}: {place} is of the unknown class {value!r}{near}")
         return numbers[value]
-    if not isinstance(value, int):
-        raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
-    if not 0 <= value < len(numbers):
+    if value >= len(numbers):
         raise UserError(
             f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(numbers) - 1} "
             f"({', '.join(list(numbers)[:8])})"

@@ -38,10 +38,6 @@ class Denoising(Reconstruction):
 
     name = "denoising"
     Settings = DenoisingSettings
-    legend_words = (
-        "source: what the encoder reads, sentences in another order, [predicted]<|mask|>[/] where tokens are hidden or "
-        "nothing was; target: the text as it was; as in the first epoch, other noise in each further one"
-    )
 
     def check(self) -> None:
         super().check()

@@ -89,17 +89,6 @@ class FillInTheMiddle(TextObjective):
         prefix, middle, suffix = self.settings.sentinels
         return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
 
-    @property
-    def legend_words(self) -> str:
-        from rich.markup import escape
-
-        sentinels = " ".join(f"[predicted]{escape(token)}[/]" for token in self.settings.sentinels)
-        return (
-            f"a colour per document, {sentinels} where one is rearranged, [unpredicted]underlined[/]: not predicted, │ "
-            f"where a document ends: no attention across, [padding]struck through[/]: padding; as in the first epoch, "
-            f"other cuts in each further one"
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
         batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}

@@ -80,7 +80,6 @@ class ImageClassification(ClassTask, ImageObjective):
             classes=self.label_names,
             label_facts=lambda labels: {"classes": self.class_histogram(labels)},
         )
-        self.remember_classes(split, store.facts["classes"])
         if split == "train":
             self._train = store
             settle_normalisation(self.processor, store)

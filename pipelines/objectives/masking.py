@@ -13,7 +13,7 @@ from ..recipes.types import show
 from .answering import piped
 from .base import SHARE
 from .finished_model import FinishedModel
-from .showing import documents_line, is_label, masked_table, masked_text, print_lines
+from .showing import documents_line, is_label, masked_text
 from .text import TextObjective
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
@@ -48,12 +48,6 @@ class MaskingObjective(TextObjective):
     def check(self) -> None:
         super().check()
         section = self.settings
-        if round(section.mask_probability * section.sequence_length) < 1:
-            length = section.sequence_length
-            raise UserError(
-                f"objective.mask_probability={show(section.mask_probability)} hides no token of a row of "
-                f"objective.sequence_length={length}; set it to at least {1 / length:.2g}"
-            )
         if section.mask_replace + section.random_replace > 1:
             raise UserError(
                 f"objective.mask_replace={show(section.mask_replace)} and "
@@ -154,7 +148,6 @@ class MaskingObjective(TextObjective):
             console.print(note, markup=False)
         console.print(documents_line(documents), markup=False)
         console.print(masked_text(row, batch, documents, self.tokenizer))
-        print_lines(console, masked_table(row, batch, self.tokenizer))
 
 
 def token_logits(outputs) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
@@ -40,10 +39,10 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
     label_type = "int8[]"
+    counted = "labels"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its classes"
 
     @property
     def is_multi_hot(self) -> bool:
@@ -99,19 +98,12 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         mean = sum(facts["labels"].values()) / facts["examples"]
         return f"{mean:.1f} classes each: " + ", ".join(f"{name} {n:,}" for name, n in facts["labels"].items())
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False):
-        rows = super().rows(source, split, cache, progress)
-        self.remember_classes(split, rows.facts["labels"])
-        if split == "train":
-            self.training_examples = rows.facts["examples"]
-        return rows
-
     def balanced(self, counts: list[int]) -> list[float]:
         """(n - n_c) / n_c of n training examples, n_c of them with class c, as torch.nn.BCEWithLogitsLoss advises.
 
         Raises UserError for a class that every example has: nothing could be learned of it.
         """
-        number = self.training_examples
+        number = self.of_training["examples"]
         if number in counts:
             raise UserError(
                 f"task.class_weights=balanced: every training example is of the class "

@@ -19,6 +19,10 @@ class Reconstruction(TextObjective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     special_tokens = "eos"
+    legend_words = (
+        "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
+        "what the decoder has to write; as in the first epoch, other noise in each further one"
+    )
     shares_batches = True
 
     def use_tokenizer(self, tokenizer) -> None:

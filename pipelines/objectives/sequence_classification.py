@@ -1,5 +1,4 @@
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..plugins import register_objective
@@ -22,12 +21,6 @@ class SequenceClassification(ClassTask, LabelledTexts):
     asks_for = "classes"
     Settings = SequenceClassificationSettings
     stratified_by = ClassTask.label_column
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False):
-        rows = super().rows(source, split, cache, progress)
-        self.remember_classes(split, rows.facts["classes"])
-        return rows
 
     def label_identity(self) -> list[str]:
         return self.label_names

@@ -22,7 +22,6 @@ class SequenceRegression(NumberTask, LabelledTexts):
     name = "sequence_regression"
     asks_for = "numbers"
     Settings = SequenceRegressionSettings
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its number"
 
     # ---- the model
 

@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 
+from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..recipes.types import show
 from .reconstruction import SourceTargetCollator
 from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
@@ -19,22 +21,28 @@ class SpanCorruption(SpansLeftOut):
 
     Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows
     (reconstruction.py) are as long as it takes for the input to come to sequence_length tokens. Raises UserError for a
-    tokenizer without eos, padding or with too few sentinels.
+    tokenizer without eos, padding or with too few sentinels, and for spans too short to have a kept token between them.
     """
 
     name = "span_corruption"
     Settings = SpanCorruptionSettings
-    legend_words = (
-        "source: what the encoder reads, [predicted]<extra_id_N>[/] where a span was left out; target: each of them "
-        "with its span; as in the first epoch, others in each further one"
-    )
 
     @property
     def noise(self) -> tuple[float, float]:
         return self.settings.noise_density, self.settings.mean_span_length
 
-    def noises(self) -> dict[str, tuple[float, float]]:
-        return {"objective": self.noise}
+    def check(self) -> None:
+        super().check()
+        density, span = self.noise
+        smallest = density / (1 - density)
+        if span < smallest:
+            raise UserError(
+                f"objective.mean_span_length={show(span)} must be at least {smallest:.3g} with "
+                f"objective.noise_density={show(density)}, so that a kept token stands between two spans"
+            )
+
+    def noises(self) -> list[tuple[float, float]]:
+        return [self.noise]
 
     @property
     def row_length(self) -> int:

@@ -78,6 +78,7 @@ class TokenClassification(ClassTask, TextTask):
     hub_task = "token-classification"
     loss_unit = "nats per word"
     label_setting = "tags_field"
+    counted = "tags"
     labels_of_tokens = True
     taught = "tags"
     columns_of_rows: ClassVar[dict[str, str]] = {"input_ids": "int32[]", "labels": "int32[]"}
@@ -134,7 +135,6 @@ class TokenClassification(ClassTask, TextTask):
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
-        self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
     def _batches(self, examples, labelled: str = "first", learns_spaces=False) -> Iterator[dict[str, list]]:

@@ -75,7 +75,7 @@ def test_balanced_weights_count_training_examples_and_accumulation_changes_nothi
         tmp_path, "sequence_classification", data=data, training=training, task={"class_weights": "balanced"}
     )
     objective = prepare_data(load_recipe(str(recipe))).objective
-    bad, good = objective.of_training.values()
+    bad, good = objective.of_training["classes"].values()
     assert objective.class_weights() == [(bad + good) / (2 * bad), (bad + good) / (2 * good)] and bad > 2 * good
     folders = [tmp_path / name for name in ("whole", "parts", "plain")]
     parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]

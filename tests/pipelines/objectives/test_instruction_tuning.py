@@ -63,7 +63,9 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
-        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)], last_only=True)[0])
+        data.objective.last_only = True  # as of a preference
+        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
+        data.objective.last_only = False
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()

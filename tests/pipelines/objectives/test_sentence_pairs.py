@@ -271,7 +271,7 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
         ),
         (["objective.pairs=next"], "is not one of its choices; known: next_sentence, sentence_order"),
         (["objective.tail=pad"], "no effect with objective.name=sentence_pairs"),
-        (["evaluation.metrics=[word_perplexity]"], "predicts only some; known: perplexity"),
+        (["evaluation.metrics=[word_perplexity]"], "compares tokens and is not for objective.name=sentence_pairs"),
         (["evaluation.sample_prompts=[x]"], "has no mask for objective.name=sentence_pairs to fill; write [MASK]"),
     ],
 )
