@@ -17,6 +17,13 @@ def write_lines(path: Path, rows) -> Path:
     return path
 
 
+def on_rows(folder: Path, rows: list[dict] | Path, **task) -> dict:
+    """Sections of a recipe that trains a task on these rows alone, read character by character."""
+    path = rows if isinstance(rows, Path) else write_lines(folder / "rows.jsonl", rows)
+    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+    return {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+
+
 def texts(corpus) -> list[str]:
     return [document.text for document in corpus.documents()]
 

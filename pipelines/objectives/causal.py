@@ -39,16 +39,6 @@ class Causal(TextObjective):
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import documents_line, head_table, is_label, row_text
-
-        documents = rows.documents(number, row)
-        predicted = int(is_label(row["labels"]).sum())
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
-        console.print(documents_line(documents), markup=False)
-        console.print(row_text(row, documents, self.tokenizer))
-        console.print("\n".join(head_table(row, self.tokenizer)), markup=False, style="dim")
-
 
 class CausalCollator:
     """Rows -> one batch: input_ids, labels (B, T), and position_ids where rows hold several documents.

@@ -89,9 +89,8 @@ class ChatTask(TextTask):
         """What is asked, as messages. Raises UserError."""
         section = self.settings
         if section.prompt_field is None:
-            messages = []
-        else:
-            messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
+            return []
+        messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
         more = row[section.input_field] if section.input_field is not None else None
         if more is not None and not isinstance(more, str):
             raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")

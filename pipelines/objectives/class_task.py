@@ -182,7 +182,16 @@ class ClassTask(ClassScores):
             "problem_type": "single_label_classification",
         }
 
-    def class_of(self, value, place: str) -> int:
+    def label_identity(self) -> list[str]:
+        return self.label_names
+
+    def label_facts(self, labels) -> dict[str, Any]:
+        return {self.counted: self.class_histogram(labels)}
+
+    def label_words(self, facts: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {count:,}" for name, count in facts[self.counted].items())
+
+    def label_of(self, value, place: str) -> Any:
         """The number of the model's class that a label means, as `class_number` has it. Raises UserError."""
         return self._learned[self.number_in_data(value, place)]
 

@@ -9,7 +9,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import SHARE
-from .showing import documents_line, is_label, row_text
+from .showing import is_label
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -92,18 +92,12 @@ class FillInTheMiddle(TextObjective):
     def show(self, console, rows, number: int, row: dict) -> None:
         batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
-        predicted = int(is_label(changed["labels"]).sum())
-        rearranged = int((changed["input_ids"] == self.sentinel_ids[0]).sum())
-        console.rule(
-            f"row {number}: {len(changed['input_ids'])} tokens, {predicted} predicted, {rearranged} rearranged",
-            align="left",
-        )
-        console.print(documents_line(rows.documents(number, row)), markup=False)
         parts = document_parts(changed["position_ids"].numpy())
         if not is_label(changed["labels"][parts[-1][0] :]).any():
             parts.pop()  # padding
-        documents = [(number, 0, end - begin) for number, (begin, end) in enumerate(parts)]
-        console.print(row_text(changed, documents, self.tokenizer, self.sentinel_ids))
+        found = zip(rows.documents(number, row), parts)
+        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in found]
+        super().show(console, rows, number, changed, documents, self.sentinel_ids)
 
 
 class FillInTheMiddleCollator:

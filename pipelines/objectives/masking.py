@@ -1,6 +1,6 @@
 """What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..data.cells import text_of
@@ -71,10 +71,6 @@ class MaskingObjective(TextObjective):
 
     def config_fields(self) -> dict:
         return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
-
-    def hiding(self) -> dict[str, Any]:
-        """The arguments of a TokenHider that the recipe sets."""
-        return {field.name: getattr(self.settings, field.name) for field in fields(MaskingSettings)[1:]}  # but `name`
 
     # ---- the end of a run
 
@@ -170,23 +166,14 @@ class TokenHider:
     special with probability random_replace, and stays as it is otherwise.
     """
 
-    def __init__(
-        self,
-        tokenizer,
-        *,
-        mask_probability: float,
-        mask_replace: float,
-        random_replace: float,
-        masking: str = "token",
-    ):
-        self.mask_id, self.marks = tokenizer.mask_token_id, None
-        self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
+    def __init__(self, tokenizer, settings: MaskingSettings):
+        self.mask_id, self.marks, self.settings = tokenizer.mask_token_id, None, settings
         special = np.array(tokenizer.all_special_ids)
         ids = np.array(sorted(tokenizer.get_vocab().values()))
         self.ordinary_ids = ids[~np.isin(ids, special)]
         self.is_special = np.zeros(ids[-1] + 1, dtype=bool)
         self.is_special[special] = True
-        if masking != "token":
+        if settings.masking != "token":
             from ..tokenizers.word_marks import WordMarks
 
             self.marks = WordMarks(tokenizer)
@@ -200,7 +187,7 @@ class TokenHider:
         places = np.flatnonzero(choosable)
         if not len(places):
             return
-        number = max(1, round(self.mask_probability * len(places)))
+        number = max(1, round(self.settings.mask_probability * len(places)))
         if self.marks is None:
             chosen = generator.permutation(places)[:number]
         else:
@@ -208,8 +195,8 @@ class TokenHider:
         lot = generator.random(len(chosen))
         labels[chosen] = ids[chosen]
         random_ids = self.ordinary_ids[generator.integers(len(self.ordinary_ids), size=len(chosen))]
-        masked = lot < self.mask_replace
-        replaced = ~masked & (lot < self.mask_replace + self.random_replace)
+        masked = lot < self.settings.mask_replace
+        replaced = ~masked & (lot < self.settings.mask_replace + self.settings.random_replace)
         ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))
 
     def whole_words(self, ids, choosable, number: int, generator, begins=None):

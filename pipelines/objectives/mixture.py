@@ -310,14 +310,7 @@ class JointCollator:
     rows are pairs. widths: of input_ids and labels in every batch, as those of a stream are; None: of the longest row.
     """
 
-    def __init__(
-        self,
-        collators: dict[str, Callable[[list[dict]], dict]],
-        pad_token_id: int,
-        sees_padding: bool,
-        has_pairs: bool = False,
-        widths: tuple[int, int] | None = None,
-    ):
+    def __init__(self, collators: dict[str, Callable], pad_token_id: int, sees_padding: bool, has_pairs: bool, widths):
         self.collators, self.pad, self.sees_padding = collators, pad_token_id, sees_padding
         self.has_pairs, self.widths = has_pairs, widths
 

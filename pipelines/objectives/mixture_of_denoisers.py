@@ -4,7 +4,6 @@ from typing import NamedTuple
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .reconstruction import SourceTargetCollator
 from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
@@ -72,24 +71,9 @@ class MixtureOfDenoisers(SpansLeftOut):
             length -= 1
         return length
 
-    def collator(self, packed: bool) -> "MixtureOfDenoisersCollator":
-        return MixtureOfDenoisersCollator(
-            self.tokenizer, self.sentinel_ids, self.modes, self.seed, self.batch_lengths()
-        )
-
-
-class MixtureOfDenoisersCollator(SourceTargetCollator):
-    """Inputs are the mode token of the denoiser drawn for a row, the kept tokens with a sentinel for each span left
-    out, then eos; labels each sentinel with its span, then eos.
-
-    modes: ids of the mode tokens by name.
-    """
-
-    def __init__(self, tokenizer, sentinels, modes: dict, seed: int, lengths=(None, None)):
-        super().__init__(tokenizer, seed, lengths)
-        self.sentinels, self.modes = sentinels, modes
-
     def corrupt(self, tokens, starts, generator) -> tuple:
+        """The mode token of the denoiser drawn for a row and the kept tokens with a sentinel for each span left out;
+        each sentinel with its span."""
         part = DENOISERS[int(generator.random() * len(DENOISERS))]
-        source, target = leave_out_spans(tokens, *part.noise, self.sentinels, generator)
+        source, target = leave_out_spans(tokens, *part.noise, self.sentinel_ids, generator)
         return np.insert(source, 0, self.modes[part.mode]), target

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..lazy import torch
+from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -82,7 +82,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_of(self, value: Any, place: str) -> list[int]:
         """Of each class 0 or 1. Raises UserError for a class that is named twice, as lists of 0 and 1 seem to do."""
-        given = [self.class_of(one, where) for where, one in self.classes_in(value, place)]
+        given = [ClassTask.label_of(self, one, where) for where, one in self.classes_in(value, place)]
         if len(set(given)) < len(given):
             twice = next(number for number in given if given.count(number) > 1)
             raise UserError(
@@ -96,7 +96,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_words(self, facts: dict[str, Any]) -> str:
         mean = sum(facts["labels"].values()) / facts["examples"]
-        return f"{mean:.1f} classes each: " + ", ".join(f"{name} {n:,}" for name, n in facts["labels"].items())
+        return f"{mean:.1f} classes each: {super().label_words(facts)}"
 
     def balanced(self, counts: list[int]) -> list[float]:
         """(n - n_c) / n_c of n training examples, n_c of them with class c, as torch.nn.BCEWithLogitsLoss advises.
@@ -127,8 +127,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         scores, true = predictions[:, : len(self.label_names)], predictions[:, len(self.label_names) :].astype("int8")
-        self.answers = Answers((scores >= self.settings.threshold).astype("int8"), true, scores)
-        return self.compare(self.answers.given.tolist(), true.tolist(), scores)
+        given = (scores >= self.settings.threshold).astype("int8")
+        sure = abs(1 - given - scores)  # of what was said, also that a row does not have a class
+        rows = np.arange(len(true)).repeat(len(self.label_names))
+        self.answers = Answers(given.ravel(), true.ravel(), sure.ravel(), rows)
+        return self.compare(given.tolist(), true.tolist(), scores)
 
     # ---- single classes: each of a row is an answer of its own
 
@@ -139,19 +142,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def judged_classes(self) -> dict[str, Any]:
         from ..metrics.class_report import per_class
 
-        return {"classes": per_class(self.label_names, self.answers.given, self.answers.true)}
-
-    def certainty(self):
-        found = self.answers
-        sure = abs(1 - found.given - found.confidence)  # of what was said, also that a row does not have a class
-        return sure.ravel(), (found.given == found.true).ravel()
-
-    def row_of(self, place: int) -> int:
-        return place // len(self.label_names)
+        given, true = (side.reshape(-1, len(self.label_names)) for side in (self.answers.given, self.answers.true))
+        return {"classes": per_class(self.label_names, given, true)}
 
     def said(self, place: int, row: dict) -> tuple[str, str]:
-        number, column = divmod(place, len(self.label_names))
-        name, has = self.label_names[column], self.answers.true[number, column]
+        name, has = self.label_names[place % len(self.label_names)], self.answers.true[place]
         return (f"not {name}", name) if has else (name, f"not {name}")
 
     def named(self, value: list[int]) -> list[str]:
@@ -171,6 +166,5 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return super().example_of_use(settings)[0], {"top_k": None}
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        given = [name for name, label in zip(self.label_names, row["labels"].tolist()) if label]
-        self.show_label(console, number, row, f"classes {', '.join(given) or 'none'}")
+    def label_shown(self, row: dict) -> str:
+        return f"classes {', '.join(self.named(row['labels'].tolist())) or 'none'}"

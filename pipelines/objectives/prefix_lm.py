@@ -5,7 +5,7 @@ from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
 from .looking_ahead import PREFIX_MASK, LooksAhead
-from .reconstruction import Reconstruction, SourceTargetCollator
+from .reconstruction import Reconstruction
 from .text import TextObjective
 
 
@@ -58,9 +58,11 @@ class PrefixLM(LooksAhead, Reconstruction):
         return super().config_fields() if self.has_encoder else {"prefix_lm": True}
 
     def collator(self, packed: bool):
-        if not self.has_encoder:
-            return PrefixCollator(packed, self.seed)
-        return PrefixAndRestCollator(self.tokenizer, self.seed, self.batch_lengths())
+        return super().collator(packed) if self.has_encoder else PrefixCollator(packed, self.seed)
+
+    def corrupt(self, tokens, starts, generator) -> tuple:
+        cut = prefix_length(len(tokens), generator)
+        return tokens[:cut], tokens[cut:]
 
     @property
     def legend_words(self) -> str:
@@ -70,15 +72,9 @@ class PrefixLM(LooksAhead, Reconstruction):
         if self.has_encoder:
             super().show(console, rows, number, row)
         else:
-            Causal.show(self, console, rows, number, row | {"labels": self.collated(rows, number, row)["labels"][0]})
-
-
-class PrefixAndRestCollator(SourceTargetCollator):
-    """Inputs are a row's prefix, then eos; labels the rest of it, then eos."""
-
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        cut = prefix_length(len(tokens), generator)
-        return tokens[:cut], tokens[cut:]
+            TextObjective.show(
+                self, console, rows, number, row | {"labels": self.collated(rows, number, row)["labels"][0]}
+            )
 
 
 class PrefixCollator(CausalCollator):

@@ -61,23 +61,18 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
 
-    @property
-    def ranks(self) -> bool:
-        """Whether the loss is that of in-batch negatives."""
-        return self.settings.loss == "in_batch_negatives"
-
     def check(self) -> None:
         section, evaluation = self.settings, self.recipe.evaluation
         if section.text_pair_field is None:
             raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
         if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
             raise UserError(f"task.label_range={self.range_words()} must be two different numbers, as [0, 5] is")
-        if (section.label_field is None) != self.ranks:
+        if (section.label_field is None) != (section.loss == "in_batch_negatives"):
             raise UserError(
                 f"task.label_field={show(section.label_field)} does not go with task.loss={section.loss}: cosine "
                 f"learns labels, and to in_batch_negatives every pair is one of equals (label_field=null)"
             )
-        if not self.ranks:
+        if section.loss == "cosine":
             self.refuse_idle(["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
         if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
             raise UserError(
@@ -169,7 +164,7 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
 
     def loss(self):
         section = self.settings
-        if self.ranks:
+        if section.loss == "in_batch_negatives":
             return InBatchNegatives(section.pooling, section.scale)
         return Cosine(section.pooling)
 
@@ -221,10 +216,13 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def step_words(self) -> str:
         return "pairs"
 
+    def label_shown(self, row: dict) -> str:
+        return f"cosine {float(row['labels']):.4g}"
+
     def show(self, console, rows, number: int, row: dict) -> None:
         texts = halves(row)
         sizes = " and ".join(str(len(ids)) for ids in texts)
-        console.rule(f"row {number}: {sizes} tokens, cosine {float(row['labels']):.4g}", align="left")
+        console.rule(f"row {number}: {sizes} tokens, {self.label_shown(row)}", align="left")
         for name, ids in zip(("first", "second"), texts):
             console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
 

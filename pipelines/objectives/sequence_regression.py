@@ -48,6 +48,3 @@ class SequenceRegression(NumberTask, LabelledTexts):
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         return {"prediction": found[0]["score"]}
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        self.show_label(console, number, row, f"label {float(row['labels']):.4g}")

@@ -4,7 +4,6 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .reconstruction import SourceTargetCollator
 from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
@@ -54,19 +53,10 @@ class SpanCorruption(SpansLeftOut):
     def batch_widths(self) -> tuple[int, int]:
         return self.row_lengths()
 
-    def collator(self, packed: bool) -> "SpanCorruptionCollator":
-        length = self.settings.sequence_length
-        return SpanCorruptionCollator(self.tokenizer, self.sentinel_ids, length, self.noise, self.seed)
-
-
-class SpanCorruptionCollator(SourceTargetCollator):
-    """Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
-    then eos. All batches have the same lengths, which full rows fill."""
-
-    def __init__(self, tokenizer, sentinels, input_length: int, noise: tuple[float, float], seed: int):
-        self.sentinels, self.noise = sentinels, noise
-        _, target_length = source_and_target_lengths(raw_length(input_length, *noise), *noise)
-        super().__init__(tokenizer, seed, (input_length, target_length))
+    def batch_lengths(self) -> tuple[int, int]:
+        """All batches have the lengths that full rows fill."""
+        return self.row_lengths()
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        return leave_out_spans(tokens, *self.noise, self.sentinels, generator)
+        """The kept tokens with a sentinel for each span left out; each sentinel with its span."""
+        return leave_out_spans(tokens, *self.noise, self.sentinel_ids, generator)

@@ -107,11 +107,8 @@ class OneAnswer(TaughtTexts):
     def label_facts(self, labels: list) -> dict[str, Any]:
         return super().label_facts([label for label in labels if label != UNLABELLED])
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        if row["labels"] == UNLABELLED:
-            self.show_label(console, number, row, "no label")
-        else:
-            super().show(console, rows, number, row)
+    def label_shown(self, row: dict) -> str:
+        return "no label" if row["labels"] == UNLABELLED else super().label_shown(row)
 
 
 class OfClasses(TaughtTexts):
@@ -172,7 +169,7 @@ class TaughtVectors(OneAnswer):
 
     def check(self) -> None:
         super().check()
-        if self.ranks:
+        if self.settings.loss == "in_batch_negatives":
             raise UserError("task.loss=in_batch_negatives does not go with a teacher of vectors; set task.loss=cosine")
         if self.recipe.teacher.temperature != TeacherSection.temperature:
             raise UserError("teacher.temperature has no effect on vectors; leave it out")

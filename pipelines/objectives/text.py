@@ -321,6 +321,19 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
 
+    def show(
+        self, console, rows: "Rows", number: int, row: dict, documents: list | None = None, marked: Sequence[int] = ()
+    ) -> None:
+        """documents: of the row, where they are not those that it was made of. marked: tokens that are set off."""
+        from .showing import documents_line, head_table, is_label, row_text
+
+        documents = rows.documents(number, row) if documents is None else documents
+        predicted = int(is_label(row["labels"]).sum())
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
+        console.print(documents_line(documents), markup=False)
+        console.print(row_text(row, documents, self.tokenizer, marked))
+        console.print("\n".join(head_table(row, self.tokenizer)), markup=False, style="dim")
+
     def prepare_model(self, model) -> None:
         """Give the tokenizer the model's context where it says none, or less than the rows have."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length

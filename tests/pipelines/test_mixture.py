@@ -244,8 +244,6 @@ REFUSED = {
     f"{CAUSAL}, {{name: denoising}}": "objective.parts, denoising: model.family=decoder does not go with "
     "objective.name=denoising; it takes seq2seq",
     f"{CAUSAL}, {{name: prefix_lm, sequence_length: 100}}": "objective.parts.1.sequence_length=100 is longer than",
-    f"{CAUSAL}, {{name: prefix_lm, data: {{files: f, source: stdlib}}}}": "objective.parts, prefix_lm: data.source and "
-    "data.files are both set",
     f"{CAUSAL}, {{name: prefix_lm, data: {{files: f, streaming: true}}}}": "objective.parts, prefix_lm: "
     "data.streaming=true needs data.dataset; other sources are not streamed",
     "{name: causal, data: {files: f}}, {name: prefix_lm, data: {files: f}}": "data.files has no effect with",
@@ -268,8 +266,6 @@ def test_metrics_of_a_whole_text_and_prompts_that_nobody_continues_are_refused(m
     parts = "objective.parts=[{name: span_corruption}, {name: denoising}]"
     with pytest.raises(UserError, match=r"sample_prompts has no effect with objective\.name=mixture"):
         load_recipe(path, ["model.family=seq2seq", parts, "evaluation.sample_prompts=[a]"])
-    with pytest.raises(UserError, match=r"has no mask for objective\.name=masked to fill"):
-        load_recipe(str(mixture("encoder")), ["evaluation.sample_prompts=[a]"])
 
 
 def test_pairs_in_a_mixture_are_judged_by_the_first_token_and_read_from_stored_text(mixture):

@@ -320,11 +320,8 @@ def test_a_preview_and_a_trained_tokenizer_have_the_tokens_that_are_needed(name,
     family = family or FAMILY.get(name, "seq2seq")
     recipe = {"model": {"family": family}, "objective": {"name": name}, "evaluation": {"metrics": ["perplexity"]}}
     assert command("preview", tiny_recipe(**recipe), "--rows", "3") == 0
-    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
-    rows = shown[re.search(r"row \d+:", shown).start() :]
-    seen = {"denoising": ["<|mask|>"], "mixture_of_denoisers": ["<extra_id_0>", "|>"]}
-    seen["fill_in_the_middle"] = [*MIDDLES, "rearranged"]
-    assert all(token in rows for token in seen.get(name, ["predicted" if family == "decoder" else "source: "]))
+    tokens = {"denoising": MASK, "mixture_of_denoisers": "<extra_id_0>", "fill_in_the_middle": MIDDLES[1]}
+    assert tokens.get(name, "row 0") in capsys.readouterr().out
 
 
 # Bad input
@@ -340,15 +337,10 @@ def test_a_preview_and_a_trained_tokenizer_have_the_tokens_that_are_needed(name,
     ],
 )
 def test_bad_settings_are_one_sentence(tiny_recipe, name, own, sentence):
-    family = FAMILY.get(name, "seq2seq")
+    model, evaluation = {"family": FAMILY.get(name, "seq2seq")}, {"metrics": ["perplexity"]}
+    recipe = tiny_recipe(model=model, objective={"name": name, **own}, evaluation=evaluation)
     with pytest.raises(UserError) as caught:
-        load_recipe(
-            str(
-                tiny_recipe(
-                    model={"family": family}, objective={"name": name, **own}, evaluation={"metrics": ["perplexity"]}
-                )
-            )
-        )
+        load_recipe(str(recipe))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 

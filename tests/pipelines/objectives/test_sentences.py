@@ -12,6 +12,8 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import CHARACTERS, task_recipe, write_lines
 from torch.nn import functional
 
+KIND = "sentence_similarity"
+
 
 def batch_of(labels, dtype=torch.float64, tokens=4):
     """(outputs of an encoder for len(labels) pairs, batch), with padding after the first texts."""
@@ -48,14 +50,6 @@ def test_a_batch_without_a_label_adds_nothing():
         assert total == 0 == loss.weight(batch) and states.grad.eq(0).all()
 
 
-@pytest.fixture
-def prepare(tmp_path):
-    def run(*overrides, **sections):
-        return prepare_data(load_recipe(str(task_recipe(tmp_path, "sentence_similarity", **sections)), overrides))
-
-    return run
-
-
 def test_every_text_is_read_by_itself_and_labels_become_cosines(tmp_path, prepare, capsys):
     from rich.console import Console
 
@@ -86,13 +80,11 @@ REFUSED = {
     "task.label_range=[1, 1]": "task.label_range=[1, 1] must be two different numbers",
     "task.label_field=null": "task.label_field=null does not go with task.loss=cosine",
     "task.loss=in_batch_negatives": "task.label_field='label' does not go with task.loss=in_batch_negatives",
-    "task.pooling=last": "task.pooling",
     "training.label_smoothing_factor=0.1": "has no effect on numbers",
     "task.scale=10": "task.scale=10.0 has no effect with task.loss=cosine; it belongs to task.loss=in_batch_negatives",
     "task.label_field=null task.loss=in_batch_negatives evaluation.metrics=[spearman]": (
         "evaluation.metrics=['spearman'] has no effect with task.label_field=null, as metrics compare with labels"
     ),
-    "evaluation.metrics=[accuracy]": "compares classes and is not for task.name=",
 }
 
 
@@ -111,10 +103,8 @@ def test_settings_that_mean_nothing_are_refused(override, tmp_path):
         ({"text": "a", "other": " ", "label": 1}, "task.text_pair_field='other': .*line 2 holds an empty text"),
     ],
 )
-def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, tmp_path, prepare):
-    path = write_lines(tmp_path / "bad.jsonl", [{"text": "a", "other": "b", "label": 3}, row])
-    with pytest.raises(UserError, match=says):
-        prepare(f"data.files={path}", "data.test_files=null", "data.validation_fraction=0", tokenizer=CHARACTERS)
+def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, refused):
+    refused([{"text": "a", "other": "b", "label": 3}, row], {}, says)
 
 
 @pytest.mark.slow

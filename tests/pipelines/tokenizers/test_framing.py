@@ -161,7 +161,6 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
         ({}, ["objective.name=span_corruption"], "it takes seq2seq"),
         (MASKED, ["evaluation.metrics=[word_perplexity]"], "compares tokens and is not for objective.name=masked"),
         (MASKED, ["evaluation.sample_prompts=[x]"], "sample_prompts.0='x' has no mask for objective.name=masked"),
-        (SPANS, ["evaluation.sample_prompts=[x]"], "sample_prompts has no effect with objective.name=span_corruption"),
         (SPANS, ["objective.noise_density=0.9"], "objective.mean_span_length=3.0 must be at least 9"),
         (SPANS, ["tokenizer.sentinels=0"], "tokenizer.sentinels=0 does not go with objective.name=span_corruption"),
         (SPANS, ["tokenizer.vocab_size=300"], "tokenizer.vocab_size=300 must be at least 358: 256 bytes and the"),
