@@ -244,11 +244,14 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
+    def key_of_rows(self, *parts: Any) -> str:
+        return super().key_of_rows(self.name, *parts)
+
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows of `columns_of_rows`; beside those that are not trained on stand prompt and answer."""
         columns = self.columns_of_rows | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
-        rows = self.stored(source, cache, columns, self.name, settings)
+        rows = self.stored(source, cache, columns, settings)
         if not len(rows):
             raise UserError(
                 f"task.max_length={self.settings.max_length}: no {self.noun} of {source.name} leaves room for an "

@@ -93,9 +93,13 @@ class TextTask(Tokenized, Objective):
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
 
-        key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
+        key = self.key_of_rows(examples_fingerprint(source), self.processor_fingerprint(), *settings)
         make = make or self._batches
         return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
+
+    def key_of_rows(self, *parts: Any) -> str:
+        """The name of stored rows in the cache, and part of a run's identity. parts: JSON of what they depend on."""
+        return sha([*parts])
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

@@ -28,3 +28,14 @@ def refused(prepare, tmp_path):
         assert "\n" not in str(error.value)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def objectives(tmp_path_factory, request):
+    """The task with each of the test file's TOKENIZERS."""
+    folder, found = tmp_path_factory.mktemp("objectives"), {}
+    for name, tokenizer in request.module.TOKENIZERS.items():
+        sections = {"tokenizer": tokenizer, "data": {"cache_dir": str(folder / "cache")}}
+        recipe = load_recipe(str(task_recipe(folder, request.module.KIND, **sections)))
+        found[name] = prepare_data(recipe).objective
+    return found

@@ -11,8 +11,6 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.answer_spans import best_spans
 from anyformer.pipelines.objectives.finished_model import FinishedModel
-from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,18 +25,6 @@ TOKENIZERS = {
     "char": CHARACTERS,
 }
 WORDS = st.lists(st.sampled_from([*NEUTRAL, *NAMES["PER"], "mr", "stória", "日本"]), min_size=1, max_size=60)
-
-
-@pytest.fixture(scope="module")
-def objectives(tmp_path_factory):
-    """The task with each kind of tokenizer."""
-    folder = tmp_path_factory.mktemp("answers")
-    found = {}
-    for kind, section in TOKENIZERS.items():
-        data = {"cache_dir": str(folder / "cache")}
-        recipe = load_recipe(str(task_recipe(folder, "question_answering", tokenizer=section, data=data)))
-        found[kind] = prepare_data(recipe).objective
-    return found
 
 
 def example(context: str, text: str | None, start: int = 0, question: str = "who") -> dict:

@@ -6,9 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
-from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
-from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
@@ -22,18 +20,6 @@ TOKENIZERS = {
 }
 # Letters of the training text, signs and letters of several bytes; of a format sign alone WordPiece leaves nothing.
 WORDS = st.lists(st.text(st.sampled_from("abeot.,-'éß日\u200b"), min_size=1, max_size=6), min_size=1, max_size=12)
-
-
-@pytest.fixture(scope="module")
-def objectives(tmp_path_factory):
-    """The task with each kind of tokenizer."""
-    folder = tmp_path_factory.mktemp("tags")
-    found = {}  # with the recipes, which nothing else holds
-    for kind, section in TOKENIZERS.items():
-        data = {"cache_dir": str(folder / "cache")}
-        recipe = load_recipe(str(task_recipe(folder, "token_classification", tokenizer=section, data=data)))
-        found[kind] = recipe, prepare_data(recipe).objective
-    return {kind: objective for kind, (_, objective) in found.items()}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
