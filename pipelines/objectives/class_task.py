@@ -105,11 +105,9 @@ class ClassTask(ClassScores):
         names = self.settings.label_names
         if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
-        weights = self.given_weights
-        if isinstance(weights, list):
-            if min(weights, default=0) < 0 or not any(weights):
-                raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-            self._check_number_of_weights(weights, names and self.distinct_learned(names))
+        weights = self.settings.class_weights
+        if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
+            raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
 
     def learned_names(self, names: list[str]) -> list[str]:
         """What the model calls classes of these names in the data, one for each; several may become one."""
@@ -117,17 +115,6 @@ class ClassTask(ClassScores):
 
     def distinct_learned(self, names: list[str]) -> list[str]:
         return list(dict.fromkeys(self.learned_names(names)))
-
-    @property
-    def given_weights(self) -> list[float] | str | None:
-        """task.class_weights, of tasks that have it."""
-        return getattr(self.settings, "class_weights", None)
-
-    def _check_number_of_weights(self, weights: list[float], names: list[str] | None) -> None:
-        if names is not None and len(weights) != len(names):
-            raise UserError(
-                f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}"
-            )
 
     def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
@@ -159,8 +146,11 @@ class ClassTask(ClassScores):
             self.label_setting, self.label_column, splits, cache, self.classes_in
         )
         self.label_names = self.distinct_learned(self.data_names)
-        if isinstance(self.given_weights, list):
-            self._check_number_of_weights(self.given_weights, self.label_names)
+        weights, number = self.settings.class_weights, len(self.label_names)
+        if isinstance(weights, list) and len(weights) != number:
+            raise UserError(
+                f"task.class_weights={show(weights)} must be {number} numbers, for {', '.join(self.label_names[:8])}"
+            )
         self._numbers, self._numbers_in_data = (
             {name: number for number, name in enumerate(names)} for names in (self.label_names, self.data_names)
         )
@@ -209,7 +199,7 @@ class ClassTask(ClassScores):
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The training split as well where it gives the classes' weights."""
         found = super().splits_to_measure(split, metrics)
-        return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
+        return [*found, "train"] if self.settings.class_weights == "balanced" and "train" not in found else found
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
         """The rows with what stands out about their classes in the notes; those of training give balanced weights."""
@@ -223,8 +213,8 @@ class ClassTask(ClassScores):
 
     def class_weights(self) -> list[float]:
         """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
-        if self.given_weights != "balanced":
-            return self.given_weights
+        if self.settings.class_weights != "balanced":
+            return self.settings.class_weights
         counts = [self.of_training[self.counted].get(name, 0) for name in self.label_names]
         if 0 in counts:
             raise UserError(
@@ -241,7 +231,7 @@ class ClassTask(ClassScores):
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):
-        return None if self.given_weights is None else WeightedClasses(self.class_weights())
+        return None if self.settings.class_weights is None else WeightedClasses(self.class_weights())
 
 
 def class_number(value: Any, field: str, place: str, numbers: dict[str, int], labels_are_names: bool) -> int:

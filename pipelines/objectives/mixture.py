@@ -149,14 +149,6 @@ class Mixture(SeveralParts, TextObjective):
 
     def check_family(self) -> None:
         self.of_each(lambda part: part.check_family())
-        families = set(self.first.families)
-        for label, part in self.parts.items():
-            families &= set(part.families)
-            if not families:
-                raise UserError(
-                    f"objective.parts, {label}: it trains {' or '.join(part.families)}, and the parts before it do "
-                    f"not; one model learns all parts"
-                )
 
     def check_heads(self) -> None:
         """Raise UserError for parts that train different heads of the checkpoint."""

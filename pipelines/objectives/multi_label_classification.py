@@ -117,7 +117,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return super().config_fields() | {"problem_type": "multi_label_classification"}
 
     def loss(self):
-        return SeveralLabels(None if self.given_weights is None else self.class_weights())
+        return SeveralLabels(None if self.settings.class_weights is None else self.class_weights())
 
     # ---- measuring
 
