@@ -24,8 +24,9 @@ class NamedClassSettings(ObjectiveSettings):
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
     class_weights: list[float] | Literal["balanced"] | None = doc(
-        "what each class counts in the loss, in the order of the classes; balanced: the more, the rarer it is in the "
-        "training examples, so that all classes together count alike; null: all count the same"
+        "what each class counts in the loss, in the order of the classes (of several in a text: what having it counts, "
+        "beside not having it); balanced: the more, the rarer it is in the training examples, so that all classes "
+        "together count alike (of several: having one as much as not having it); null: 1"
     )
 
 

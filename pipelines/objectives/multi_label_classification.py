@@ -25,10 +25,6 @@ class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings)
         "[0, 1, 0, 1]",
         "classes",
     )
-    class_weights: list[float] | Literal["balanced"] | None = doc(
-        "what having a class counts in the loss beside not having it, in the order of the classes; balanced: training "
-        "examples without the class per one with it, so that both together count alike; null: 1",
-    )
     threshold: float = doc("a class is given to a text from this probability on", 0.5, above=0, below=1)
 
 

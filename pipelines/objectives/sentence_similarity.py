@@ -23,7 +23,6 @@ from .number_task import NumberTask
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
-MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
 
 
 @dataclass
@@ -174,8 +173,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def files(self, config) -> dict[str, str]:
         """What sentence-transformers opens the folder by."""
         modules = [
-            {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{cls}"}
-            for name, path, cls in MODULES
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{cls}"}
+            for number, (path, cls) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
         ]
         pooling = {
             "word_embedding_dimension": config.hidden_size,

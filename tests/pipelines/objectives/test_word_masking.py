@@ -2,7 +2,6 @@
 
 import json
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,25 +54,6 @@ def test_words_begin_where_the_tokenizers_own_pre_tokenizer_divides(tokenizers, 
             kind,
             [tokenizer.convert_ids_to_tokens(ids[place - 1 : place + 1].tolist()) for place in wrong[:5]],
         )
-
-
-@pytest.mark.parametrize(
-    ("entries", "starts"),
-    [
-        ("play ing Ġballs . Ċ The", [1, 0, 1, 1, 1, 1]),  # byte-level
-        ("caf Ã © Ġâ Ģ ľ", [1, 0, 0, 1, 0, 0]),  # characters in pieces
-        ("Ġ word Ġ Ġword", [1, 0, 1, 1]),  # a space alone goes with its word
-    ],
-)
-def test_marks_of_byte_level_vocabularies(entries, starts):
-    from tokenizers import Tokenizer, decoders, models
-
-    entries = entries.split()
-    backend = Tokenizer(models.BPE(vocab={entry: i for i, entry in enumerate(dict.fromkeys(entries))}, merges=[]))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = SimpleNamespace(backend_tokenizer=backend, all_special_ids=[], get_vocab=lambda: backend.get_vocab())
-    ids = np.array([backend.token_to_id(entry) for entry in entries])
-    assert WordMarks(tokenizer).word_starts(ids).tolist() == [bool(start) for start in starts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
