@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
-import yaml
+from task_data import write_recipe
 
 SIZE = 8
 NAMES = ["left", "right"]
@@ -71,19 +71,6 @@ def image_recipe(folder: Path, name="recipe", channels=1, **sections) -> Path:
             "test_files": str(pictures(folder / "test.parquet", 11, seed=1, channels=channels)),
         },
         "task": {"name": "image_classification"},
-        "training": {
-            "output_dir": str(folder / "run"),
-            "max_steps": 20,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 5e-3,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_steps": 6,
-        },
         "evaluation": {"every_steps": 5},
     }
-    for section, values in sections.items():
-        recipe[section] = values if values is None else {**(recipe.get(section) or {}), **values}
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return path
+    return write_recipe(folder / f"{name}.yaml", recipe, sections)

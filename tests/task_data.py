@@ -17,6 +17,13 @@ def write_lines(path: Path, rows) -> Path:
     return path
 
 
+def on_rows(folder: Path, rows: list[dict] | Path, **task) -> dict:
+    """Sections of a recipe that trains a task on these rows alone, read character by character."""
+    path = rows if isinstance(rows, Path) else write_lines(folder / "rows.jsonl", rows)
+    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+    return {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+
+
 def texts(corpus) -> list[str]:
     return [document.text for document in corpus.documents()]
 
@@ -181,6 +188,16 @@ SWAG = {
 }
 
 
+def write_recipe(path: Path, recipe: dict, sections: dict) -> Path:
+    """Write a recipe with a short training; sections override single settings, None removes a section."""
+    short = {"max_steps": 20, "per_device_train_batch_size": 8, "learning_rate": 5e-3, "logging_steps": 1}
+    recipe["training"] = {"output_dir": str(path.parent / "run"), "bf16": False, "save_steps": 6, **short}
+    for section, values in sections.items():
+        recipe[section] = values if values is None else {**(recipe.get(section) or {}), **values}
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
 def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
     """Write a recipe of the task `kind` that trains in a second or two; keyword sections override single settings."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -217,15 +234,6 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
             "test_files": str(write(folder / f"{kind}-test.jsonl", 11, seed=1)),
         },
         "task": {"name": kind, **settings},
-        "training": {
-            "output_dir": str(folder / "run"),
-            "max_steps": 20,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 5e-3,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_steps": 6,
-        },
         "evaluation": {"every_steps": 5, "bootstrap": 20},
     }
     if family == "decoder":  # it writes answers at the end, token by token
@@ -234,8 +242,4 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
         base = random_decoder(folder / "base", **small)
         recipe["model"] = {"name_or_path": str(base)}
         del recipe["tokenizer"]
-    for section, values in sections.items():
-        recipe[section] = {**recipe.get(section, {}), **values}
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return path
+    return write_recipe(folder / f"{name}.yaml", recipe, sections)

@@ -9,13 +9,14 @@ imported here inside methods, because each file that a command enters takes time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyformer.modeling.families import Family
 
-from ..errors import UserError
+from ..errors import UserError, loading
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
@@ -141,6 +142,21 @@ class Objective(Measuring, ABC):
     def family(self) -> Family | None:
         """The row of the model's family; None for a checkpoint."""
         return None if self.recipe.model.family is None else family_row(self.recipe.model.family)
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's config, of fresh weights as far as the recipe says it. Raises UserError where none loads."""
+        import anyformer
+
+        from ..adapters import load_config
+        from ..recipes.checks import config_namespace
+
+        name = self.recipe.model.name_or_path
+        if name is None:
+            return config_namespace(self.recipe)
+        anyformer.register()
+        with loading(f"model.name_or_path={name!r}"):
+            return load_config(name, trust_remote_code=self.recipe.trust_remote_code)
 
     @property
     def batch_size(self) -> int:
@@ -268,24 +284,21 @@ class Objective(Measuring, ABC):
 
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
         """Raise UserError where rows are longer than the `most` positions that a model has vectors for."""
-        for name, length in self.lengths().items():
-            if length is not None and length > most:
-                raise UserError(
-                    f"{self.section}.{name}={length} is longer than {field}={most}; at most {most} works: "
-                    f"learned positions need one for each token"
-                )
+        self._refuse_longer(most, field, f"; at most {most} works: learned positions need one for each token")
 
     def check_context(self, most: int) -> None:
         """Raise UserError where rows are longer than the `most` tokens that a model would be saved as made for.
 
         Positions without vectors of their own would let it pass, and the saved config would not be true.
         """
+        way_out = ", the context it would be saved with; set model.max_position_embeddings={length}"
+        self._refuse_longer(most, "the model's max_position_embeddings", way_out)
+
+    def _refuse_longer(self, most: int, field: str, way_out: str) -> None:
         for name, length in self.lengths().items():
             if length is not None and length > most:
-                raise UserError(
-                    f"{self.section}.{name}={length} is longer than the model's max_position_embeddings={most}, the "
-                    f"context it would be saved with; set model.max_position_embeddings={length}"
-                )
+                said = f"{self.section}.{name}={length} is longer than {field}={most}"
+                raise UserError(said + way_out.format(length=length))
 
     def check_model_length(self, most: int) -> None:
         """check_length for a built model."""

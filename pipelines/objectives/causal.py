@@ -21,11 +21,6 @@ class Causal(TextObjective):
     shares_batches = True
     in_stages = True
     in_parts_of_rows = True
-    legend_words = (
-        "a colour per document, [unpredicted]underlined[/]: not predicted (no context in this row), │ where a document "
-        "ends: no attention across, [padding]struck through[/]: padding; labels stand beside their own token, and the "
-        "model shifts them by one"
-    )
     use = 'anyformer generate {folder} "your prompt"'
 
     answers_by = auto_class
@@ -43,16 +38,6 @@ class Causal(TextObjective):
 
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import documents_line, head_table, is_label, print_lines, row_text
-
-        documents = rows.documents(number, row)
-        predicted = int(is_label(row["labels"]).sum())
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
-        console.print(documents_line(documents), markup=False)
-        console.print(row_text(row, documents, self.tokenizer))
-        print_lines(console, head_table(row, self.tokenizer))
 
 
 class CausalCollator:

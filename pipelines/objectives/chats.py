@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.cells import kind_of
-from ..data.documents import Corpus
+from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
-from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
 from .answering import continuations
@@ -54,11 +53,16 @@ class ChatSettings(ObjectiveSettings):
 
 
 class ChatTask(TextTask):
-    """A subclass says which columns hold answers, and makes rows of conversations. noun: what a row is made of."""
+    """A subclass says which columns hold answers, and makes rows of conversations.
+
+    noun: what a row is made of. columns_of_rows: of numbers, as schema_of takes them.
+    """
 
     auto_class = "AutoModelForCausalLM"
     special_tokens = "none"
     noun: ClassVar[str] = "conversation"
+    columns_of_rows: ClassVar[dict[str, str]]
+    last_only: ClassVar[bool] = False  # whether only the last answer of a conversation is learned
     hub_task = "text-generation"
     finishes_on = "one"
     continues_prompts = True
@@ -85,9 +89,8 @@ class ChatTask(TextTask):
         """What is asked, as messages. Raises UserError."""
         section = self.settings
         if section.prompt_field is None:
-            messages = []
-        else:
-            messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
+            return []
+        messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
         more = row[section.input_field] if section.input_field is not None else None
         if more is not None and not isinstance(more, str):
             raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")
@@ -177,12 +180,12 @@ class ChatTask(TextTask):
         except TemplateError as error:
             raise UserError(f"{place} does not suit the tokenizer's chat template: {error}") from error
 
-    def answers_in(self, messages: Messages, place: str, last_only: bool) -> tuple[str, list[tuple[int, int]]]:
+    def answers_in(self, messages: Messages, place: str) -> tuple[str, list[tuple[int, int]]]:
         """(a conversation as text, from where to where answers stand in it). Raises UserError."""
         text = self.render(messages, place)
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or (last_only and number < len(messages) - 1):
+            if message["role"] != ASSISTANT or (self.last_only and number < len(messages) - 1):
                 continue
             if number == 0:
                 raise UserError(
@@ -199,13 +202,11 @@ class ChatTask(TextTask):
             spans.append((len(before), len(through)))
         return text, spans
 
-    def encode(
-        self, conversations: list[tuple[str, Messages]], last_only: bool = False
-    ) -> list[tuple[list[int], list[bool]]]:
+    def encode(self, conversations: list[tuple[str, Messages]]) -> list[tuple[list[int], list[bool]]]:
         """(token ids, whether each belongs to an answer, with the mark that ends it) of each (place, messages).
 
         An answer is what the template writes between the prompt for it and the next message, without white space at its
-        end. A token that begins before it is not learned. last_only: whether only the last answer counts.
+        end. A token that begins before it is not learned.
 
         Raises UserError for a prompt whose last space is in one token with the answer's first word: that word would not
         be learned, and the prompt of a generation, which ends in the space alone, would be unlike that of the training.
@@ -218,7 +219,7 @@ class ChatTask(TextTask):
             (place, [message | {"content": control.hide(message["content"])} for message in messages])
             for place, messages in conversations
         ]
-        parts = [self.answers_in(messages, place, last_only) for place, messages in hidden]
+        parts = [self.answers_in(messages, place) for place, messages in hidden]
         found = []
         for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], control)):
             for begin, _ in spans:
@@ -243,16 +244,14 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def encoded(self, source, split: str, cache: Path, columns: dict[str, str]) -> Rows:
-        """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them."""
-        from ..data.example_store import encode_examples, schema_of
-        from ..data.examples import examples_fingerprint
+    def key_of_rows(self, *parts: Any) -> str:
+        return super().key_of_rows(self.name, *parts)
 
-        if split != "train":
-            columns = columns | {"prompt": "string", "answer": "string"}
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
+        """Rows of `columns_of_rows`; beside those that are not trained on stand prompt and answer."""
+        columns = self.columns_of_rows | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
-        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        rows = encode_examples(cache, key, source, schema_of(columns), self._batches, self._facts, self.tokenizer)
+        rows = self.stored(source, cache, columns, settings)
         if not len(rows):
             raise UserError(
                 f"task.max_length={self.settings.max_length}: no {self.noun} of {source.name} leaves room for an "
@@ -268,12 +267,33 @@ class ChatTask(TextTask):
         return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
-        """The rows of the examples, column-wise, some at a time."""
+    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
+        """The row of an example's conversations, as `encode` gives them, with `full`, whether one reaches max_length.
 
-    @abstractmethod
-    def _facts(self, batch: dict[str, list]) -> dict:
+        None where no answer has room.
+        """
+
+    def _batches(self, examples) -> Iterator[dict[str, Any]]:
+        each, names = self.sequences_per_row, [*self.columns_of_rows, "prompt", "answer", "full"]
+        for batch in in_batches(examples):
+            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
+            encoded = self.encode(asked)
+            rows = [self.row_of(encoded[start : start + each]) for start in range(0, len(asked), each)]
+            found = [
+                row | {"prompt": json.dumps(messages[:-1], ensure_ascii=False), "answer": messages[-1]["content"]}
+                for row, (_, messages) in zip(rows, asked[::each])
+                if row is not None
+            ]
+            yield {name: [row[name] for row in found] for name in names} | {"left_out": rows.count(None)}
+
+    def _facts(self, batch: dict[str, Any]) -> dict:
         """Numbers of one batch that are worth telling."""
+        return {
+            "examples": len(batch["labels"]),
+            "tokens": sum(map(len, batch["input_ids"])),
+            "at_max_length": sum(batch["full"]),
+            "left_out": batch["left_out"],
+        }
 
     def prepare_model(self, model) -> None:
         """Let generation stop at the mark that ends an answer."""

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answers:
-    """Arrays (N,), an entry for each example (of tags: for each word), in the order of the rows: some bytes each.
+    """Arrays (N,), an entry for each answer, in the order of the rows: some bytes each.
 
-    given, true: numbers of classes; of several classes (N, C) of 0 and 1. confidence: float32, the probability of the
-    class that is given; of several classes (N, C), of each. rows: which of the rows an entry is of, from 0; None: one
-    each.
+    An answer is of an example, of tags of a word, of several classes of each class of an example. given, true: numbers
+    of classes, or 0 and 1. confidence: float32, the probability of what is given. rows: which of the rows an entry is
+    of, from 0; None: one each.
     """
 
     given: "np.ndarray"
@@ -51,19 +51,19 @@ class ClassReports:
 
         if self.answers is None:
             return None
-        confidence, right = self.certainty()
-        chosen = surest_mistakes(confidence, right)
-        if self.answers.count < len(numbers):  # rows without a label have no answer
+        found, right = self.answers, self.answers.given == self.answers.true
+        chosen = surest_mistakes(found.confidence, right)
+        if found.count < len(numbers):  # rows without a label have no answer
             numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
-        of_rows, places = [numbers[self.row_of(place)] for place in chosen], {}
+        of_rows, places = [numbers[found.row(place)] for place in chosen], {}
         if not rows.facts.get("empty"):  # of sentences without a word there is no row, and numbers are others
             places = places_of(source, [*self.columns().values()][-1], of_rows)
         return {
             "unit": self.unit,
             **self.judged_classes(),
-            "calibration": calibration(confidence, right),
+            "calibration": calibration(found.confidence, right),
             "mistakes": [
-                {"row": number, "place": places.get(number), "confidence": float(confidence[place])}
+                {"row": number, "place": places.get(number), "confidence": float(found.confidence[place])}
                 | dict(zip(("given", "true"), self.said(place, rows[number])))
                 | self.as_read(place, rows[number])
                 for place, number in zip(chosen, of_rows)
@@ -81,14 +81,6 @@ class ClassReports:
 
         found, names = self.answers, self.label_names
         return {"classes": per_class(names, found.given, found.true)} | confusion(names, found.given, found.true)
-
-    def certainty(self) -> "tuple[np.ndarray, np.ndarray]":
-        """(probability, whether it is right) of each answer."""
-        return self.answers.confidence, self.answers.given == self.answers.true
-
-    def row_of(self, place: int) -> int:
-        """Which of the rows the answer at a place of `certainty` is of."""
-        return self.answers.row(place)
 
     def said(self, place: int, row: dict) -> tuple[str, str]:
         """(what was said, what is right) of an answer; row: that it is of."""

@@ -24,8 +24,9 @@ class NamedClassSettings(ObjectiveSettings):
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
     class_weights: list[float] | Literal["balanced"] | None = doc(
-        "what each class counts in the loss, in the order of the classes; balanced: the more, the rarer it is in the "
-        "training examples, so that all classes together count alike; null: all count the same"
+        "what each class counts in the loss, in the order of the classes (of several in a text: what having it counts, "
+        "beside not having it); balanced: the more, the rarer it is in the training examples, so that all classes "
+        "together count alike (of several: having one as much as not having it); null: 1"
     )
 
 
@@ -79,10 +80,11 @@ class ClassTask(ClassScores):
 
     The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
     UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    label_setting: the setting that names the column of the classes.
+    label_setting: the setting that names the column of the classes. counted: the fact of rows that counts them.
     """
 
     label_setting: ClassVar[str] = "label_field"
+    counted: ClassVar[str] = "classes"
     _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     @property
@@ -104,11 +106,9 @@ class ClassTask(ClassScores):
         names = self.settings.label_names
         if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
-        weights = self.given_weights
-        if isinstance(weights, list):
-            if min(weights, default=0) < 0 or not any(weights):
-                raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-            self._check_number_of_weights(weights, names and self.distinct_learned(names))
+        weights = self.settings.class_weights
+        if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
+            raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
 
     def learned_names(self, names: list[str]) -> list[str]:
         """What the model calls classes of these names in the data, one for each; several may become one."""
@@ -116,17 +116,6 @@ class ClassTask(ClassScores):
 
     def distinct_learned(self, names: list[str]) -> list[str]:
         return list(dict.fromkeys(self.learned_names(names)))
-
-    @property
-    def given_weights(self) -> list[float] | str | None:
-        """task.class_weights, of tasks that have it."""
-        return getattr(self.settings, "class_weights", None)
-
-    def _check_number_of_weights(self, weights: list[float], names: list[str] | None) -> None:
-        if names is not None and len(weights) != len(names):
-            raise UserError(
-                f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}"
-            )
 
     def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
@@ -158,8 +147,11 @@ class ClassTask(ClassScores):
             self.label_setting, self.label_column, splits, cache, self.classes_in
         )
         self.label_names = self.distinct_learned(self.data_names)
-        if isinstance(self.given_weights, list):
-            self._check_number_of_weights(self.given_weights, self.label_names)
+        weights, number = self.settings.class_weights, len(self.label_names)
+        if isinstance(weights, list) and len(weights) != number:
+            raise UserError(
+                f"task.class_weights={show(weights)} must be {number} numbers, for {', '.join(self.label_names[:8])}"
+            )
         self._numbers, self._numbers_in_data = (
             {name: number for number, name in enumerate(names)} for names in (self.label_names, self.data_names)
         )
@@ -181,7 +173,16 @@ class ClassTask(ClassScores):
             "problem_type": "single_label_classification",
         }
 
-    def class_of(self, value, place: str) -> int:
+    def label_identity(self) -> list[str]:
+        return self.label_names
+
+    def label_facts(self, labels) -> dict[str, Any]:
+        return {self.counted: self.class_histogram(labels)}
+
+    def label_words(self, facts: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {count:,}" for name, count in facts[self.counted].items())
+
+    def label_of(self, value, place: str) -> Any:
         """The number of the model's class that a label means, as `class_number` has it. Raises UserError."""
         return self._learned[self.number_in_data(value, place)]
 
@@ -196,18 +197,14 @@ class ClassTask(ClassScores):
 
     # ---- the loss
 
-    def remember_classes(self, split: str, classes: dict[str, int]) -> None:
-        """Keep how many training examples are of which class; `rows` calls it for each split."""
-        if split == "train":
-            self.of_training = classes
-
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The training split as well where it gives the classes' weights."""
         found = super().splits_to_measure(split, metrics)
-        return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
+        return [*found, "train"] if self.settings.class_weights == "balanced" and "train" not in found else found
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
-        """The rows with what stands out about their classes in the notes."""
+        """The rows with what stands out about their classes in the notes; those of training give balanced weights."""
+        self.of_training = rows["train"].facts if "train" in rows else {}
         data = self.recipe.data
         has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
         for split, own in super().completed(rows, cache, progress).items():
@@ -217,9 +214,9 @@ class ClassTask(ClassScores):
 
     def class_weights(self) -> list[float]:
         """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
-        if self.given_weights != "balanced":
-            return self.given_weights
-        counts = [self.of_training.get(name, 0) for name in self.label_names]
+        if self.settings.class_weights != "balanced":
+            return self.settings.class_weights
+        counts = [self.of_training[self.counted].get(name, 0) for name in self.label_names]
         if 0 in counts:
             raise UserError(
                 f"task.class_weights=balanced: no training example is of the class "
@@ -235,7 +232,7 @@ class ClassTask(ClassScores):
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):
-        return None if self.given_weights is None else WeightedClasses(self.class_weights())
+        return None if self.settings.class_weights is None else WeightedClasses(self.class_weights())
 
 
 def class_number(value: Any, field: str, place: str, numbers: dict[str, int], labels_are_names: bool) -> int:
@@ -246,6 +243,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
 
     numbers: of the classes, by name. labels_are_names: whether the classes are named after the numbers in the data.
     """
+    check_class(value, field, place)
     if isinstance(value, int) and labels_are_names:
         value = str(int(value))
     if isinstance(value, str) and value not in numbers and value.isdecimal():
@@ -255,9 +253,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
             near = did_you_mean(value, list(numbers)) or f"; there are {len(numbers)} classes"
             raise UserError(f"{field}: {place} is of the unknown class {value!r}{near}")
         return numbers[value]
-    if not isinstance(value, int):
-        raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
-    if not 0 <= value < len(numbers):
+    if value >= len(numbers):
         raise UserError(
             f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(numbers) - 1} "
             f"({', '.join(list(numbers)[:8])})"

@@ -6,7 +6,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.special_tokens import MASK
 from .base import SHARE
-from .reconstruction import Reconstruction, SourceTargetCollator
+from .reconstruction import Reconstruction
 from .text import TextSettings
 
 
@@ -38,10 +38,6 @@ class Denoising(Reconstruction):
 
     name = "denoising"
     Settings = DenoisingSettings
-    legend_words = (
-        "source: what the encoder reads, sentences in another order, [predicted]<|mask|>[/] where tokens are hidden or "
-        "nothing was; target: the text as it was; as in the first epoch, other noise in each further one"
-    )
 
     def check(self) -> None:
         super().check()
@@ -54,34 +50,24 @@ class Denoising(Reconstruction):
         return [MASK]
 
     def use_tokenizer(self, tokenizer) -> None:
+        from ..tokenizers.word_marks import WordMarks
+
         super().use_tokenizer(tokenizer)
         self.need_tokens(mask="a mask")
+        self.frame = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+        self.marks = WordMarks(tokenizer) if self.settings.permute_rate else None
 
     @property
     def row_length(self) -> int:
         """With the eos after it, which ends a target, a row has sequence_length tokens."""
         return self.settings.sequence_length - 1
 
-    def collator(self, packed: bool) -> "DenoisingCollator":
-        return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths())
-
-
-class DenoisingCollator(SourceTargetCollator):
-    """Inputs are the row with noise, then eos, never longer than the row; labels the whole row, then eos.
-
-    Of a row's n tokens, those that begin and end documents aside, round(infill_rate * n) are infilled: as many of each
-    document's, but for rounding.
-    """
-
-    def __init__(self, tokenizer, settings: DenoisingSettings, seed: int, lengths=(None, None)):
-        from ..tokenizers.word_marks import WordMarks
-
-        super().__init__(tokenizer, seed, lengths)
-        self.settings, self.mask = settings, tokenizer.mask_token_id
-        self.frame = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-        self.marks = WordMarks(tokenizer) if settings.permute_rate else None
-
     def corrupt(self, tokens, starts, generator) -> tuple:
+        """The row with noise, never longer than it was; the whole row.
+
+        Of a row's n tokens, those that begin and end documents aside, round(infill_rate * n) are infilled: as many of
+        each document's, but for rounding.
+        """
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
         pieces = []
@@ -104,7 +90,7 @@ class DenoisingCollator(SourceTargetCollator):
         gaps = np.sort(generator.integers(len(content) - number + 1, size=len(spans)))  # before which kept token
         left_out = np.zeros(len(content), dtype=bool)
         left_out[np.repeat(gaps, spans) + np.arange(number)] = True
-        return np.insert(content[~left_out], gaps, self.mask)
+        return np.insert(content[~left_out], gaps, self.tokenizer.mask_token_id)
 
 
 def counts(lengths: list[int], rate: float):

@@ -9,7 +9,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import SHARE
-from .showing import documents_line, is_label, row_text
+from .showing import is_label
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -89,32 +89,15 @@ class FillInTheMiddle(TextObjective):
         prefix, middle, suffix = self.settings.sentinels
         return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
 
-    @property
-    def legend_words(self) -> str:
-        from rich.markup import escape
-
-        sentinels = " ".join(f"[predicted]{escape(token)}[/]" for token in self.settings.sentinels)
-        return (
-            f"a colour per document, {sentinels} where one is rearranged, [unpredicted]underlined[/]: not predicted, │ "
-            f"where a document ends: no attention across, [padding]struck through[/]: padding; as in the first epoch, "
-            f"other cuts in each further one"
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
         batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
-        predicted = int(is_label(changed["labels"]).sum())
-        rearranged = int((changed["input_ids"] == self.sentinel_ids[0]).sum())
-        console.rule(
-            f"row {number}: {len(changed['input_ids'])} tokens, {predicted} predicted, {rearranged} rearranged",
-            align="left",
-        )
-        console.print(documents_line(rows.documents(number, row)), markup=False)
         parts = document_parts(changed["position_ids"].numpy())
         if not is_label(changed["labels"][parts[-1][0] :]).any():
             parts.pop()  # padding
-        documents = [(number, 0, end - begin) for number, (begin, end) in enumerate(parts)]
-        console.print(row_text(changed, documents, self.tokenizer, self.sentinel_ids))
+        found = zip(rows.documents(number, row), parts)
+        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in found]
+        super().show(console, rows, number, changed, documents, self.sentinel_ids)
 
 
 class FillInTheMiddleCollator:

@@ -65,7 +65,7 @@ class ImageClassification(ClassTask, ImageObjective):
         super().try_examples(examples, prepared)
         if prepared:
             for place, row in examples:
-                self.class_of(row[self.label_column], place)
+                self.label_of(row[self.label_column], place)
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""
@@ -76,11 +76,10 @@ class ImageClassification(ClassTask, ImageObjective):
             self.processor,
             self.shape,
             cache,
-            class_of=self.class_of,
+            class_of=self.label_of,
             classes=self.label_names,
-            label_facts=lambda labels: {"classes": self.class_histogram(labels)},
+            label_facts=self.label_facts,
         )
-        self.remember_classes(split, store.facts["classes"])
         if split == "train":
             self._train = store
             settle_normalisation(self.processor, store)
@@ -103,10 +102,9 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def describe(self, rows: "ImageRows") -> str:
         facts, (channels, height, width) = rows.facts, self.shape
-        classes = ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         return (
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
-            f"{'grey' if channels == 1 else 'colour'}; {classes}"
+            f"{'grey' if channels == 1 else 'colour'}; {self.label_words(facts)}"
         )
 
     answers_by = auto_class

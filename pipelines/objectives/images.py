@@ -2,11 +2,9 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ..adapters import load_config
 from ..data.rows import Rows
 from ..errors import UserError, need_package
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
@@ -79,13 +77,10 @@ class ImageObjective(Objective):
 
         return decode(row[self.settings.image_field], self.channels, self._image_setting, place)
 
-    @cached_property
+    @property
     def channels(self) -> int:
         """Of the images that the finished model sees: 1 or 3."""
-        recipe = self.recipe
-        return getattr(
-            load_config(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code), "num_channels", 3
-        )
+        return getattr(self.config, "num_channels", 3)
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         return [{"prediction": vector} for vector in vectors_of_images(finished, self.processor, asked)]

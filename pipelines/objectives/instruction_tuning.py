@@ -8,7 +8,6 @@ from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import text_of
-from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
@@ -42,6 +41,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     name = "instruction_tuning"
     Settings = InstructionTuningSettings
+    columns_of_rows = {"input_ids": "int32[]", "labels": "int32[]"}
     shifts_labels = True
     loss_unit = "nats per token of the answers"
     legend_words = (
@@ -75,35 +75,24 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
-        encoded = self.encoded(source, split, cache, {"input_ids": "int32[]", "labels": "int32[]"})
+        encoded = super().rows(source, split, cache, progress)
         if not self.settings.packing:
             return encoded
         from ..data.packed_examples import PackedExamples
 
         return PackedExamples(encoded, self.settings.max_length, self.padding)
 
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
+    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
         longest = self.settings.max_length
-        for batch in in_batches(examples):
-            columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}
-            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
-            for (_, messages), (ids, learned) in zip(asked, self.encode(asked)):
-                ids, learned = ids[:longest], learned[:longest]
-                columns["left_out"].append(not any(learned))
-                if any(learned):
-                    columns["input_ids"].append(ids)
-                    columns["labels"].append([number if own else IGNORE_INDEX for number, own in zip(ids, learned)])
-                    columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
-                    columns["answer"].append(messages[-1]["content"])
-            yield columns
+        ((ids, learned),) = encoded
+        labels = [number if own else IGNORE_INDEX for number, own in zip(ids[:longest], learned)]
+        if not any(learned[:longest]):
+            return None
+        return {"input_ids": ids[:longest], "labels": labels, "full": len(ids) >= longest}
 
-    def _facts(self, batch: dict[str, list]) -> dict:
-        return {
-            "examples": len(batch["input_ids"]),
-            "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"]),
-            "at_max_length": sum(len(ids) >= self.settings.max_length for ids in batch["input_ids"]),
-            "left_out": sum(batch["left_out"]),
+    def _facts(self, batch: dict[str, Any]) -> dict:
+        return super()._facts(batch) | {
+            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
         }
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:

@@ -151,7 +151,10 @@ class LabelledTexts(TextTask):
             return super().example_of_use(settings)
         return {"text": "your text", "text_pair": "your second text"}, {}
 
-    def show_label(self, console, number: int, row: dict, label: str) -> None:
-        """Print a row as the model reads it, under its number, length and label."""
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
+    def label_shown(self, row: dict) -> str:
+        """The label of a row in words."""
+        return f"label {float(row['labels']):.4g}"
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {self.label_shown(row)}", align="left")
         console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))

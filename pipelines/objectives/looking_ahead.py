@@ -3,34 +3,17 @@
 Their batches hold a prefix_mask (B, T), nonzero at tokens that all of their document see, those before them, too.
 """
 
-from functools import cached_property
-from typing import Any
-
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import one_way_kind
 
-from ..adapters import load_config
 from ..backends import is_flash
-from ..errors import UserError, loading
-from ..recipes.checks import config_namespace
+from ..errors import UserError
 
 PREFIX_MASK = "prefix_mask"  # key of a batch
 
 
 class LooksAhead:
     """A mixin, before the base class, for objectives over text that several kinds of models learn, decoders too."""
-
-    @cached_property
-    def config(self) -> Any:
-        """The model's config, of fresh weights as far as the recipe says it. Raises UserError where none loads."""
-        name = self.recipe.model.name_or_path
-        if name is None:
-            return config_namespace(self.recipe)
-        import anyformer
-
-        anyformer.register()
-        with loading(f"model.name_or_path={name!r}"):
-            return load_config(name, trust_remote_code=self.recipe.trust_remote_code)
 
     @property
     def has_encoder(self) -> bool:

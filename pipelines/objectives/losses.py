@@ -158,19 +158,16 @@ class InBatchNegatives(Cosine):
     """Each first text has to find its own second text among those of the batch: MultipleNegativesRankingLoss.
 
     Cross-entropy over the cosines times `scale` (van den Oord et al. 2018, eq. 4; Henderson et al. 2017, section 4.4).
-    Pairs with a label below `positive_from` are left out. The other texts are those of the batch of one process: unlike
-    other losses this one changes where a batch is cut into several.
+    The other texts are those of the batch of one process: unlike other losses this one changes where a batch is cut
+    into several.
     """
 
-    def __init__(self, pooling: str, scale: float, positive_from: float):
+    def __init__(self, pooling: str, scale: float):
         super().__init__(pooling)
-        self.scale, self.positive_from = scale, positive_from
-
-    def weights(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX) & batch["labels"].ge(self.positive_from)
+        self.scale = scale
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        positive = self.weights(batch)
-        first, second = (torch.nn.functional.normalize(each[positive], dim=-1) for each in self.vectors(outputs, batch))
+        counted = batch["labels"].ne(IGNORE_INDEX)
+        first, second = (torch.nn.functional.normalize(each[counted], dim=-1) for each in self.vectors(outputs, batch))
         scores = first @ second.T * self.scale
         return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()

@@ -65,7 +65,7 @@ class Masked(LooksAhead, MaskingObjective):
         return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
 
     def collator(self, packed: bool) -> "MaskedCollator":
-        return MaskedCollator(self.tokenizer, packed, self.by_decoder, seed=self.seed, **self.hiding())
+        return MaskedCollator(self.tokenizer, self.settings, self.seed, packed, self.by_decoder)
 
     def show(self, console, rows, number: int, row: dict) -> None:
         title = f"row {number}: {len(row['input_ids'])} tokens"
@@ -75,17 +75,17 @@ class Masked(LooksAhead, MaskingObjective):
 class MaskedCollator:
     """Rows -> one batch: input_ids with hidden tokens, labels (B, T) that name them (-100 elsewhere).
 
-    Tokens that are neither special nor padding are hidden by a TokenHider, which gets `hiding`. Which ones depends on
-    the seed, the epoch and the row's number alone (data/batch_keys.py).
+    Tokens that are neither special nor padding are hidden by a TokenHider. Which ones depends on the seed, the epoch
+    and the row's number alone (data/batch_keys.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
     by_decoder: rows are a decoder's, with a prefix_mask of all tokens but padding in place of an attention_mask.
     """
 
-    def __init__(self, tokenizer, packed: bool, by_decoder: bool = False, *, seed: int, **hiding):
+    def __init__(self, tokenizer, settings: MaskingSettings, seed: int, packed: bool, by_decoder: bool = False):
         self.packed, self.by_decoder, self.seed = packed, by_decoder, seed
-        self.hider = TokenHider(tokenizer, **hiding)
+        self.hider = TokenHider(tokenizer, settings)
 
     def __call__(self, rows: list[dict]) -> dict:
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])

@@ -33,18 +33,14 @@ class MaskedImage(ImageObjective):
     )
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
-        from ..adapters import load_config
-        from ..recipes.checks import config_namespace
-
         super().prepare(splits, cache, progress)
-        name = self.recipe.model.name_or_path
-        config = config_namespace(self.recipe) or load_config(name, trust_remote_code=self.recipe.trust_remote_code)
-        if config.model_type not in FAMILIES:
+        if self.config.model_type not in FAMILIES:
             raise UserError(
-                f"objective.name=masked_image trains models of family vit, and model.name_or_path={name!r} is a "
-                f"{config.model_type}; convert it first, with anyformer convert"
+                f"objective.name=masked_image trains models of family vit, and model.name_or_path="
+                f"{self.recipe.model.name_or_path!r} is a {self.config.model_type}; convert it first, with anyformer "
+                f"convert"
             )
-        self.grid = (self.shape[1] // config.patch_size, self.shape[2] // config.patch_size)
+        self.grid = (self.shape[1] // self.config.patch_size, self.shape[2] // self.config.patch_size)
 
     @property
     def patches(self) -> int:

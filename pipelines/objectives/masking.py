@@ -1,6 +1,6 @@
 """What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..data.cells import text_of
@@ -13,7 +13,7 @@ from ..recipes.types import show
 from .answering import piped
 from .base import SHARE
 from .finished_model import FinishedModel
-from .showing import documents_line, is_label, masked_table, masked_text, print_lines
+from .showing import documents_line, is_label, masked_text
 from .text import TextObjective
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
@@ -48,12 +48,6 @@ class MaskingObjective(TextObjective):
     def check(self) -> None:
         super().check()
         section = self.settings
-        if round(section.mask_probability * section.sequence_length) < 1:
-            length = section.sequence_length
-            raise UserError(
-                f"objective.mask_probability={show(section.mask_probability)} hides no token of a row of "
-                f"objective.sequence_length={length}; set it to at least {1 / length:.2g}"
-            )
         if section.mask_replace + section.random_replace > 1:
             raise UserError(
                 f"objective.mask_replace={show(section.mask_replace)} and "
@@ -77,10 +71,6 @@ class MaskingObjective(TextObjective):
 
     def config_fields(self) -> dict:
         return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
-
-    def hiding(self) -> dict[str, Any]:
-        """The arguments of a TokenHider that the recipe sets."""
-        return {field.name: getattr(self.settings, field.name) for field in fields(MaskingSettings)[1:]}  # but `name`
 
     # ---- the end of a run
 
@@ -154,7 +144,6 @@ class MaskingObjective(TextObjective):
             console.print(note, markup=False)
         console.print(documents_line(documents), markup=False)
         console.print(masked_text(row, batch, documents, self.tokenizer))
-        print_lines(console, masked_table(row, batch, self.tokenizer))
 
 
 def token_logits(outputs) -> Any:
@@ -177,23 +166,14 @@ class TokenHider:
     special with probability random_replace, and stays as it is otherwise.
     """
 
-    def __init__(
-        self,
-        tokenizer,
-        *,
-        mask_probability: float,
-        mask_replace: float,
-        random_replace: float,
-        masking: str = "token",
-    ):
-        self.mask_id, self.marks = tokenizer.mask_token_id, None
-        self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
+    def __init__(self, tokenizer, settings: MaskingSettings):
+        self.mask_id, self.marks, self.settings = tokenizer.mask_token_id, None, settings
         special = np.array(tokenizer.all_special_ids)
         ids = np.array(sorted(tokenizer.get_vocab().values()))
         self.ordinary_ids = ids[~np.isin(ids, special)]
         self.is_special = np.zeros(ids[-1] + 1, dtype=bool)
         self.is_special[special] = True
-        if masking != "token":
+        if settings.masking != "token":
             from ..tokenizers.word_marks import WordMarks
 
             self.marks = WordMarks(tokenizer)
@@ -207,7 +187,7 @@ class TokenHider:
         places = np.flatnonzero(choosable)
         if not len(places):
             return
-        number = max(1, round(self.mask_probability * len(places)))
+        number = max(1, round(self.settings.mask_probability * len(places)))
         if self.marks is None:
             chosen = generator.permutation(places)[:number]
         else:
@@ -215,8 +195,8 @@ class TokenHider:
         lot = generator.random(len(chosen))
         labels[chosen] = ids[chosen]
         random_ids = self.ordinary_ids[generator.integers(len(self.ordinary_ids), size=len(chosen))]
-        masked = lot < self.mask_replace
-        replaced = ~masked & (lot < self.mask_replace + self.random_replace)
+        masked = lot < self.settings.mask_replace
+        replaced = ~masked & (lot < self.settings.mask_replace + self.settings.random_replace)
         ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))
 
     def whole_words(self, ids, choosable, number: int, generator, begins=None):

@@ -45,31 +45,18 @@ class PartSettings(OneOfSeveral):
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
         if name in OBJECTIVES and name not in names:
-            raise UserError(f"{path}.name={name} {why_not(OBJECTIVES[name])}")
+            why = "is a task; task.name=multi_task learns several"
+            if OBJECTIVES[name].section == "objective":
+                why = "makes batches that others cannot share; train it in a run of its own"
+            raise UserError(f"{path}.name={name} {why}")
         if name not in names:
-            near = did_you_mean(str(name), names)
-            if name is None:
-                raise UserError(f"{path}.name is not set; it names the objective of this part{near}")
-            raise UserError(f"{path}.name={show(name)} is not one of its choices{near}")
+            raise UserError(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
         found = settings_of_part(OBJECTIVES[name])
         own = {row.name for row in fields(found)}
         for key in value:
             if key not in own and (owners := owners_of(key, names)):
                 raise of_others(path, name, key, owners)
         return found
-
-
-def why_not(objective: type[Objective]) -> str:
-    """Why an objective or task is no part of a mixture, and the way out."""
-    if objective.section == "task":
-        return "is a task of labelled examples, which a mixture of text has not; task.name=multi_task learns several"
-    if objective.special_tokens is None:
-        return (
-            "reads images, and the parts of a mixture are read by one model of one text; train it in a run of its own"
-        )
-    if issubclass(objective, Mixture):
-        return "is a mixture itself; list its parts beside the others"
-    return "makes batches that others cannot share; train it in a run of its own"
 
 
 @cache
@@ -162,14 +149,6 @@ class Mixture(SeveralParts, TextObjective):
 
     def check_family(self) -> None:
         self.of_each(lambda part: part.check_family())
-        families = set(self.first.families)
-        for label, part in self.parts.items():
-            families &= set(part.families)
-            if not families:
-                raise UserError(
-                    f"objective.parts, {label}: it trains {' or '.join(part.families)}, and the parts before it do "
-                    f"not; one model learns all parts"
-                )
 
     def check_heads(self) -> None:
         """Raise UserError for parts that train different heads of the checkpoint."""
@@ -235,8 +214,7 @@ class Mixture(SeveralParts, TextObjective):
         return PlacedRows(rows, weights)
 
     def collator(self, packed: bool) -> "JointCollator":
-        pad = 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
-        own = self.of_each(lambda part: part.collator(packed))
+        own, pad = self.of_each(lambda part: part.collator(packed)), self.pad_token_id
         widths = None
         if self.first.has_one_width:
             widths = tuple(max(both) for both in zip(*(part.batch_widths() for part in self.parts.values())))
@@ -324,14 +302,7 @@ class JointCollator:
     rows are pairs. widths: of input_ids and labels in every batch, as those of a stream are; None: of the longest row.
     """
 
-    def __init__(
-        self,
-        collators: dict[str, Callable[[list[dict]], dict]],
-        pad_token_id: int,
-        sees_padding: bool,
-        has_pairs: bool = False,
-        widths: tuple[int, int] | None = None,
-    ):
+    def __init__(self, collators: dict[str, Callable], pad_token_id: int, sees_padding: bool, has_pairs: bool, widths):
         self.collators, self.pad, self.sees_padding = collators, pad_token_id, sees_padding
         self.has_pairs, self.widths = has_pairs, widths
 

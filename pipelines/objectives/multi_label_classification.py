@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..lazy import torch
+from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -26,10 +25,6 @@ class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings)
         "[0, 1, 0, 1]",
         "classes",
     )
-    class_weights: list[float] | Literal["balanced"] | None = doc(
-        "what having a class counts in the loss beside not having it, in the order of the classes; balanced: training "
-        "examples without the class per one with it, so that both together count alike; null: 1",
-    )
     threshold: float = doc("a class is given to a text from this probability on", 0.5, above=0, below=1)
 
 
@@ -40,10 +35,10 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
     label_type = "int8[]"
+    counted = "labels"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its classes"
 
     @property
     def is_multi_hot(self) -> bool:
@@ -83,7 +78,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_of(self, value: Any, place: str) -> list[int]:
         """Of each class 0 or 1. Raises UserError for a class that is named twice, as lists of 0 and 1 seem to do."""
-        given = [self.class_of(one, where) for where, one in self.classes_in(value, place)]
+        given = [ClassTask.label_of(self, one, where) for where, one in self.classes_in(value, place)]
         if len(set(given)) < len(given):
             twice = next(number for number in given if given.count(number) > 1)
             raise UserError(
@@ -97,21 +92,14 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_words(self, facts: dict[str, Any]) -> str:
         mean = sum(facts["labels"].values()) / facts["examples"]
-        return f"{mean:.1f} classes each: " + ", ".join(f"{name} {n:,}" for name, n in facts["labels"].items())
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False):
-        rows = super().rows(source, split, cache, progress)
-        self.remember_classes(split, rows.facts["labels"])
-        if split == "train":
-            self.training_examples = rows.facts["examples"]
-        return rows
+        return f"{mean:.1f} classes each: {super().label_words(facts)}"
 
     def balanced(self, counts: list[int]) -> list[float]:
         """(n - n_c) / n_c of n training examples, n_c of them with class c, as torch.nn.BCEWithLogitsLoss advises.
 
         Raises UserError for a class that every example has: nothing could be learned of it.
         """
-        number = self.training_examples
+        number = self.of_training["examples"]
         if number in counts:
             raise UserError(
                 f"task.class_weights=balanced: every training example is of the class "
@@ -125,7 +113,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return super().config_fields() | {"problem_type": "multi_label_classification"}
 
     def loss(self):
-        return SeveralLabels(None if self.given_weights is None else self.class_weights())
+        return SeveralLabels(None if self.settings.class_weights is None else self.class_weights())
 
     # ---- measuring
 
@@ -135,8 +123,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         scores, true = predictions[:, : len(self.label_names)], predictions[:, len(self.label_names) :].astype("int8")
-        self.answers = Answers((scores >= self.settings.threshold).astype("int8"), true, scores)
-        return self.compare(self.answers.given.tolist(), true.tolist(), scores)
+        given = (scores >= self.settings.threshold).astype("int8")
+        sure = abs(1 - given - scores)  # of what was said, also that a row does not have a class
+        rows = np.arange(len(true)).repeat(len(self.label_names))
+        self.answers = Answers(given.ravel(), true.ravel(), sure.ravel(), rows)
+        return self.compare(given.tolist(), true.tolist(), scores)
 
     # ---- single classes: each of a row is an answer of its own
 
@@ -147,19 +138,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def judged_classes(self) -> dict[str, Any]:
         from ..metrics.class_report import per_class
 
-        return {"classes": per_class(self.label_names, self.answers.given, self.answers.true)}
-
-    def certainty(self):
-        found = self.answers
-        sure = abs(1 - found.given - found.confidence)  # of what was said, also that a row does not have a class
-        return sure.ravel(), (found.given == found.true).ravel()
-
-    def row_of(self, place: int) -> int:
-        return place // len(self.label_names)
+        given, true = (side.reshape(-1, len(self.label_names)) for side in (self.answers.given, self.answers.true))
+        return {"classes": per_class(self.label_names, given, true)}
 
     def said(self, place: int, row: dict) -> tuple[str, str]:
-        number, column = divmod(place, len(self.label_names))
-        name, has = self.label_names[column], self.answers.true[number, column]
+        name, has = self.label_names[place % len(self.label_names)], self.answers.true[place]
         return (f"not {name}", name) if has else (name, f"not {name}")
 
     def named(self, value: list[int]) -> list[str]:
@@ -179,6 +162,5 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return super().example_of_use(settings)[0], {"top_k": None}
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        given = [name for name, label in zip(self.label_names, row["labels"].tolist()) if label]
-        self.show_label(console, number, row, f"classes {', '.join(given) or 'none'}")
+    def label_shown(self, row: dict) -> str:
+        return f"classes {', '.join(self.named(row['labels'].tolist())) or 'none'}"

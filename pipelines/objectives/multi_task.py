@@ -92,10 +92,7 @@ class MultiTask(SeveralParts, Translation):
                 part.find_classes(of_label(splits, name), cache)
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.share_tokenizer(splits, cache, progress)
-        self.need_tokens(eos="an end-of-text", pad="a padding")
-        section = self.settings
-        self.max_target_length = section.max_target_length or section.max_length
-        self.max_new_tokens = section.max_new_tokens or self.max_target_length
+        self.settle()
 
     # ---- rows without labels: of the part that their column `part` names
 

@@ -54,9 +54,6 @@ class MultipleChoice(ClassScores, TextTask):
     Settings = MultipleChoiceSettings
     auto_class = "AutoModelForMultipleChoice"
     hub_task = "multiple-choice"
-    legend_words = (
-        "each choice as the model reads it, [predicted]special tokens[/] included; an arrow marks the right one"
-    )
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -117,8 +114,8 @@ class MultipleChoice(ClassScores, TextTask):
                         f"task.choices_field={show(self.settings.choices_field)}: {place} holds "
                         f"{counted(len(pairs), 'choice')}, but the first example {number}; all need equally many"
                     )
-            labels = [self._label(row, place, number) for place, row in batch]
-            by_letter = self._check_kinds(batch, by_letter)
+            by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
+            labels = [self._label(row, place, number, by_letter) for place, row in batch]
             joined, full = self._joined(tokenizer, found)
             yield joined | {"labels": labels, "facts": {"choices": len(found) * number, "at_max_length": full}}
 
@@ -161,8 +158,17 @@ class MultipleChoice(ClassScores, TextTask):
             return [(question, choice) for choice in choices]
         return [(context, choice if question is None else f"{question} {choice}") for choice in choices]
 
-    def _label(self, row: dict, place: str, number: int) -> int:
-        value, field = row[self.settings.label_field], self._label_field
+    def _label(self, row: dict, place: str, number: int, by_letter: bool) -> int:
+        """The number of the right choice. by_letter: whether the first example names it so, as then all have to.
+
+        Raises UserError where some do and others have numbers: ARC has both, and counts its numbers from 1.
+        """
+        value, field = row[self.settings.label_field], f"task.label_field={self.settings.label_field!r}"
+        if isinstance(value, str | int) and is_letter(value) != by_letter:
+            raise UserError(
+                f"{field}: {place} holds {value!r}, but others before it are {'letters' if by_letter else 'numbers'}; "
+                f"write all as letters, or all as numbers from 0"
+            )
         if is_letter(value):
             value = ord(value.upper()) - ord("A")
         elif isinstance(value, str) and value.isdecimal():  # as CSV files have all numbers
@@ -175,26 +181,6 @@ class MultipleChoice(ClassScores, TextTask):
                 f"from 0"
             )
         return value
-
-    @property
-    def _label_field(self) -> str:
-        """How errors name it: `task.label_field='label'`."""
-        return f"task.label_field={self.settings.label_field!r}"
-
-    def _check_kinds(self, batch: list, by_letter: bool | None) -> bool:
-        """Whether the examples (place, row) name the right choice by its letter, as those before them do, if any.
-
-        Raises UserError where some do and others have numbers: ARC has both, and counts its numbers from 1.
-        """
-        for place, row in batch:
-            value = row[self.settings.label_field]
-            by_letter = is_letter(value) if by_letter is None else by_letter
-            if is_letter(value) != by_letter:
-                raise UserError(
-                    f"{self._label_field}: {place} holds {value!r}, but others before it are "
-                    f"{'letters' if by_letter else 'numbers'}; write all as letters, or all as numbers from 0"
-                )
-        return by_letter
 
     def _facts(self, batch: dict[str, list]) -> dict[str, Any]:
         rights = {str(number): batch["labels"].count(number) for number in range(max(map(len, batch["choice_ends"])))}

@@ -39,7 +39,10 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     text = recipe.data.text_field
     fields: dict[str, Any] = {}
     if name == "sequence_classification":
-        name = _of_outputs(config)
+        if config.problem_type == "multi_label_classification":
+            name = "multi_label_classification"
+        elif config.num_labels == 1:
+            name = "sequence_regression"
         fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
     elif name == "token_classification":
         fields = {"tokens_field": "tokens" if "tokens" in there else text}
@@ -72,13 +75,6 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     fresh = Recipe(name="RECIPE", model=model, data=data, **{"objective": None, "task": None} | settings)
     fresh.trust_remote_code = recipe.trust_remote_code
     return objective_of(fresh)
-
-
-def _of_outputs(config) -> str:
-    """The task of a model with scores of a text, by how many there are and what they mean."""
-    if config.problem_type == "multi_label_classification":
-        return "multi_label_classification"
-    return "sequence_regression" if config.num_labels == 1 else "sequence_classification"
 
 
 def pooling_of(name_or_path: str) -> str:

@@ -90,11 +90,11 @@ class SeveralParts:
                 f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
             )
         for number, part in enumerate(self.settings.parts):
-            where = f"{self.section}.parts.{number}.data"
-            if part.data is not None and part.data.cache_dir is not None:
-                raise UserError(f"{where}.cache_dir has no effect, all parts share one cache; set data.cache_dir")
-            if part.data is not None and part.data.num_proc is not None:
-                raise UserError(f"{where}.num_proc has no effect, parts are prepared in turn; set data.num_proc")
+            for name in ("cache_dir", "num_proc"):
+                if getattr(part.data, name, None) is not None:
+                    raise UserError(
+                        f"{self.section}.parts.{number}.data.{name} has no effect, all parts share one; set data.{name}"
+                    )
         self.of_each(lambda part: part.check_data())
 
     # ---- data

@@ -1,7 +1,6 @@
 """Which of two answers is preferred, learned from pairs by direct preference optimization."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ..storage.cache import sha
 from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
-from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
+from .showing import sequence_text
 
 ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
 PARTS = ("chosen", "rejected")
@@ -55,10 +54,12 @@ class Preference(ChatTask):
     loss_unit = "nats per pair"
     row_noun = noun = "pair"
     sequences_per_row = 2
+    columns_of_rows = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
+    last_only = True
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
     legend_words = (
-        "the chosen and the rejected conversation; [unpredicted]underlined[/]: read alone; the rest is the answer, "
-        "whose log-probability counts, beside that of the reference model"
+        "the chosen and the rejected conversation; [unpredicted]underlined[/]: the answer, whose log-probability "
+        "counts, beside that of the reference model"
     )
 
     def check(self) -> None:
@@ -94,44 +95,21 @@ class Preference(ChatTask):
 
     # ---- rows
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Pairs: the tokens of both conversations one after the other, and where answers begin."""
-        columns = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
-        return self.encoded(source, split, cache, columns)
-
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict[str, Rows]:
         """With what the reference model says of them."""
         return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
+    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
+        """The tokens of both conversations one after the other, and where answers begin."""
         longest = self.settings.max_length
-        names = ["input_ids", "labels", "prompt", "answer", "left_out", *PLACES]
-        for batch in in_batches(examples):
-            columns: dict[str, list] = {name: [] for name in names}
-            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
-            answers = [one_answer(*found, longest) for found in self.encode(asked, last_only=True)]
-            for (_, messages), *encoded in zip(asked[::2], answers[::2], answers[1::2]):
-                columns["left_out"].append(any(start >= len(ids) for ids, start in encoded))
-                if columns["left_out"][-1]:
-                    continue
-                columns["input_ids"].append([number for ids, _ in encoded for number in ids])
-                columns["labels"].append(0)  # the number of the answer that is chosen
-                for part, (ids, start) in zip(PARTS, encoded):
-                    columns[f"{part}_length"].append(len(ids))
-                    columns[f"{part}_start"].append(start)
-                columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
-                columns["answer"].append(messages[-1]["content"])
-            yield columns
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        return {
-            "examples": len(batch["labels"]),
-            "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "at_max_length": sum(
-                max(lengths) >= self.settings.max_length for lengths in zip(*(batch[f"{p}_length"] for p in PARTS))
-            ),
-            "left_out": sum(batch["left_out"]),
-        }
+        found = [one_answer(*each, longest) for each in encoded]
+        if any(start >= len(ids) for ids, start in found):
+            return None
+        row = {"input_ids": [number for ids, _ in found for number in ids]}
+        row |= {"labels": 0, "full": max(len(ids) for ids, _ in found) >= longest}  # the first one is chosen
+        for part, (ids, start) in zip(PARTS, found):
+            row |= {f"{part}_length": len(ids), f"{part}_start": start}
+        return row
 
     def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
         from ..data.reference import WithReference, weights_identity
@@ -183,12 +161,9 @@ class Preference(ChatTask):
 
     def show(self, console, rows, number: int, row: dict) -> None:
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
-        for (name, ids, start), log_prob, color in zip(parts_of(row), row[REFERENCE].tolist(), DOCUMENT_COLORS):
-            text = rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
-            for place, token in enumerate(ids.tolist()):
-                style = f"{color} {NOT_PREDICTED}" if place < start else color
-                text.append(token_text(self.tokenizer, token), style=style)
-            console.print(text)
+        for (name, ids, start), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
+            text = sequence_text(ids.tolist(), self.tokenizer, range(start, len(ids)))
+            console.print(rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"), text))
 
 
 def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:

@@ -1,22 +1,12 @@
-from dataclasses import dataclass
-
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.schema import doc
-from ..recipes.types import show
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
 from .looking_ahead import PREFIX_MASK, LooksAhead
-from .reconstruction import Reconstruction, SourceTargetCollator
-from .text import TextObjective, TextSettings
-
-
-@dataclass
-class PrefixLMSettings(TextSettings):
-    shortest_prefix: float = doc("least share of a text that is its prefix", 0.0, at_least=0, below=1)
-    longest_prefix: float = doc("largest share; what lies between is equally likely", 1.0, above=0, at_most=1)
+from .reconstruction import Reconstruction
+from .text import TextObjective
 
 
 @register_objective
@@ -35,17 +25,7 @@ class PrefixLM(LooksAhead, Reconstruction):
     families = FamiliesWith(Causal.auto_class, Reconstruction.auto_class)
     special_tokens = "none"
     continues_prompts = True
-    Settings = PrefixLMSettings
     use = Causal.use
-
-    def check(self) -> None:
-        super().check()
-        section = self.settings
-        if section.shortest_prefix > section.longest_prefix:
-            raise UserError(
-                f"objective.shortest_prefix={show(section.shortest_prefix)} is more than "
-                f"objective.longest_prefix={show(section.longest_prefix)}; exchange them"
-            )
 
     def open(self):
         if not self.has_encoder and not self.by_decoder:
@@ -78,46 +58,31 @@ class PrefixLM(LooksAhead, Reconstruction):
         return super().config_fields() if self.has_encoder else {"prefix_lm": True}
 
     def collator(self, packed: bool):
-        shares = (self.settings.shortest_prefix, self.settings.longest_prefix)
-        if not self.has_encoder:
-            return PrefixCollator(packed, shares, self.seed)
-        return PrefixAndRestCollator(self.tokenizer, shares, self.seed, self.batch_lengths())
+        return super().collator(packed) if self.has_encoder else PrefixCollator(packed, self.seed)
+
+    def corrupt(self, tokens, starts, generator) -> tuple:
+        cut = prefix_length(len(tokens), generator)
+        return tokens[:cut], tokens[cut:]
 
     @property
     def legend_words(self) -> str:
-        if self.has_encoder:
-            return "source: the prefix that the encoder reads; target: the rest; other cuts in each further epoch"
-        return (
-            "a colour per document, [unpredicted]underlined[/]: its prefix, seen by all of it, │ where it ends: no "
-            "attention across, [padding]struck through[/]: padding; as in the first epoch, other cuts in each further "
-            "one"
-        )
+        return Reconstruction.legend_words if self.has_encoder else TextObjective.legend_words
 
     def show(self, console, rows, number: int, row: dict) -> None:
         if self.has_encoder:
             super().show(console, rows, number, row)
         else:
-            Causal.show(self, console, rows, number, row | {"labels": self.collated(rows, number, row)["labels"][0]})
-
-
-class PrefixAndRestCollator(SourceTargetCollator):
-    """Inputs are a row's prefix, then eos; labels the rest of it, then eos."""
-
-    def __init__(self, tokenizer, shares: tuple[float, float], seed: int, lengths=(None, None)):
-        super().__init__(tokenizer, seed, lengths)
-        self.shares = shares
-
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        cut = prefix_length(len(tokens), self.shares, generator)
-        return tokens[:cut], tokens[cut:]
+            TextObjective.show(
+                self, console, rows, number, row | {"labels": self.collated(rows, number, row)["labels"][0]}
+            )
 
 
 class PrefixCollator(CausalCollator):
     """As CausalCollator, with a prefix of each document's part of a row, which has no labels, in `prefix_mask`."""
 
-    def __init__(self, packed: bool, shares: tuple[float, float], seed: int):
+    def __init__(self, packed: bool, seed: int):
         super().__init__(packed)
-        self.shares, self.seed = shares, seed
+        self.seed = seed
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = super().__call__(rows)
@@ -125,14 +90,12 @@ class PrefixCollator(CausalCollator):
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
             labels, prefixes = batch["labels"][place], batch[PREFIX_MASK][place]
             for begin, end in document_parts(row["position_ids"].numpy()):
-                cut = begin + prefix_length(end - begin, self.shares, generator)
+                cut = begin + prefix_length(end - begin, generator)
                 prefixes[begin:cut] = bool((labels[begin:end] != IGNORE_INDEX).any())  # padding is no prefix
                 labels[begin:cut] = IGNORE_INDEX
         return batch
 
 
-def prefix_length(length: int, shares: tuple[float, float], generator) -> int:
-    """Tokens of a random prefix of a text of `length` tokens: at least one, and one less than all."""
-    least, most = (round(share * length) for share in shares)
-    least = min(max(least, 1), max(length - 1, 1))
-    return int(generator.integers(least, max(min(most, length - 1), least) + 1))
+def prefix_length(length: int, generator) -> int:
+    """Tokens of a random prefix of a text of `length` tokens: at least one, at most one less than all."""
+    return int(generator.integers(1, max(length - 1, 1) + 1))

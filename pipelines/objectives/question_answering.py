@@ -1,7 +1,7 @@
 """The answer to a question, as a span of a context (SQuAD)."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,16 +282,25 @@ class QuestionAnswering(TextTask):
             wanted.tolist(), lambda mine: self._candidates(finished.model, rows, mine, finished.batch_size)
         )
         questions, texts, right = (rows.texts(name) for name in ("question", "text", "right"))
-        answers: dict[int, dict] = {}
-        for window, (null, candidates) in zip(wanted.tolist(), found):
-            new = {"number": int(of_window[window]), "null": null, "found": []}
-            new |= {"question": questions[window], "right": json.loads(right[window])}
-            answer = answers.setdefault(new["number"], new)
-            answer["null"] = min(answer["null"], null)  # of the window that is surest of an answer
-            answer["found"] += [(score, texts[window][a:b].strip(), a) for score, a, b in candidates]
-        for answer in answers.values():
-            answer["given"] = self._chosen(answer["null"], answer["found"])["prediction"]
-        return list(answers.values())
+        numbered = [(int(of_window[window]), window) for window in wanted.tolist()]
+        given = self._given((number, texts[window], 0, each) for (number, window), each in zip(numbered, found))
+        firsts = dict(reversed(numbered))  # of each question its first window
+        return [
+            {"number": number, "question": questions[window], "right": json.loads(right[window])}
+            | {"given": given[number]["prediction"]}
+            for number, window in sorted(firsts.items())
+        ]
+
+    def _given(self, windows: Iterable[tuple[int, str, int, tuple]]) -> dict[int, dict[str, Any]]:
+        """{number of a question: its answer}, of (number, text, its place in the context, candidates) of windows."""
+        nulls: dict[int, float] = {}
+        found: dict[int, list] = {}
+        for number, text, at, (null, candidates) in windows:
+            nulls[number] = min(nulls.get(number, null), null)  # of the window that is surest of an answer
+            for score, a, b in candidates:
+                begin = at + b - len(text[a:b].lstrip())
+                found.setdefault(number, []).append((score, text[a:b].strip(), begin))
+        return {number: self._chosen(null, found.get(number, [])) for number, null in nulls.items()}
 
     def _chosen(self, null: float, found: list[tuple[float, str, int]]) -> dict[str, Any]:
         """The answer of the (score, text, first character) that were found, and its share of the probability of all.
@@ -326,14 +335,8 @@ class QuestionAnswering(TextTask):
             rows += [dict(zip(batch, values)) for values in zip(*batch.values())]
         numbers, size = list(range(len(rows))), finished.batch_size
         found = self._candidates(finished.model, rows, numbers, size, watch=lambda batches, _: batches)
-        nulls, answers = [np.inf] * len(asked), [[] for _ in asked]
-        for row, (null, candidates) in zip(rows, found):
-            nulls[row["number"]] = min(nulls[row["number"]], null)
-            for score, a, b in candidates:
-                text = row["text"][a:b]
-                begin = row["at"] + a + len(text) - len(text.lstrip())
-                answers[row["number"]].append((score, text.strip(), begin))
-        return list(map(self._chosen, nulls, answers))
+        windows = ((row["number"], row["text"], row["at"], each) for row, each in zip(rows, found))
+        return list(self._given(windows).values())
 
     def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""

@@ -1,7 +1,7 @@
 """What objectives share in which an encoder reads a changed row of text and a decoder writes what was changed."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..lazy import np
@@ -10,7 +10,7 @@ from .text import TextObjective
 
 
 class Reconstruction(TextObjective):
-    """A subclass says how long its rows are (`row_length`) and, in a SourceTargetCollator, how each is changed.
+    """A subclass says how long its rows are (`row_length`) and how each is changed (`corrupt`).
 
     Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
     the beginning of the next, and tokens attend to the whole row. Raises UserError for a tokenizer without eos or
@@ -19,6 +19,10 @@ class Reconstruction(TextObjective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     special_tokens = "eos"
+    legend_words = (
+        "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
+        "what the decoder has to write; as in the first epoch, other noise in each further one"
+    )
     shares_batches = True
 
     def use_tokenizer(self, tokenizer) -> None:
@@ -29,28 +33,6 @@ class Reconstruction(TextObjective):
         """Padding begins each target, as in T5."""
         return {"decoder_start_token_id": self.tokenizer.pad_token_id}
 
-    def batch_lengths(self) -> tuple[int | None, int | None]:
-        """Of source and target in every batch: the longest of a stream; else (None, None), as needed."""
-        return self.batch_widths() if self.has_one_width else (None, None)
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        show_source_and_target(console, self, rows, number, row)
-
-
-class SourceTargetCollator(ABC):
-    """Rows of raw tokens -> one batch: input_ids (B, T), labels (B, U); a subclass says what a row becomes.
-
-    The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
-    then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
-    (data/batch_keys.py).
-
-    lengths: T and U of every batch; None: those of its longest row.
-    """
-
-    def __init__(self, tokenizer, seed: int, lengths: Sequence[int | None] = (None, None)):
-        self.eos, self.pad, self.seed = tokenizer.eos_token_id, tokenizer.pad_token_id, seed
-        self.input_length, self.target_length = lengths
-
     @abstractmethod
     def corrupt(
         self, tokens: "np.ndarray", starts: "np.ndarray", generator: "np.random.Generator"
@@ -59,6 +41,31 @@ class SourceTargetCollator(ABC):
 
         starts: places in the row where a document, or the rest of one, begins; the first is 0.
         """
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        return SourceTargetCollator(self.corrupt, self.tokenizer, self.seed, self.batch_lengths())
+
+    def batch_lengths(self) -> tuple[int | None, int | None]:
+        """Of source and target in every batch: the longest of a stream; else (None, None), as needed."""
+        return self.batch_widths() if self.has_one_width else (None, None)
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        show_source_and_target(console, self, rows, number, row)
+
+
+class SourceTargetCollator:
+    """Rows of raw tokens -> one batch: input_ids (B, T), labels (B, U).
+
+    The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
+    then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
+    (data/batch_keys.py).
+
+    corrupt: Reconstruction.corrupt. lengths: T and U of every batch; None: those of its longest row.
+    """
+
+    def __init__(self, corrupt: Callable, tokenizer, seed: int, lengths: Sequence[int | None]):
+        self.eos, self.pad, self.seed = tokenizer.eos_token_id, tokenizer.pad_token_id, seed
+        self.corrupt, (self.input_length, self.target_length) = corrupt, lengths
 
     def __call__(self, rows: list[dict]) -> dict:
         sources, targets = [], []

@@ -103,7 +103,7 @@ class SentencePairs(MaskingObjective):
         return {"add_bos": False, "add_eos": False}
 
     def collator(self, packed: bool) -> "SentencePairCollator":
-        return SentencePairCollator(self.tokenizer, seed=self.seed, **self.hiding())
+        return SentencePairCollator(self.tokenizer, self.settings, self.seed)
 
     def describe(self, rows) -> str:
         facts = rows.facts
@@ -168,9 +168,9 @@ class SentencePairCollator:
     and the row's number alone (data/batch_keys.py).
     """
 
-    def __init__(self, tokenizer, *, seed: int, **hiding):
+    def __init__(self, tokenizer, settings: MaskingSettings, seed: int):
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
-        self.seed, self.hider = seed, TokenHider(tokenizer, **hiding)
+        self.seed, self.hider = seed, TokenHider(tokenizer, settings)
 
     def pair_of(self, row: dict):
         """The pair that a row with its sample id and epoch becomes."""

@@ -7,18 +7,15 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import row_ids
-from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import np, rich_text, torch
+from ..lazy import rich_text, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
-from .base import SHARE
 from .finished_model import FinishedModel
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
@@ -26,7 +23,6 @@ from .number_task import NumberTask
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
-MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
 
 
 @dataclass
@@ -48,9 +44,6 @@ class SentenceSimilaritySettings(LabelledTextSettings):
         "cosine",
     )
     scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)
-    positive_from: float = doc(
-        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss", 0.8, **SHARE
-    )
 
 
 @register_objective
@@ -66,15 +59,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     hub_task = "sentence-similarity"
     hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
-    legend_words = (
-        "the two texts, each as the model reads it by itself, [predicted]special tokens[/] included, and the cosine "
-        "that their vectors are to have"
-    )
-
-    @property
-    def ranks(self) -> bool:
-        """Whether the loss is that of in-batch negatives."""
-        return self.settings.loss == "in_batch_negatives"
 
     def check(self) -> None:
         section, evaluation = self.settings, self.recipe.evaluation
@@ -82,12 +66,13 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
             raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
         if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
             raise UserError(f"task.label_range={self.range_words()} must be two different numbers, as [0, 5] is")
-        if section.label_field is None and not self.ranks:
+        if (section.label_field is None) != (section.loss == "in_batch_negatives"):
             raise UserError(
-                "task.label_field=null goes with task.loss=in_batch_negatives alone; name the labels' column"
+                f"task.label_field={show(section.label_field)} does not go with task.loss={section.loss}: cosine "
+                f"learns labels, and to in_batch_negatives every pair is one of equals (label_field=null)"
             )
-        if not self.ranks:
-            self.refuse_idle(["scale", "positive_from"], "task.loss=cosine", "task.loss=in_batch_negatives")
+        if section.loss == "cosine":
+            self.refuse_idle(["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
         if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
             raise UserError(
                 f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
@@ -150,12 +135,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
         return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        rows = super().rows(source, split, cache, progress)
-        if split != "train" or not self.ranks or self.settings.label_field is None:
-            return rows
-        return PositivePairs(rows, self.settings.positive_from)
-
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(super().collator(packed))
 
@@ -184,8 +163,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
 
     def loss(self):
         section = self.settings
-        if self.ranks:
-            return InBatchNegatives(section.pooling, section.scale, section.positive_from)
+        if section.loss == "in_batch_negatives":
+            return InBatchNegatives(section.pooling, section.scale)
         return Cosine(section.pooling)
 
     def scorer(self):
@@ -194,8 +173,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def files(self, config) -> dict[str, str]:
         """What sentence-transformers opens the folder by."""
         modules = [
-            {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{cls}"}
-            for name, path, cls in MODULES
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{cls}"}
+            for number, (path, cls) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
         ]
         pooling = {
             "word_embedding_dimension": config.hidden_size,
@@ -226,17 +205,23 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         texts = [text for each in asked for text in each]
         vectors = iter(vectors_of_texts(self, finished, texts, self.settings.pooling))
         found = [[next(vectors) for _ in each] for each in asked]
-        return [{"prediction": cosine(*each) if len(each) > 1 else each[0]} for each in found]
+        similar = torch.nn.functional.cosine_similarity
+        return [
+            {"prediction": similar(*torch.tensor(each), dim=0).item() if len(each) > 1 else each[0]} for each in found
+        ]
 
     # ---- words
 
     def step_words(self) -> str:
         return "pairs"
 
+    def label_shown(self, row: dict) -> str:
+        return f"cosine {float(row['labels']):.4g}"
+
     def show(self, console, rows, number: int, row: dict) -> None:
         texts = halves(row)
         sizes = " and ".join(str(len(ids)) for ids in texts)
-        console.rule(f"row {number}: {sizes} tokens, cosine {float(row['labels']):.4g}", align="left")
+        console.rule(f"row {number}: {sizes} tokens, {self.label_shown(row)}", align="left")
         for name, ids in zip(("first", "second"), texts):
             console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
 
@@ -245,30 +230,6 @@ def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
     """The tokens of a row's two texts."""
     at = int(row[SECOND])
     return row["input_ids"][:at], row["input_ids"][at:]
-
-
-def cosine(first: list[float], second: list[float]) -> float:
-    """That of two vectors."""
-    a, b = np.array(first), np.array(second)
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
-
-
-class PositivePairs(Rows):
-    """The pairs of `rows` whose label is at least `least`; raises UserError where there are not two."""
-
-    def __init__(self, rows, least: float):
-        self.rows, self.numbers = rows, np.flatnonzero(np.asarray(rows.texts("labels")) >= least)
-        if len(self.numbers) < 2:
-            raise UserError(f"task.positive_from={least}: {rows.name} holds fewer than two pairs with such a label")
-        self.fingerprint, self.name, self.facts = f"{rows.fingerprint} from {least}", rows.name, rows.facts
-        self.row_lengths = rows.row_lengths[self.numbers]
-        self.notes = [f"{len(self):,} of them, with a label of at least {least}, are trained"]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> dict:
-        return self.rows[int(self.numbers[index])]
 
 
 class PairCollator:

@@ -1,6 +1,4 @@
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ..plugins import register_objective
 from .class_task import ClassSettings, ClassTask
@@ -22,24 +20,6 @@ class SequenceClassification(ClassTask, LabelledTexts):
     asks_for = "classes"
     Settings = SequenceClassificationSettings
     stratified_by = ClassTask.label_column
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False):
-        rows = super().rows(source, split, cache, progress)
-        self.remember_classes(split, rows.facts["classes"])
-        return rows
-
-    def label_identity(self) -> list[str]:
-        return self.label_names
-
-    def label_of(self, value: Any, place: str) -> int:
-        return self.class_of(value, place)
-
-    def label_facts(self, labels: list[int]) -> dict[str, Any]:
-        return {"classes": self.class_histogram(labels)}
-
-    def label_words(self, facts: dict[str, Any]) -> str:
-        return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        self.show_label(console, number, row, f"class {self.label_names[int(row['labels'])]}")
+    def label_shown(self, row: dict) -> str:
+        return f"class {self.label_names[int(row['labels'])]}"

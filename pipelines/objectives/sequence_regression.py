@@ -22,7 +22,6 @@ class SequenceRegression(NumberTask, LabelledTexts):
     name = "sequence_regression"
     asks_for = "numbers"
     Settings = SequenceRegressionSettings
-    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its number"
 
     # ---- the model
 
@@ -49,6 +48,3 @@ class SequenceRegression(NumberTask, LabelledTexts):
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         return {"prediction": found[0]["score"]}
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        self.show_label(console, number, row, f"label {float(row['labels']):.4g}")

@@ -39,11 +39,6 @@ def is_label(labels):
     return labels != IGNORE_INDEX
 
 
-def print_lines(console, lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, style="dim")
-
-
 def visible(token: str) -> str:
     """A token's text with its white space made visible, so that every token takes space on the screen."""
     return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
@@ -127,17 +122,6 @@ def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_tex
         return f"⟦{word}{change}⟧", f"{color} {PREDICTED}"
 
     return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
-
-
-def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
-    """The first predicted positions of a row as numbers."""
-    seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
-    lines = [f"{'place':>8}  {'position':>8}  {'input':>7}  {'label':>7}  seen → predicted"]
-    for i in [i for i, label in enumerate(labels) if label != IGNORE_INDEX][:MOST]:
-        position = row["position_ids"][i].item()
-        words = f"{token_text(tokenizer, seen[i])} → {token_text(tokenizer, labels[i])}"
-        lines.append(f"{i:>8}  {position:>8}  {seen[i]:>7}  {labels[i]:>7}  {words}")
-    return lines
 
 
 def sequence_text(ids: list[int], tokenizer, answer: range = range(0)) -> "rich_text.Text":

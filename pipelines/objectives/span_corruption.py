@@ -1,8 +1,9 @@
 from dataclasses import dataclass
 
+from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .reconstruction import SourceTargetCollator
+from ..recipes.types import show
 from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
@@ -19,22 +20,28 @@ class SpanCorruption(SpansLeftOut):
 
     Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows
     (reconstruction.py) are as long as it takes for the input to come to sequence_length tokens. Raises UserError for a
-    tokenizer without eos, padding or with too few sentinels.
+    tokenizer without eos, padding or with too few sentinels, and for spans too short to have a kept token between them.
     """
 
     name = "span_corruption"
     Settings = SpanCorruptionSettings
-    legend_words = (
-        "source: what the encoder reads, [predicted]<extra_id_N>[/] where a span was left out; target: each of them "
-        "with its span; as in the first epoch, others in each further one"
-    )
 
     @property
     def noise(self) -> tuple[float, float]:
         return self.settings.noise_density, self.settings.mean_span_length
 
-    def noises(self) -> dict[str, tuple[float, float]]:
-        return {"objective": self.noise}
+    def check(self) -> None:
+        super().check()
+        density, span = self.noise
+        smallest = density / (1 - density)
+        if span < smallest:
+            raise UserError(
+                f"objective.mean_span_length={show(span)} must be at least {smallest:.3g} with "
+                f"objective.noise_density={show(density)}, so that a kept token stands between two spans"
+            )
+
+    def noises(self) -> list[tuple[float, float]]:
+        return [self.noise]
 
     @property
     def row_length(self) -> int:
@@ -46,19 +53,10 @@ class SpanCorruption(SpansLeftOut):
     def batch_widths(self) -> tuple[int, int]:
         return self.row_lengths()
 
-    def collator(self, packed: bool) -> "SpanCorruptionCollator":
-        length = self.settings.sequence_length
-        return SpanCorruptionCollator(self.tokenizer, self.sentinel_ids, length, self.noise, self.seed)
-
-
-class SpanCorruptionCollator(SourceTargetCollator):
-    """Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
-    then eos. All batches have the same lengths, which full rows fill."""
-
-    def __init__(self, tokenizer, sentinels, input_length: int, noise: tuple[float, float], seed: int):
-        self.sentinels, self.noise = sentinels, noise
-        _, target_length = source_and_target_lengths(raw_length(input_length, *noise), *noise)
-        super().__init__(tokenizer, seed, (input_length, target_length))
+    def batch_lengths(self) -> tuple[int, int]:
+        """All batches have the lengths that full rows fill."""
+        return self.row_lengths()
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        return leave_out_spans(tokens, *self.noise, self.sentinels, generator)
+        """The kept tokens with a sentinel for each span left out; each sentinel with its span."""
+        return leave_out_spans(tokens, *self.noise, self.sentinel_ids, generator)

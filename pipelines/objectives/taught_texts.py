@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..adapters import load_config
 from ..data.batch_keys import UNLABELLED
 from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
-from ..recipes.checks import config_namespace
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import counted
@@ -109,11 +107,8 @@ class OneAnswer(TaughtTexts):
     def label_facts(self, labels: list) -> dict[str, Any]:
         return super().label_facts([label for label in labels if label != UNLABELLED])
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        if row["labels"] == UNLABELLED:
-            self.show_label(console, number, row, "no label")
-        else:
-            super().show(console, rows, number, row)
+    def label_shown(self, row: dict) -> str:
+        return "no label" if row["labels"] == UNLABELLED else super().label_shown(row)
 
 
 class OfClasses(TaughtTexts):
@@ -174,7 +169,7 @@ class TaughtVectors(OneAnswer):
 
     def check(self) -> None:
         super().check()
-        if self.ranks:
+        if self.settings.loss == "in_batch_negatives":
             raise UserError("task.loss=in_batch_negatives does not go with a teacher of vectors; set task.loss=cosine")
         if self.recipe.teacher.temperature != TeacherSection.temperature:
             raise UserError("teacher.temperature has no effect on vectors; leave it out")
@@ -182,18 +177,12 @@ class TaughtVectors(OneAnswer):
     def before_training(self) -> None:
         super().before_training()
         self.teacher.check_vectors()
-        most = self.teacher.config.hidden_size
-        if self.width > most:
+        most, width = self.teacher.config.hidden_size, self.config.hidden_size
+        if width > most:
             raise UserError(
-                f"model.hidden_size={self.width} is more than the {most} numbers of a vector of {self.teacher.words}; "
+                f"model.hidden_size={width} is more than the {most} numbers of a vector of {self.teacher.words}; "
                 f"at most as many can be taught"
             )
-
-    @property
-    def width(self) -> int:
-        """Numbers of a vector of the model."""
-        name = self.recipe.model.name_or_path
-        return (config_namespace(self.recipe) if name is None else load_config(name)).hidden_size
 
     def answers(self, asked: list) -> "np.ndarray":
         from .answering import vectors_of_texts
@@ -204,7 +193,7 @@ class TaughtVectors(OneAnswer):
 
     def completed_answers(self, found, asked):
         vectors = found.reshape(2 * len(found), -1)
-        return principal(vectors, self.width).reshape(len(found), -1).astype(np.float32)
+        return principal(vectors, self.config.hidden_size).reshape(len(found), -1).astype(np.float32)
 
     def made_lesson(self):
         from .teacher_losses import VectorLesson

@@ -98,28 +98,35 @@ class TokenLesson(Lesson):
 
 
 class AnswerLesson(Lesson):
-    """Of examples, some of which have no label (UNLABELLED): what they count in the loss is the teacher's part, whole.
+    """Of examples, some of which have no label: what they count in the loss is the teacher's part, whole.
 
-    A batch holds the teacher's answers (B, K) under REFERENCE. A subclass says both losses of each row.
+    A batch holds the teacher's answers under REFERENCE. A subclass says both losses.
     """
+
+    def places(self, batch: dict) -> tuple:
+        """Booleans like the labels: which have one, and which the teacher has answered."""
+        return batch["labels"] > IGNORE_INDEX, batch["labels"].ne(IGNORE_INDEX)
+
+    def weights(self, batch):
+        has_label, is_taught = self.places(batch)
+        return (has_label | is_taught).reshape(len(has_label), -1).sum(-1)
 
     @abstractmethod
     def of_labels(self, outputs, batch: dict, has_label, label_smoothing: float) -> "torch.Tensor":
-        """(): the summed loss of the rows with a label; has_label: (B,)."""
+        """(): the summed loss of what has a label."""
 
     @abstractmethod
-    def of_teacher(self, outputs, batch: dict) -> "torch.Tensor":
-        """(B,): the loss of each row beside its answer."""
+    def of_teacher(self, outputs, batch: dict, is_taught) -> "torch.Tensor":
+        """(N,): the loss of each of the N that are taught beside its answer."""
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        labels = batch["labels"]
-        has_label = labels > IGNORE_INDEX
+        has_label, is_taught = self.places(batch)
         of_labels = self.of_labels(outputs, batch, has_label, label_smoothing)
         if not torch.is_grad_enabled():
             return of_labels
-        each = self.of_teacher(outputs, batch).masked_fill(labels.eq(IGNORE_INDEX), 0.0)
-        joined = self.joined(outputs, of_labels, each.sum(), self.weights(batch).sum(), has_label.sum())
-        return joined + (1 - self.weight_of_teacher) * each[~has_label].sum()
+        each = self.of_teacher(outputs, batch, is_taught)
+        joined = self.joined(outputs, of_labels, each.sum(), (has_label | is_taught).sum(), has_label.sum())
+        return joined + (1 - self.weight_of_teacher) * each[~has_label[is_taught]].sum()
 
 
 class ClassLesson(AnswerLesson):
@@ -130,48 +137,34 @@ class ClassLesson(AnswerLesson):
         self.temperature = temperature
 
     def of_labels(self, outputs, batch, has_label, label_smoothing):
-        labels = batch["labels"].masked_fill(~has_label, IGNORE_INDEX)
+        logits, labels = self.logits(outputs, batch).float()[has_label], batch["labels"][has_label]
         how = {"reduction": "sum", "label_smoothing": label_smoothing}
-        return torch.nn.functional.cross_entropy(self.logits(outputs, batch).float(), labels, **how)
+        return torch.nn.functional.cross_entropy(logits, labels, **how)
 
-    def of_teacher(self, outputs, batch):
-        return divergence(self.logits(outputs, batch), batch[REFERENCE], self.temperature)
+    def of_teacher(self, outputs, batch, is_taught):
+        return divergence(self.logits(outputs, batch)[is_taught], self.answers(batch)[is_taught], self.temperature)
+
+    def answers(self, batch: dict) -> "torch.Tensor":
+        """The teacher's logits, (B, K), or of tags (B, T, K)."""
+        return batch[REFERENCE]
 
 
-class TagLesson(Lesson):
-    """Cross-entropy at tokens with a tag, and the divergence from the teacher at tokens that stand for a word.
+class TagLesson(ClassLesson):
+    """The same at tokens: with a tag, and with a teacher's answer where they stand for a word.
 
-    A word without a tag counts the latter, whole. WORDS of a batch says which token stands for which word, REFERENCE
-    what the teacher says of it: nothing where it is NaN.
+    WORDS of a batch says which token stands for which word, REFERENCE what the teacher says of it: nothing where it is
+    NaN.
     """
 
-    def __init__(self, weight: float, temperature: float):
-        super().__init__(weight)
-        self.temperature = temperature
-
-    def _places(self, batch: dict) -> tuple:
-        """(B, T) of booleans: tokens with a tag, tokens that the teacher has answered; and its answers (B, T, K)."""
-        has_tag, words = batch["labels"].ne(IGNORE_INDEX), batch[WORDS]
+    def places(self, batch):
+        has_tag = batch["labels"].ne(IGNORE_INDEX)
         if REFERENCE not in batch:  # a validation
-            return has_tag, torch.zeros_like(has_tag), None
+            return has_tag, torch.zeros_like(has_tag)
+        return has_tag, batch[WORDS].gt(0) & ~self.answers(batch).isnan().any(-1)
+
+    def answers(self, batch):
         of_words = batch[REFERENCE]
-        answers = of_words.gather(1, (words - 1).clamp_min(0)[..., None].expand(-1, -1, of_words.shape[-1]))
-        return has_tag, words.gt(0) & ~answers.isnan().any(-1), answers
-
-    def weights(self, batch):
-        has_tag, is_taught, _ = self._places(batch)
-        return (has_tag | is_taught).sum(-1)
-
-    def total(self, outputs, batch, label_smoothing=0.0):
-        has_tag, is_taught, answers = self._places(batch)
-        logits = self.logits(outputs, batch).float()
-        how = {"reduction": "sum", "label_smoothing": label_smoothing}
-        of_labels = torch.nn.functional.cross_entropy(logits[has_tag], batch["labels"][has_tag], **how)
-        if not torch.is_grad_enabled():
-            return of_labels
-        each = divergence(logits[is_taught], answers[is_taught], self.temperature)
-        joined = self.joined(outputs, of_labels, each.sum(), (has_tag | is_taught).sum(), has_tag.sum())
-        return joined + (1 - self.weight_of_teacher) * each[~has_tag[is_taught]].sum()
+        return of_words.gather(1, (batch[WORDS] - 1).clamp_min(0)[..., None].expand(-1, -1, of_words.shape[-1]))
 
 
 def divergence(logits: "torch.Tensor", of_teacher: "torch.Tensor", temperature: float) -> "torch.Tensor":
@@ -198,6 +191,7 @@ class VectorLesson(AnswerLesson):
         labels = batch["labels"].masked_fill(~has_label, IGNORE_INDEX)
         return self.pairs.total(outputs, batch | {"labels": labels})
 
-    def of_teacher(self, outputs, batch):
+    def of_teacher(self, outputs, batch, is_taught):
         own = torch.stack(self.pairs.vectors(outputs, batch), dim=1)  # (B, 2, D)
-        return 1 - torch.nn.functional.cosine_similarity(own, batch[REFERENCE].view_as(own), dim=-1).mean(-1)
+        each = 1 - torch.nn.functional.cosine_similarity(own, batch[REFERENCE].view_as(own), dim=-1).mean(-1)
+        return each[is_taught]

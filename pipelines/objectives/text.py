@@ -147,6 +147,11 @@ class Tokenized:
             )
         return [vocabulary[token] for token in tokens]
 
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up rows; a mask covers it, so that any token does where the tokenizer has none for it."""
+        return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+
     def need_tokens(self, **words: str) -> None:
         """Raise UserError where the tokenizer lacks one of the tokens: need_tokens(eos="an end-of-text")."""
         for name, noun in words.items():
@@ -163,16 +168,6 @@ class TokenPredictions:
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
         return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
-
-    def check_metrics(self) -> None:
-        for name in self.recipe.evaluation.metrics:
-            row = METRICS.get(name)
-            if row is not None and row.every_token and not self.predicts_each_position:
-                raise UserError(
-                    f"evaluation.metrics: {name} counts every token, but {self.setting} predicts only some; "
-                    f"known: perplexity"
-                )
-        super().check_metrics()
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
         """With those of each part of the rows: {"perplexity": ..., "perplexity_causal": ...}."""
@@ -199,6 +194,11 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
     Settings = TextSettings
     special_tokens = "none"
+    legend_words = (
+        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
+        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
+        "by one; what is drawn at random is drawn anew in each epoch"
+    )
     in_stream = False  # a part of a mixture (mixture.py) whose training rows are a stream
 
     def check_framing(self) -> None:
@@ -313,13 +313,26 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""
         from ..data.packing import PackedDataset
 
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        return PackedDataset(store, self.row_length, tail=tail, pad_token_id=pad, shifts_labels=self.shifts_labels)
+        how = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels}
+        return PackedDataset(store, self.row_length, tail=tail, **how)
 
     def describe(self, rows: "Rows") -> str:
         from ..data.packing import packing_report
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+
+    def show(
+        self, console, rows: "Rows", number: int, row: dict, documents: list | None = None, marked: Sequence[int] = ()
+    ) -> None:
+        """documents: of the row, where they are not those that it was made of. marked: tokens that are set off."""
+        from .showing import documents_line, head_table, is_label, row_text
+
+        documents = rows.documents(number, row) if documents is None else documents
+        predicted = int(is_label(row["labels"]).sum())
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
+        console.print(documents_line(documents), markup=False)
+        console.print(row_text(row, documents, self.tokenizer, marked))
+        console.print("\n".join(head_table(row, self.tokenizer)), markup=False, style="dim")
 
     def prepare_model(self, model) -> None:
         """Give the tokenizer the model's context where it says none, or less than the rows have."""

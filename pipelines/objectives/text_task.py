@@ -26,6 +26,7 @@ class TextTask(Tokenized, Objective):
     labels_of_tokens: ClassVar[bool] = False
     special_tokens = "cls_sep"
     row_noun = "example"
+    legend_words = "what the model reads, [predicted]special tokens[/] included, and what has to be answered"
     loss_unit = "nats per example"
     # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
     framing_of_head: ClassVar[dict[str, str]] = {}
@@ -92,19 +93,18 @@ class TextTask(Tokenized, Objective):
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
 
-        key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
+        key = self.key_of_rows(examples_fingerprint(source), self.processor_fingerprint(), *settings)
         make = make or self._batches
         return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
+
+    def key_of_rows(self, *parts: Any) -> str:
+        """The name of stored rows in the cache, and part of a run's identity. parts: JSON of what they depend on."""
+        return sha([*parts])
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
         return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", self.labels_of_tokens)
-
-    @property
-    def pad_token_id(self) -> int:
-        """What fills up rows; a mask covers it, so that any token does where the tokenizer has none for it."""
-        return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
 
     def need_offsets(self) -> None:
         """Raise UserError for a tokenizer that does not say where in the text its tokens stand."""

@@ -78,6 +78,7 @@ class TokenClassification(ClassTask, TextTask):
     hub_task = "token-classification"
     loss_unit = "nats per word"
     label_setting = "tags_field"
+    counted = "tags"
     labels_of_tokens = True
     taught = "tags"
     columns_of_rows: ClassVar[dict[str, str]] = {"input_ids": "int32[]", "labels": "int32[]"}
@@ -134,7 +135,6 @@ class TokenClassification(ClassTask, TextTask):
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
-        self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
     def _batches(self, examples, labelled: str = "first", learns_spaces=False) -> Iterator[dict[str, list]]:
@@ -170,8 +170,11 @@ class TokenClassification(ClassTask, TextTask):
                         continue
                     seen.add(word)
                     places = list(places)
-                    measured[places[-1 if labelled == "last" else 0]] = word + 1
-                    for place, tag in self._tags_of(tags[word], places, labelled):
+                    at = places[-1 if labelled == "last" else 0]
+                    measured[at], learned = word + 1, [(at, tags[word])]
+                    if labelled == "all":
+                        learned = zip(places, tags_of_tokens(tags[word], len(places), self.scheme))
+                    for place, tag in learned:
                         labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
                 if learns_spaces and OUTSIDE in self._numbers:
                     for place, tag in tags_of_spaces(tags, of_tokens, offsets):
@@ -202,12 +205,6 @@ class TokenClassification(ClassTask, TextTask):
         if isinstance(tag, str) and tag not in self._numbers_in_data and as_bio(tag) in self._numbers_in_data:
             return tag
         return self.data_names[self.number_in_data(tag, place)]
-
-    def _tags_of(self, tag: str, places: list[int], labelled: str) -> list[tuple[int, str]]:
-        """(token, tag) of a word with the tokens `places`."""
-        if labelled != "all":
-            return [(places[0 if labelled == "first" else -1], tag)]
-        return list(zip(places, tags_of_tokens(tag, len(places), self.scheme)))
 
     @staticmethod
     def _facts(batch: dict[str, list]) -> dict:

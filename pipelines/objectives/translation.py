@@ -87,6 +87,10 @@ class Translation(TextTask):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
+        self.settle()
+
+    def settle(self) -> None:
+        """What follows from the tokenizer and the settings; raises UserError for a tokenizer without eos or padding."""
         self.need_tokens(eos="an end-of-text", pad="a padding")
         section = self.settings
         self.max_target_length = section.max_target_length or section.max_length

@@ -10,7 +10,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import image_recipe
 from processes import logged_losses
-from task_data import CHARACTERS, SUBJECTS, reviews, task_recipe, write_lines
+from task_data import SUBJECTS, on_rows, reviews, task_recipe, write_lines
 
 WEIGHTS = [0.2, 1.0, 3.5]
 
@@ -44,21 +44,14 @@ def test_the_loss_of_several_labels_is_torchs_of_the_rows_that_have_some(weights
     torch.testing.assert_close(got, theirs(logits[:4], labels[:4].double() * (1 - smoothing) + smoothing / 2))
 
 
-def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one_with_it(tmp_path, command):
-    task, training = {"class_weights": "balanced"}, {"max_steps": 2}
-    recipe = task_recipe(tmp_path, "multi_label_classification", task=task, training=training)
-    data = prepare_data(load_recipe(str(recipe)))
+def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one_with_it(prepare):
+    data = prepare(kind="multi_label_classification", task={"class_weights": "balanced"})
     rows, objective = data.rows["train"], data.objective
     labels = torch.stack([rows[i]["labels"] for i in range(len(rows))])
     having = labels.sum(0)
     assert objective.class_weights() == pytest.approx(((len(rows) - having) / having).tolist())
     weights = torch.tensor(objective.loss().positive_weights)
     assert (labels * weights).sum(0).tolist() == pytest.approx((1 - labels).sum(0).tolist())
-    assert command("train", recipe) == 0
-    metrics = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
-    assert command("evaluate", tmp_path / "run") == 0
-    again = json.loads((tmp_path / "run" / "evaluation-recipe.json").read_text())["metrics"]
-    assert again["loss"] == pytest.approx(metrics["test_loss"], abs=1e-5)
 
 
 def unequal(path, number=160):
@@ -75,7 +68,7 @@ def test_balanced_weights_count_training_examples_and_accumulation_changes_nothi
         tmp_path, "sequence_classification", data=data, training=training, task={"class_weights": "balanced"}
     )
     objective = prepare_data(load_recipe(str(recipe))).objective
-    bad, good = objective.of_training.values()
+    bad, good = objective.of_training["classes"].values()
     assert objective.class_weights() == [(bad + good) / (2 * bad), (bad + good) / (2 * good)] and bad > 2 * good
     folders = [tmp_path / name for name in ("whole", "parts", "plain")]
     parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
@@ -130,13 +123,11 @@ def test_weights_that_do_not_fit_are_one_sentence(kind, weights, names, says, tm
         prepare_data(load_recipe(str(recipe))).objective.loss()
 
 
-def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path):
+def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path, prepare):
     rows = [{"text": f"a {i}", "labels": ["a", "b"] if i % 2 else ["a"]} for i in range(8)]
-    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None}
-    sections = {"data": data, "task": {"class_weights": "balanced"}, "tokenizer": CHARACTERS}
-    recipe = task_recipe(tmp_path, "multi_label_classification", **sections)
+    data = prepare(kind="multi_label_classification", **on_rows(tmp_path, rows, class_weights="balanced"))
     with pytest.raises(UserError, match="every training example is of the class 'a'; give the weights as a list"):
-        prepare_data(load_recipe(str(recipe))).objective.loss()
+        data.objective.loss()
 
 
 @pytest.mark.parametrize("family", ["encoder", "moe"])

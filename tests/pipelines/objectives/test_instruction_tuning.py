@@ -13,7 +13,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
 from hypothesis import strategies as st
-from task_data import CHARACTERS, task_recipe, write_lines
+from task_data import on_rows, task_recipe, write_lines
 
 SAME = 1e-6  # fp32: attention adds up in another order
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), min_size=1, max_size=20)
@@ -63,7 +63,9 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
-        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)], last_only=True)[0])
+        data.objective.last_only = True  # as of a preference
+        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
+        data.objective.last_only = False
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()
@@ -109,16 +111,14 @@ def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
         {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}] * 2}
         for i in range(12)
     ]
-    files = {"files": str(write_lines(tmp_path / "chats.jsonl", chats)), "test_files": None}
     task = {"messages_field": "messages", "system": "Be short.", "packing": False}
-    data = prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+    data = prepared(tmp_path, **on_rows(tmp_path, chats, **task))
     row = data.rows["train"][0]
     text = data.tokenizer.decode(row["input_ids"])
     assert text.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
     assert len(answers_in(data.tokenizer, row["input_ids"], row["labels"])) == 2
-    files["files"] = str(write_lines(tmp_path / "pairs.jsonl", [{"prompt": "q", "completion": "a"}] * 12))
     task = {"prompt_field": "prompt", "input_field": None, "answer_field": "completion", "packing": False}
-    data = prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+    data = prepared(tmp_path, **on_rows(tmp_path, [{"prompt": "q", "completion": "a"}] * 12, **task))
     assert data.tokenizer.decode(data.rows["train"][0]["input_ids"]).split("\n")[1::2] == [
         "q<|endoftext|>",
         "a<|endoftext|>",
@@ -133,8 +133,7 @@ def test_a_text_among_whole_conversations_is_their_json_or_refused(tmp_path):
         path = tmp_path / "chats.csv"
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([["messages"], *([text] for text in texts)])
-        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
-        return prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+        return prepared(tmp_path, **on_rows(tmp_path, path, **task))
 
     data = train(json.dumps(chat), json.dumps([*chat, *chat]))
     texts = [data.tokenizer.decode(data.rows["train"][i]["input_ids"]) for i in range(2)]
@@ -156,19 +155,17 @@ BAD = {
 
 @pytest.mark.parametrize("sentence", BAD)
 def test_a_conversation_that_cannot_be_learned_is_named_with_its_place(tmp_path, sentence):
-    files = write_lines(tmp_path / "bad.jsonl", [*[GOOD] * 12, GOOD | BAD[sentence]])
     with pytest.raises(UserError, match="line 13") as error:
-        prepared(tmp_path, data={"files": str(files), "test_files": None, "validation_fraction": 0})
+        prepared(tmp_path, **on_rows(tmp_path, [*[GOOD] * 12, GOOD | BAD[sentence]]))
     assert sentence in str(error.value)
 
 
 def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
     rows = [*[GOOD] * 12, GOOD | {"instruction": "long " * 100}]
-    files = {"files": str(write_lines(tmp_path / "long.jsonl", rows)), "test_files": None, "validation_fraction": 0}
-    data = prepared(tmp_path, data=files, task={"max_length": 60}, tokenizer=CHARACTERS)
+    data = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
     assert "1 more left out, whose prompt alone is longer" in data.objective.describe(data.rows["train"])
     with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
-        prepared(tmp_path, data=files, task={"max_length": 10}, tokenizer=CHARACTERS)
+        prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))
 
 
 def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
@@ -228,11 +225,10 @@ def test_a_template_without_a_mark_at_the_end_of_answers_learns_them(template_of
 
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
     chats = [{"messages": [{"role": "assistant", "content": "hello"}]}] * 4
-    files = {"files": str(write_lines(tmp_path / "chats.jsonl", chats)), "test_files": None, "validation_fraction": 0.0}
     task = {"messages_field": "messages"}
     with pytest.raises(UserError, match="line 1 begins with a message of the assistant, before which nothing is asked"):
-        prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
-    data = prepared(tmp_path, data=files, task=task | {"system": "Be short."}, tokenizer=CHARACTERS)
+        prepared(tmp_path, **on_rows(tmp_path, chats, **task))
+    data = prepared(tmp_path, **on_rows(tmp_path, chats, **task, system="Be short."))
     assert "hello" in data.tokenizer.decode(data.rows["train"][0]["input_ids"])
 
 

@@ -7,6 +7,7 @@ from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
+from anyformer.pipelines.objectives.masking import MaskingSettings
 from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def stored(lengths, seed=0):
 
 def collator(packed=True, seed=0, **changes):
     shares = {"mask_probability": 0.15, "mask_replace": 0.8, "random_replace": 0.1} | changes
-    return MaskedCollator(Vocabulary(), packed, seed=seed, **shares)
+    return MaskedCollator(Vocabulary(), MaskingSettings(**shares), seed, packed)
 
 
 def rows_of(lengths, length, epoch=0):
@@ -101,9 +102,6 @@ def test_of_the_predicted_tokens_80_percent_are_masked_10_random_and_10_stay():
         assert shares[name].double().mean().item() == pytest.approx(share, abs=4 * deviation), name
     others = seen[shares["random"]]
     assert others.min() == 4 and others.max() == SIZE - 1 and len(others.unique()) == SIZE - 4  # all of the vocabulary
-
-
-# What it depends on
 
 
 # What a model is told about documents and padding

@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
-import yaml
 from anyformer.modeling.task_losses import sequence_classification_loss
 from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
-from task_data import task_recipe, write_lines
+from task_data import CHARACTERS, task_recipe, write_lines
 
 
 def numbered(path, number=120, seed=0):
@@ -21,17 +20,15 @@ def numbered(path, number=120, seed=0):
 
 
 def recipe_of(folder, **training):
-    path = task_recipe(folder, "sequence_classification", training=training)
-    recipe = yaml.safe_load(path.read_text())
-    recipe["data"] = {
-        "files": str(numbered(folder / "a.jsonl")),
-        "test_files": str(numbered(folder / "b.jsonl", 23, 1)),
-    }
-    recipe["task"] = {"name": "sequence_regression", "max_length": 24}
-    recipe["tokenizer"] = {"type": "char"}
-    recipe["evaluation"] = {"every_steps": 20, "best_metric": "pearson"}
-    path.write_text(yaml.safe_dump(recipe))
-    return path
+    return task_recipe(
+        folder,
+        "sequence_classification",
+        data={"files": str(numbered(folder / "a.jsonl")), "test_files": str(numbered(folder / "b.jsonl", 23, 1))},
+        task={"name": "sequence_regression"},
+        tokenizer=CHARACTERS,
+        training=training,
+        evaluation={"every_steps": 20, "best_metric": "pearson"},
+    )
 
 
 def test_numbers_are_learned_and_measured_by_their_correlations(tmp_path, command, capsys):

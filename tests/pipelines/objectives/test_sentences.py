@@ -9,8 +9,10 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.losses import Cosine, InBatchNegatives
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from task_data import CHARACTERS, pairs, task_recipe, write_lines
+from task_data import CHARACTERS, task_recipe, write_lines
 from torch.nn import functional
+
+KIND = "sentence_similarity"
 
 
 def batch_of(labels, dtype=torch.float64, tokens=4):
@@ -33,27 +35,19 @@ def test_losses_of_pairs_are_those_defined(pooling, in_float64):
     cosine = Cosine(pooling)
     expected = functional.mse_loss(functional.cosine_similarity(first, second)[:3], batch["labels"][:3])
     torch.testing.assert_close(cosine.total(outputs, batch) / cosine.weight(batch), expected)
-    ranking = InBatchNegatives(pooling, scale=20.0, positive_from=0.5)
-    scores = functional.cosine_similarity(first[1:3, None], second[None, 1:3], dim=-1) * 20
-    expected = functional.cross_entropy(scores, torch.arange(2))
+    ranking = InBatchNegatives(pooling, scale=20.0)
+    scores = functional.cosine_similarity(first[:3, None], second[None, :3], dim=-1) * 20
+    expected = functional.cross_entropy(scores, torch.arange(3))
     torch.testing.assert_close(ranking.total(outputs, batch) / ranking.weight(batch), expected)
 
 
 def test_a_batch_without_a_label_adds_nothing():
-    for loss in (Cosine("mean"), InBatchNegatives("mean", 20.0, 0.5)):
+    for loss in (Cosine("mean"), InBatchNegatives("mean", 20.0)):
         outputs, batch = batch_of([-100.0])
         states = outputs["last_hidden_state"].requires_grad_()
         total = loss.total(outputs, batch)
         total.backward()
         assert total == 0 == loss.weight(batch) and states.grad.eq(0).all()
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def run(*overrides, **sections):
-        return prepare_data(load_recipe(str(task_recipe(tmp_path, "sentence_similarity", **sections)), overrides))
-
-    return run
 
 
 def test_every_text_is_read_by_itself_and_labels_become_cosines(tmp_path, prepare, capsys):
@@ -74,34 +68,23 @@ def test_every_text_is_read_by_itself_and_labels_become_cosines(tmp_path, prepar
     assert rows[5]["text"][:30] in shown and rows[5]["other"][:30] in shown and "cosine 1" in shown
 
 
-def test_in_batch_negatives_train_positive_pairs_alone_and_need_no_labels(tmp_path, prepare):
-    data = prepare("task.loss=in_batch_negatives", "task.positive_from=0.8")
-    train = data.rows["train"]
-    assert {round(float(train[i]["labels"]), 1) for i in range(len(train))} == {0.8, 1.0}
-    assert len(train.row_lengths) == len(train) and "are trained" in train.notes[0]
-    assert {round(float(row["labels"]), 1) for row in data.rows["test"]} > {0.0, 1.0}
+def test_in_batch_negatives_need_no_labels(tmp_path, prepare):
     path = write_lines(tmp_path / "equal.jsonl", [{"text": f"a {i}", "other": f"b {i}"} for i in range(30)])
     given = [f"data.files={path}", "data.test_files=null", "task.label_field=null", "task.loss=in_batch_negatives"]
     data = prepare(*given, tokenizer=CHARACTERS)
     assert all(row["labels"] == 1 for row in data.rows["train"]) and data.objective.scorer() is None
-    with pytest.raises(UserError, match=r"task.positive_from=0.9: .* fewer than two pairs"):
-        pairs(path, 4)
-        named = [f"data.files={path}", "task.loss=in_batch_negatives", "task.positive_from=0.9"]
-        prepare(*named, tokenizer=CHARACTERS)
 
 
 REFUSED = {
     "task.text_pair_field=null": "task.text_pair_field is not set",
     "task.label_range=[1, 1]": "task.label_range=[1, 1] must be two different numbers",
-    "task.label_field=null": "goes with task.loss=in_batch_negatives alone",
-    "task.pooling=last": "task.pooling",
+    "task.label_field=null": "task.label_field=null does not go with task.loss=cosine",
+    "task.loss=in_batch_negatives": "task.label_field='label' does not go with task.loss=in_batch_negatives",
     "training.label_smoothing_factor=0.1": "has no effect on numbers",
     "task.scale=10": "task.scale=10.0 has no effect with task.loss=cosine; it belongs to task.loss=in_batch_negatives",
-    "task.positive_from=0.5": "task.positive_from=0.5 has no effect with task.loss=cosine",
     "task.label_field=null task.loss=in_batch_negatives evaluation.metrics=[spearman]": (
         "evaluation.metrics=['spearman'] has no effect with task.label_field=null, as metrics compare with labels"
     ),
-    "evaluation.metrics=[accuracy]": "compares classes and is not for task.name=",
 }
 
 
@@ -120,10 +103,8 @@ def test_settings_that_mean_nothing_are_refused(override, tmp_path):
         ({"text": "a", "other": " ", "label": 1}, "task.text_pair_field='other': .*line 2 holds an empty text"),
     ],
 )
-def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, tmp_path, prepare):
-    path = write_lines(tmp_path / "bad.jsonl", [{"text": "a", "other": "b", "label": 3}, row])
-    with pytest.raises(UserError, match=says):
-        prepare(f"data.files={path}", "data.test_files=null", "data.validation_fraction=0", tokenizer=CHARACTERS)
+def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, refused):
+    refused([{"text": "a", "other": "b", "label": 3}, row], {}, says)
 
 
 @pytest.mark.slow

@@ -107,8 +107,6 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     found = [saved_weights(checkpoint) for checkpoint in list_checkpoints(run)[:2]]
     mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
     torch.testing.assert_close(saved_weights(run), mean, atol=1e-6, rtol=0)
-    rates = [line["learning_rate"] for line in lines_of(run) if "loss" in line]
-    assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
 
 
 @pytest.mark.parametrize(

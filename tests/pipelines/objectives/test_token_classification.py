@@ -6,13 +6,12 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
-from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
-from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
 from hypothesis import strategies as st
-from task_data import CHARACTERS, tagged, task_recipe, write_lines
+from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
 
+KIND = "token_classification"
 TOKENIZERS = {
     "byte_bpe": {"type": "byte_bpe", "vocab_size": 300},
     "wordpiece": {"type": "wordpiece", "vocab_size": 60},
@@ -21,26 +20,6 @@ TOKENIZERS = {
 }
 # Letters of the training text, signs and letters of several bytes; of a format sign alone WordPiece leaves nothing.
 WORDS = st.lists(st.text(st.sampled_from("abeot.,-'éß日\u200b"), min_size=1, max_size=6), min_size=1, max_size=12)
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def run(*overrides, **sections):
-        return prepare_data(load_recipe(str(task_recipe(tmp_path, "token_classification", **sections)), overrides))
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def objectives(tmp_path_factory):
-    """The task with each kind of tokenizer."""
-    folder = tmp_path_factory.mktemp("tags")
-    found = {}  # with the recipes, which nothing else holds
-    for kind, section in TOKENIZERS.items():
-        data = {"cache_dir": str(folder / "cache")}
-        recipe = load_recipe(str(task_recipe(folder, "token_classification", tokenizer=section, data=data)))
-        found[kind] = recipe, prepare_data(recipe).objective
-    return {kind: objective for kind, (_, objective) in found.items()}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -74,27 +53,21 @@ def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectiv
     assert all(label == -100 for label, word in zip(labels, of_tokens) if word is None)
 
 
-entities = st.lists(st.tuples(st.sampled_from(["", "PER", "LOC"]), st.integers(1, 3)), min_size=1, max_size=6)
-
-
 def test_broken_sequences_are_counted_and_trained_on(prepare, tmp_path):
     rows = [{"tokens": ["anna", "in", "rom"], "tags": ["I-PER", "O", tag]} for tag in ["B-LOC", "I-LOC"] * 20]
-    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.0}
-    rest = {"tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
-    prepared = prepare(data=data, **rest)
+    prepared = prepare(**on_rows(tmp_path, rows))
     assert prepared.rows["train"].facts["broken_tags"] == 60
     assert "60 tags out of order for bio; where I- begins entities, set task.scheme=iob1" in (
         prepared.objective.describe(prepared.rows["train"])
     )
-    assert prepare(data=data, task={"scheme": "iob1"}, **rest).rows["train"].facts["broken_tags"] == 0
+    assert prepare(**on_rows(tmp_path, rows, scheme="iob1")).rows["train"].facts["broken_tags"] == 0
 
 
 def test_empty_sentences_are_skipped_and_counted(prepare, tmp_path):
     path = tagged(tmp_path / "rows.jsonl", 20)
     with path.open("a") as file:
         file.write('{"tokens": [], "tags": []}\n{"tokens": [" "], "tags": ["O"]}\n')
-    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
-    prepared = prepare(data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None})
+    prepared = prepare(**on_rows(tmp_path, path))
     assert len(prepared.rows["train"]) == 20
     assert "2 sentences without a word skipped" in prepared.objective.describe(prepared.rows["train"])
 
@@ -107,22 +80,16 @@ MISTAKES = {
     "no-tags": ([{"tokens": ["a"], "tags": None}], {}, r"tags_field='tags': .*line 1 holds null, not a list of tags"),
     "no-tag": ([*GOOD, {"tokens": ["a"], "tags": [0.5]}], {}, r"line 9, tag 1 holds 0.5, which is no class"),
     "scheme": (GOOD, {"scheme": "bioes", "label_names": ["O", "B-PER", "X"]}, "scheme=bioes: 'X' is no tag of it"),
-    "column": (GOOD, {"tags_field": "tag"}, r"task.tags_field='tag': no such column in .*; did you mean tags"),
     "numbers": ([{"tokens": ["a", "b"], "tags": [0, 1]}] * 4, {}, r"'entity_f1' counts entities, but the tags LABEL_0"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_tagged_words_is_one_sentence_before_training(name, prepare, tmp_path):
-    rows, task, says = MISTAKES[name]
-    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.0}
+def test_a_mistake_in_tagged_words_is_one_sentence_before_training(name, refused):
     metric = "entity_f1" if name == "numbers" else "tag_accuracy"
     if METRICS[metric].missing() is not None:
         pytest.skip("the extra `metrics` is not installed")
-    evaluation = {"every_steps": None, "metrics": [metric]}
-    with pytest.raises(UserError, match=says) as error:
-        prepare(data=data, task=task, tokenizer=CHARACTERS, evaluation=evaluation)
-    assert "\n" not in str(error.value)
+    refused(*MISTAKES[name], evaluation={"every_steps": None, "metrics": [metric]})
 
 
 def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, tmp_path):
@@ -141,14 +108,14 @@ def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, t
         folder = tmp_path / f"data-{len(fields)}"
         datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "train.parquet")
         for source in ({"dataset": str(folder), "files": None}, {"files": str(folder / "train.parquet")}):
-            data = source | {"test_files": None, "validation_fraction": 0.0}
-            rest = {"task": fields, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
-            prepared = prepare(data=data, **rest)
+            sections = on_rows(tmp_path, [], **fields)
+            sections["data"] |= source
+            prepared = prepare(**sections)
             assert list(prepared.objective.config_fields()["id2label"].values()) == names
             labels = prepared.rows["train"][0]["labels"]
             assert labels[labels >= 0].tolist() == [0, 0, 1, 2, 2]  # with the spaces
     with pytest.raises(UserError, match=r"task.tags_field='doc.tag': no such column in .*; did you mean doc.tags\?"):
-        prepare(data=data, **(rest | {"task": fields | {"tags_field": "doc.tag"}}))
+        prepare("task.tags_field=doc.tag", **sections)
 
 
 @pytest.mark.skipif(METRICS["entity_f1"].missing() is not None, reason="the extra `metrics` is not installed")
@@ -322,16 +289,16 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
     features = datasets.Features(features | {"tags": datasets.Sequence(datasets.ClassLabel(names=names))})
     row = {"tokens": ["anna", "by", "anna", "de", "rom"], "tags": [1, 0, 2, 3, 4]}
     datasets.Dataset.from_list([row] * 20, features=features).to_parquet(tmp_path / "data" / "train.parquet")
-    data = {"dataset": str(tmp_path / "data"), "files": None, "test_files": None, "validation_fraction": 0.0}
-    rest = {"data": data, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    sections = on_rows(tmp_path, [])
+    sections["data"] |= {"dataset": str(tmp_path / "data"), "files": None}
     for task in ({}, {"label_names": names}, {"label_names": names, "class_weights": [1, 2, 3]}):
-        objective = (prepared := prepare(task=task, **rest)).objective
+        objective = (prepared := prepare(**sections | {"task": task})).objective
         assert list(objective.config_fields()["id2label"].values()) == ["O", "B-PER", "I-PER"]
         assert objective.config_fields()["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
         found = dict(prepared.rows["train"].facts["tags"])
         assert found["B-PER"] == 40 and prepared.rows["train"].facts["broken_tags"] == 0
     with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
-        prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
+        prepare("task.class_weights=[1, 1, 1, 1, 1]", **sections)
 
 
 def test_decoders_tag_words_at_their_last_token(tmp_path, command, capsys):

@@ -2,14 +2,13 @@
 
 import json
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.objectives.masked import MaskedCollator
-from anyformer.pipelines.objectives.masking import TokenHider
+from anyformer.pipelines.objectives.masking import MaskingSettings, TokenHider
 from anyformer.pipelines.tokenizers.word_marks import WordMarks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,25 +56,6 @@ def test_words_begin_where_the_tokenizers_own_pre_tokenizer_divides(tokenizers, 
         )
 
 
-@pytest.mark.parametrize(
-    ("entries", "starts"),
-    [
-        ("play ing Ġballs . Ċ The", [1, 0, 1, 1, 1, 1]),  # byte-level
-        ("caf Ã © Ġâ Ģ ľ", [1, 0, 0, 1, 0, 0]),  # characters in pieces
-        ("Ġ word Ġ Ġword", [1, 0, 1, 1]),  # a space alone goes with its word
-    ],
-)
-def test_marks_of_byte_level_vocabularies(entries, starts):
-    from tokenizers import Tokenizer, decoders, models
-
-    entries = entries.split()
-    backend = Tokenizer(models.BPE(vocab={entry: i for i, entry in enumerate(dict.fromkeys(entries))}, merges=[]))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = SimpleNamespace(backend_tokenizer=backend, all_special_ids=[], get_vocab=lambda: backend.get_vocab())
-    ids = np.array([backend.token_to_id(entry) for entry in entries])
-    assert WordMarks(tokenizer).word_starts(ids).tolist() == [bool(start) for start in starts]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_entry_with_a_space_before_it_is_the_same_text(tokenizers, kind):
     tokenizer = tokenizers[kind]
@@ -102,7 +82,7 @@ def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, text, length, pro
     tokenizer = tokenizers[kind]
     row = row_of(tokenizer, TEXTS[text], length=length)
     shares = SHARES | {"mask_probability": probability, "masking": "whole_word"}
-    collate = MaskedCollator(tokenizer, True, seed=seed, **shares)
+    collate = MaskedCollator(tokenizer, MaskingSettings(**shares), seed, packed=True)
     labels = collate([row])["labels"][0].numpy()
     predicted, ids = labels != IGNORE_INDEX, row["input_ids"].numpy()
     ordinary = ~np.isin(ids, tokenizer.all_special_ids)
@@ -121,7 +101,7 @@ def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, text, length, pro
 
 def test_no_word_crosses_into_another_document(tokenizers):
     tokenizer = tokenizers["byte_bpe"]
-    hider = TokenHider(tokenizer, masking="whole_word", **SHARES)
+    hider = TokenHider(tokenizer, MaskingSettings(masking="whole_word", **SHARES))
     ids, _ = encoded(tokenizer, " ".join(["unquestionably"] * 40))
     everything, begins = np.ones(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
     word = hider.whole_words(ids, everything, 1, np.random.default_rng(0), begins)
@@ -149,22 +129,3 @@ def test_a_masked_run_ends_with_its_prompts_filled_in(tiny_recipe, command, tmp_
     card = (tmp_path / "run" / "README.md").read_text()
     assert f"{first['prompt']}\n=> {first['text']}" in card and "text: The <|mask|> of a class" in card
     assert first["text"] in printed and "predictions for 'The <|mask|> of a class'" in printed
-
-
-def test_what_fills_a_mask_is_what_the_models_distribution_says(tiny_recipe, tmp_path):
-    from anyformer.pipelines.objectives.prepare import prepare_data
-    from anyformer.pipelines.recipes.compose import load_recipe
-
-    sections = {"model": {"family": "encoder"}, "objective": {"name": "masked"}}
-    data = prepare_data(load_recipe(str(tiny_recipe(**sections, evaluation={"metrics": ["perplexity"]}))))
-    tokenizer, logits = data.tokenizer, torch.zeros(len(data.tokenizer))
-    word = tokenizer("class", add_special_tokens=False)["input_ids"][0]
-    logits[word] = 10.0
-    model = type(
-        "Model",
-        (),
-        {"device": "cpu", "__call__": lambda self, input_ids, **_: {"logits": logits.expand(*input_ids.shape, -1)}},
-    )()
-    share = logits.softmax(-1)[word].item()
-    text = data.objective.fill(model, f"a {tokenizer.mask_token} b")
-    assert text.startswith(f"{tokenizer.decode([word]).strip()} {share:.1%}, ")
