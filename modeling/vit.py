@@ -141,11 +141,12 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
             kwargs: `distillation_labels`, the teacher's, for `distillation_head`; None: `labels`. The loss is the mean
-                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`; None: the
-                config's in training, none in evaluation. Not in the signature: see `takes_label_smoothing`.
+                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`, the share
+                of a label that is spread over all classes; 0 by default. Not in the signature: see
+                `takes_label_smoothing`.
         """
         distillation_labels = kwargs.pop("distillation_labels", None)
-        label_smoothing = kwargs.pop("label_smoothing", None)
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # of all tokens
         outputs = self.model(
             pixel_values,
@@ -173,8 +174,6 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         kind = ("regression" if self.num_labels == 1 else "single_label_classification") if kind is None else kind
         if kind != "single_label_classification":
             return sequence_classification_loss(logits, labels, kind, num_items_in_batch)
-        if label_smoothing is None:
-            label_smoothing = self.config.label_smoothing if self.training else 0.0
         return class_loss(logits, labels, num_items_in_batch, label_smoothing)
 
 

@@ -222,7 +222,7 @@ DECODERS = {
         "linear_allow_neg_eigval": True,
     },
     "compressive": COMPRESSIVE,
-    "compressive-plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
+    "compressive-alibi": COMPRESSIVE | {"position_encoding": "alibi"},
     "compressive-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
     "compressive-full": {"attention_pattern": ["compressive_attention", "full_attention"], "segment_length": 5},
     "compressive-sliding-relative": {
