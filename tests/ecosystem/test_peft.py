@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from family_variants import TINY_FIELDS, ZOO, a_share, config_class, labelled_batch
+from family_variants import ZOO, a_share, labelled_batch, tiny
 from training_steps import fit
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
@@ -17,12 +17,6 @@ TOLERANCE = 1e-5  # fp32: merged weights add up in another order
 def batch(tokenizer, texts):
     tokens = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
     return {**tokens, "labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)}
-
-
-def tiny_base_model(family):
-    import transformers
-
-    return transformers.AutoModel.from_config(config_class(family)(**TINY_FIELDS[family]))
 
 
 HEADS = {  # head: PEFT's task type, modules that stay whole
@@ -106,7 +100,7 @@ METHODS = {
 @pytest.mark.parametrize("family", ["decoder", "moe", "encoder", "seq2seq", "vit"])
 def test_peft_knows_what_to_adapt_where_nobody_says(family, method):
     config, names = METHODS[method]
-    base = tiny_base_model(family)
+    base = AutoModel.from_config(tiny(family))
     before = {name for name, _ in base.named_modules()}
     names = {name for name in names if any(module.endswith(f".{name}") or module == name for module in before)}
     model = peft.get_peft_model(base, config())

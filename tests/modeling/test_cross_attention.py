@@ -3,7 +3,7 @@
 import pytest
 import torch
 from anyformer.pipelines.interop.conversion import from_native, to_native
-from family_variants import exactness, positions_of
+from family_variants import WINDOWS, exactness, positions_of
 from local_hub import run_without_anyformer
 from native_models import assert_same_weights, native_model
 from transformers import AutoModelForCausalLM, EncoderDecoderCache
@@ -14,11 +14,7 @@ EXACT = 1e-9  # float64, same maths in another order of operations
 PARTS = {
     "rotary": {},
     "alibi-sandwich": {"position_encoding": "alibi", "norm_position": "both", "attention_gate": "head"},
-    "sliding-post": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 3,
-        "norm_position": "post",
-    },
+    "sliding-post": WINDOWS | {"norm_position": "post"},
     "delta-compressive": {
         "attention_pattern": ["gated_delta_attention", "compressive_attention"],
         "segment_length": 4,
