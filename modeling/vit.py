@@ -162,12 +162,8 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
             targets = [labels, labels if distillation_labels is None else distillation_labels]
             losses = [self.loss_of(*pair, label_smoothing, num_items_in_batch) for pair in zip(by_head, targets)]
             loss = sum(losses) / len(losses)
-        return ImageClassifierOutput(
-            loss=loss,
-            logits=sum(by_head) / len(by_head) if len(by_head) > 1 else by_head[0],
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        logits = sum(by_head) / len(by_head) if len(by_head) > 1 else by_head[0]
+        return self.head_output(ImageClassifierOutput, outputs, loss, labels, logits=logits)
 
     def loss_of(self, logits, labels, label_smoothing, num_items_in_batch):
         kind = self.config.problem_type
@@ -215,9 +211,6 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         if bool_masked_pos is not None:
             masked_BN = bool_masked_pos.flatten(1).bool()
             loss = masked_pixel_loss(pixel_values, reconstruction, masked_BN, size, num_items_in_batch)
-        return MaskedImageModelingOutput(
-            loss=loss,
-            reconstruction=reconstruction,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return self.head_output(
+            MaskedImageModelingOutput, outputs, loss, bool_masked_pos, reconstruction=reconstruction
         )

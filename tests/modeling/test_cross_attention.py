@@ -4,7 +4,6 @@ import pytest
 import torch
 from anyformer.pipelines.interop.conversion import from_native, to_native
 from family_variants import WINDOWS, exactness, positions_of
-from local_hub import run_without_anyformer
 from native_models import assert_same_weights, native_model
 from transformers import AutoModelForCausalLM, EncoderDecoderCache
 
@@ -152,19 +151,3 @@ def test_a_mixture_attends_to_an_encoder_too(tiny_moe_config):
     inputs = read(2, 8, 5)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.slow
-def test_its_folder_loads_without_the_package(decoder, tmp_path):
-    decoder.save_pretrained(tmp_path / "saved")
-    inputs = read(2, 8, 5)
-    torch.save(inputs | {"expected": decoder(**inputs).logits}, tmp_path / "batch.pt")
-    script = """
-import torch
-from transformers import AutoModelForCausalLM
-batch = torch.load("batch.pt")
-expected = batch.pop("expected")
-model = AutoModelForCausalLM.from_pretrained("saved", dtype=torch.float64, trust_remote_code=True).eval()
-report((model(**batch).logits - expected).abs().max().item())
-"""
-    assert run_without_anyformer(script, cwd=tmp_path) <= EXACT
