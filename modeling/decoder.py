@@ -67,14 +67,6 @@ class CausalModel(TransformerStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
-        arguments = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache
-        x_BTD, past_key_values, routed = self.hidden_states(*arguments, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
-
-    def hidden_states(
-        self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
-    ) -> tuple:
-        """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         past_key_values = given_cache(past_key_values, kwargs)
         paged = "cache" in kwargs  # of transformers' continuous batching
@@ -92,7 +84,7 @@ class CausalModel(TransformerStack):
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
         x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
-        return x_BTD, past_key_values, routed
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
 
 class CausalLanguageModel:

@@ -211,6 +211,4 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         if bool_masked_pos is not None:
             masked_BN = bool_masked_pos.flatten(1).bool()
             loss = masked_pixel_loss(pixel_values, reconstruction, masked_BN, size, num_items_in_batch)
-        return self.head_output(
-            MaskedImageModelingOutput, outputs, loss, bool_masked_pos, reconstruction=reconstruction
-        )
+        return self.head_output(MaskedImageModelingOutput, outputs, loss, None, reconstruction=reconstruction)
