@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import yaml
+from task_data import TRAINING
 
 SIZE = 8
 NAMES = ["left", "right"]
@@ -71,15 +72,7 @@ def image_recipe(folder: Path, name="recipe", channels=1, **sections) -> Path:
             "test_files": str(pictures(folder / "test.parquet", 11, seed=1, channels=channels)),
         },
         "task": {"name": "image_classification"},
-        "training": {
-            "output_dir": str(folder / "run"),
-            "max_steps": 20,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 5e-3,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_steps": 6,
-        },
+        "training": TRAINING | {"output_dir": str(folder / "run")},
         "evaluation": {"every_steps": 5},
     }
     for section, values in sections.items():

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+TRAINING = {"max_steps": 20, "per_device_train_batch_size": 8, "learning_rate": 5e-3, "bf16": False}
+TRAINING |= {"logging_steps": 1, "save_steps": 6}
 GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "poor", "dull"]
 CHARACTERS = {"type": "char", "vocab_size": None}  # a tokenizer section for texts too short to learn merges from
 NEUTRAL = ["the", "film", "was", "and", "story", "with", "actors", "in", "a", "very", "long", "scene", "about", "two"]
@@ -217,15 +219,7 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
             "test_files": str(write(folder / f"{kind}-test.jsonl", 11, seed=1)),
         },
         "task": {"name": kind, **settings},
-        "training": {
-            "output_dir": str(folder / "run"),
-            "max_steps": 20,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 5e-3,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_steps": 6,
-        },
+        "training": TRAINING | {"output_dir": str(folder / "run")},
         "evaluation": {"every_steps": 5, "bootstrap": 20},
     }
     if family == "decoder":  # it writes answers at the end, token by token
