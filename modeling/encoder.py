@@ -152,17 +152,13 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
 
     def build_masks(self, x_BTE, batch) -> tuple:
-        if not self.config.has_global_tokens:
-            return super().build_masks(x_BTE, batch)
-        context = global_attention_context(self.config, x_BTE, batch.seen_by_all, batch.attention_mask, batch.documents)
         masks, seen = super().build_masks(x_BTE, batch)
-        return masks, seen | {"global_context": context}
-
-    def extra_layer_kwargs(self, x_BTD, batch) -> dict:
-        extra = {}
+        rows = batch.attention_mask, batch.documents
+        if self.config.has_global_tokens:
+            seen["global_context"] = global_attention_context(self.config, x_BTE, batch.seen_by_all, *rows)
         if self.conv is not None:
-            extra["conv_context"] = (batch.attention_mask, batch.documents)
-        return extra
+            seen["conv_context"] = rows
+        return masks, seen
 
     def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
         # The convolution would mix rows that are laid end to end.

@@ -188,7 +188,10 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
-        encoder_outputs = self.encoded(encoder_outputs, attention_mask=attention_mask, **sources, **kwargs)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(attention_mask=attention_mask, **sources, **kwargs)
+        elif not isinstance(encoder_outputs, ModelOutput):  # a tuple
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
         outputs = self.decoder(
             inputs_embeds=embeddings_of(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
             attention_mask=decoder_attention_mask,
@@ -212,12 +215,6 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
             **merged(encoder_outputs, outputs),
         )
-
-    def encoded(self, given, **inputs) -> ModelOutput:
-        """The encoder's outputs: those that are given, also as a tuple; None: of these inputs."""
-        if given is None:
-            return self.encoder(**inputs)
-        return given if isinstance(given, ModelOutput) else BaseModelOutput(*given)
 
 
 class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedModel, GenerationMixin):

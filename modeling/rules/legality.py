@@ -24,6 +24,7 @@ from .bounds import bound_faults
 from .parts import (
     block_faults,
     expert_faults,
+    one_of,
     part_faults,
     position_place_faults,
     rope_layer_faults,
@@ -79,27 +80,19 @@ def _divisors(number: int, near: int) -> str:
     return f"{', '.join(map(str, found[:-1]))} and {found[-1]} do" if len(found) > 1 else f"{found[0]} does"
 
 
-# ------------------------------------------------------------------------------------- single fields; None: not set
-
-
-def _one_of(c, name: str, values):
-    if getattr(c, name, next(iter(values))) not in values:
-        yield f"{name}={getattr(c, name)!r} is not known; known: {', '.join(values)}"
-
-
 # ----------------------------------------------------------------------------------------------------- all families
 
 
 def _residual_faults(c):
-    yield from _one_of(c, "position_encoding", POSITION_SCHEMES)
-    yield from _one_of(c, "norm_type", NORM_TYPES)
+    yield from one_of(c, "position_encoding", POSITION_SCHEMES)
+    yield from one_of(c, "norm_type", NORM_TYPES)
     yield from block_faults(c)
     if getattr(c, "add_cross_attention", False) and c.block != "sequential":
         yield (
             f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
             f"feed-forward; 'sequential' does"
         )
-    yield from _one_of(c, "mlp_type", MLP_TYPES)
+    yield from one_of(c, "mlp_type", MLP_TYPES)
     if c.qk_norm_width and not c.qk_norm:
         yield "qk_norm_width=True says what qk_norm=True norms; set both, or neither"
     if c.fan_in_init and c.initializer_range != INITIALIZER_RANGE:
@@ -177,7 +170,7 @@ def _decoder_faults(c):
 
 
 def _encoder_faults(c):
-    yield from _one_of(c, "pooler_type", POOLER_TYPES)
+    yield from one_of(c, "pooler_type", POOLER_TYPES)
     yield from _group_faults(c)
     if c.skip_first_norm and not (c.norm_position == "pre" and c.block == "sequential" and c.embedding_norm):
         yield (
@@ -242,7 +235,7 @@ def _deberta_faults(c):
 
 
 def _vit_faults(c):
-    yield from _one_of(c, "pooler_type", POOLER_TYPES)
+    yield from one_of(c, "pooler_type", POOLER_TYPES)
     sides = image_sides(c)
     if len(sides) != 2:
         yield f"image_size={c.image_size} is no number of pixels; give one number, or height and width"

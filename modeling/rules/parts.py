@@ -22,14 +22,19 @@ MLP_KINDS = ("dense", "sparse")
 ROUTER_SCORINGS = ("softmax", "sigmoid")
 
 
+def one_of(c, name: str, values):
+    """A sentence if a field has another value; a config without the field has the first of them."""
+    if getattr(c, name, next(iter(values))) not in values:
+        yield f"{name}={getattr(c, name)!r} is not known; known: {', '.join(values)}"
+
+
 # ------------------------------------------------------------------------------------------------------- residual form
 
 
 def block_faults(c):
     """One sentence for each setting of the residual form that no block has."""
     yield from _norm_positions(c)
-    if c.block not in BLOCKS:
-        yield f"block={c.block!r} is not known; known: {', '.join(BLOCKS)}"
+    yield from one_of(c, "block", BLOCKS)
     if c.block == "parallel" and c.norm_position != "pre":
         yield (
             f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
@@ -125,8 +130,7 @@ def rotary_faults(c):
 def position_place_faults(c):
     """Faults of `position_at`, one sentence each."""
     place, width = c.position_at, getattr(c, "embedding_size", None)
-    if place not in POSITION_PLACES:
-        yield f"position_at={place!r} is not known; known: {', '.join(POSITION_PLACES)}"
+    yield from one_of(c, "position_at", POSITION_PLACES)
     if place == "embeddings":
         return
     if scheme_of(c).acts_on != "embeddings":
@@ -280,8 +284,7 @@ def _sparse_layer_faults(c):
 def _router_faults(c):
     if c.num_experts_per_tok > c.num_experts:
         yield f"num_experts_per_tok={c.num_experts_per_tok} is more than num_experts={c.num_experts}"
-    if c.router_scoring not in ROUTER_SCORINGS:
-        yield f"router_scoring={c.router_scoring!r} is not known; known: {', '.join(ROUTER_SCORINGS)}"
+    yield from one_of(c, "router_scoring", ROUTER_SCORINGS)
     if c.norm_topk_prob and c.num_experts_per_tok == 1 < c.num_experts:
         yield (
             "norm_topk_prob=True makes the weight of num_experts_per_tok=1 always 1, so that the router learns nothing "
