@@ -137,7 +137,8 @@ def test_an_adapted_head_trains_with_the_loss_of_its_own_logits(speaking_config,
 
 @pytest.mark.parametrize("own", [{"expert_capacity": 3}, {"router_bias_update_rate": 0.01}], ids=["capacity", "bias"])
 def test_lora_on_a_router_trains_and_merges(tiny_moe_config, tokenizer, own):
-    base = anyformer.AnyformerMoeForCausalLM(tiny_moe_config(vocab_size=len(tokenizer), **own)).double()
+    config = tiny_moe_config(vocab_size=len(tokenizer), mlp_pattern=["dense", "sparse"], **own)
+    base = anyformer.AnyformerMoeForCausalLM(config).double()
     rows = batch_of(tokenizer, ["a sentence to learn", "and one more"])
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], target_parameters=["gate.weight"], task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, config)
