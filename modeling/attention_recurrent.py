@@ -154,15 +154,14 @@ class CompressiveAttention(RecurrentAttention):
     """A segment, and a matrix of fixed size that holds all segments before it (Munkhdalai et al. 2024, section 2).
 
     The memory is that of linear attention, without positions, read segment by segment (eq. 3) and written with the
-    difference to the keys' old values (`memory_update="delta"`, eq. 5) or plainly ("linear", eq. 4). A learned gate for
-    each head mixes its output with the attention to the segment (eq. 6). Gradients flow through it.
+    difference to the keys' old values (eq. 5). A learned gate for each head mixes its output with the attention to the
+    segment (eq. 6). Gradients flow through it.
     """
 
     instead_of_weights = "shares within the segment; what came before is one matrix, which a gate of each head mixes in"
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.is_delta = config.memory_update == "delta"
         self.gate = nn.Parameter(torch.zeros(config.num_attention_heads))  # 0: half and half
 
     def init_own_weights(self, std: float, residual_std: float) -> None:
@@ -174,14 +173,14 @@ class CompressiveAttention(RecurrentAttention):
             # The last cached token decides whether the new ones continue its document and segment.
             near = None if positions is None else positions[..., self.window - 1 :]
             memory = past.get("previous_segments"), past.get("all_segments")
-            sums, memory = memory_sums(q, k, v, near, self.segment_length, memory, self.is_delta)
+            sums, memory = memory_sums(q, k, v, near, self.segment_length, memory)
             read_BTHK = normalised(sums).transpose(1, 2)
             gate = self.gate.float().sigmoid()[:, None]
             mixed = gate * read_BTHK + (1 - gate) * out_BTHK.float()
         return mixed.to(out_BTHK.dtype), dict(zip(("previous_segments", "all_segments"), memory))
 
 
-def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory, is_delta: bool) -> tuple:
+def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory) -> tuple:
     """Sums (B, H, T, V) that each query reads of the segments before its own, and the memory after the last token.
 
     Block by block, at most a segment long, so that a document's tokens in a block are of two segments at most. A
@@ -210,13 +209,10 @@ def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory, 
             k = k * block.is_real[:, None, :, None]
 
         known = previous_segments, all_segments
-        if is_delta:
-            written = None  # first the tokens of the old segment, which others in the block may read
-            for _ in range(1 if block is None else 2):
-                old = read_memory(k[:, :, None], known, block, k, written)
-                written = with_ones(v - normalised(old)[:, :, 0])
-        else:
-            written = with_ones(v)
+        written = None  # first the tokens of the old segment, which others in the block may read
+        for _ in range(1 if block is None else 2):
+            old = read_memory(k[:, :, None], known, block, k, written)
+            written = with_ones(v - normalised(old)[:, :, 0])
         sums.append(read_memory(q, known, block, k, written))
         if block is None:
             previous_segments, all_segments = all_segments, all_segments + k.transpose(-1, -2) @ written

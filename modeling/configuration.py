@@ -251,7 +251,6 @@ class CausalConfig(TokenConfig):
     mask_token_id: int | None = None  # token in place of a hidden one, in a decoder that fills masks, too
     segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
     memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
-    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
     linear_num_key_heads: int | None = None  # delta nets: heads of queries and keys; null: num_attention_heads
     linear_num_value_heads: int | None = None  # delta nets: heads of values; null: linear_num_key_heads
     linear_key_head_dim: int | None = None  # delta nets: channels of a query or key; null: head_dim

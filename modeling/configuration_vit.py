@@ -21,9 +21,9 @@ class AnyformerViTConfig(TransformerConfig):
     rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
     learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
 
-    `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
-    pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
-    `hidden_size`) with `pooler_act` if `add_pooling_layer`; the classifier reads what is before it.
+    Masked image modelling predicts patches of `encoder_stride` pixels (None: `patch_size`). The base model pools
+    through a dense layer of `pooler_output_size` (None: `hidden_size`) with `pooler_act` if `add_pooling_layer`; the
+    classifier reads what is before it.
     """
 
     model_type = "anyformer_vit"
@@ -48,7 +48,6 @@ class AnyformerViTConfig(TransformerConfig):
     pooler_output_size: int | None = None  # channels of the pooler; null: hidden_size
     add_pooling_layer: bool = True  # the model without a head has the pooler
     encoder_stride: int | None = None  # pixels of a side that masked image modelling predicts at once; null: patch_size
-    label_smoothing: int | float = 0.0  # share of a label spread over all classes (Szegedy et al. 2016)
 
     def derive(self):
         if self.encoder_stride is None:

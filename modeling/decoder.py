@@ -29,7 +29,7 @@ from .lm_head import (
     without_logits,
 )
 from .stack import TransformerStack, embeddings_of
-from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
+from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, Head
 from .traits import implementation
 
 BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
@@ -67,14 +67,6 @@ class CausalModel(TransformerStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
-        arguments = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache
-        x_BTD, past_key_values, routed = self.hidden_states(*arguments, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
-
-    def hidden_states(
-        self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
-    ) -> tuple:
-        """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         past_key_values = given_cache(past_key_values, kwargs)
         paged = "cache" in kwargs  # of transformers' continuous batching
@@ -92,7 +84,7 @@ class CausalModel(TransformerStack):
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
         x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
-        return x_BTD, past_key_values, routed
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
 
 class CausalLanguageModel:
@@ -182,23 +174,18 @@ class CausalLanguageModel:
 CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 
-class CausalForMaskedLM(CausalLanguageModel):
+class CausalForMaskedLM(Head, CausalLanguageModel):
     """Masks filled in by a decoder trained for it (Charpentier and Samuel 2024): all tokens see each other, and the one
     before a mask predicts what it hides. The first token of a text is never predicted."""
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, labels: torch.LongTensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> CausalLMOutputWithCrossAttentions:
         """labels: (B, T), the token that belongs at each position; -100 is not counted -> logits there, and loss."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        given = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         kwargs |= {"prefix_mask": given.new_ones(given.shape[:2]), "use_cache": False, "return_dict": True}
-        outputs = super().forward(input_ids, attention_mask, inputs_embeds=inputs_embeds, labels=labels, **kwargs)
+        outputs = super().forward(labels=labels, **kwargs)
         if outputs.get("logits") is not None:
             outputs.logits = nn.functional.pad(outputs.logits[:, :-1], (0, 0, 1, 0))
         return outputs

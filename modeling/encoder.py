@@ -34,8 +34,14 @@ from .lm_head import (
 from .masked_head import HeadTransform, Pooler, masked_language_model_loss
 from .positions_absolute import LearnedPositions
 from .stack import embeddings_of, run_layer
-from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
-from .task_heads_encoder import EncoderHead, ForMultipleChoice, first_token, for_encoder, pool_tokens
+from .task_heads import (
+    ForQuestionAnswering,
+    ForSequenceClassification,
+    ForTokenClassification,
+    Head,
+    classifier_dropout,
+)
+from .task_heads_encoder import EncoderHead, ForMultipleChoice, first_token, pool_tokens
 from .task_losses import token_classification_loss
 from .unpadding import PaddedTextStack
 
@@ -105,6 +111,7 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         global_attention_mask: torch.Tensor | None = None,
+        *,
         decode_masks: bool = False,
         kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -145,17 +152,13 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
 
     def build_masks(self, x_BTE, batch) -> tuple:
-        if not self.config.has_global_tokens:
-            return super().build_masks(x_BTE, batch)
-        context = global_attention_context(self.config, x_BTE, batch.seen_by_all, batch.attention_mask, batch.documents)
         masks, seen = super().build_masks(x_BTE, batch)
-        return masks, seen | {"global_context": context}
-
-    def extra_layer_kwargs(self, x_BTD, batch) -> dict:
-        extra = {}
+        rows = batch.attention_mask, batch.documents
+        if self.config.has_global_tokens:
+            seen["global_context"] = global_attention_context(self.config, x_BTE, batch.seen_by_all, *rows)
         if self.conv is not None:
-            extra["conv_context"] = (batch.attention_mask, batch.documents)
-        return extra
+            seen["conv_context"] = rows
+        return masks, seen
 
     def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
         # The convolution would mix rows that are laid end to end.
@@ -184,7 +187,7 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         return queries_BTD
 
 
-class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
+class PredictsMaskedTokens(Head, AnyformerEncoderPreTrainedModel):
     """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
     reads_first_token = False  # whether the head has a part that reads the pooled output
@@ -234,6 +237,8 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
 class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
     """The encoder with a masked-language-model head (Devlin et al. 2019, section 3.1)."""
 
+    base_class = AnyformerEncoderModel
+
     def __init__(self, config: AnyformerEncoderConfig):
         super().__init__(config)
         self.build_masked_lm(config, add_pooling_layer=False)
@@ -242,13 +247,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         kept_tokens: torch.LongTensor | None = None,
@@ -267,17 +266,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         if kept_tokens is not None and self.last_mlp_is_for_heads:
             labelled = kept_tokens
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            global_attention_mask=global_attention_mask,
-            decode_masks=True,
-            kept_tokens=labelled,
-            **kwargs,
-        )
+        outputs = self.model(decode_masks=True, kept_tokens=labelled, **kwargs)
         hidden_states = outputs.last_hidden_state
         if kept_tokens is not None:
             hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
@@ -293,6 +282,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
     ALBERT's sentence order (Lan et al. 2020, section 3.1) has the same head and other labels.
     """
 
+    base_class = AnyformerEncoderModel
     reads_first_token = True
 
     def __init__(self, config: AnyformerEncoderConfig):
@@ -305,14 +295,8 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         next_sentence_label: torch.LongTensor | None = None,
-        global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -324,20 +308,10 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         whole batch, however it is cut.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            global_attention_mask=global_attention_mask,
-            decode_masks=True,
-            kept_tokens=labelled,
-            **kwargs,
-        )
+        outputs = self.model(decode_masks=True, kept_tokens=labelled, **kwargs)
         pooled = outputs.pooler_output
         if pooled is None:
-            pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
+            pooled = pool_tokens(outputs.last_hidden_state, kwargs.get("attention_mask"), self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
         how = (labels, num_items_in_batch, return_logits, labelled)
         masked_lm_loss, row_losses, logits = self.predict(outputs.last_hidden_state, *how)
@@ -368,17 +342,14 @@ class AnyformerEncoderForSequenceClassification(
 ):
     base_class = AnyformerEncoderModel
     pools = True
-    forward = for_encoder(ForSequenceClassification.forward)
 
 
 class AnyformerEncoderForTokenClassification(EncoderHead, ForTokenClassification, AnyformerEncoderPreTrainedModel):
     base_class = AnyformerEncoderModel
-    forward = for_encoder(ForTokenClassification.forward)
 
 
 class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, AnyformerEncoderPreTrainedModel):
     base_class = AnyformerEncoderModel
-    forward = for_encoder(ForQuestionAnswering.forward)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
         """The question: all tokens before the first separator, `sep_token_id` or else `eos_token_id`."""

@@ -32,7 +32,7 @@ from .lm_head import (
 )
 from .masked_head import Pooler
 from .stack import TransformerStack, check_one_is_given, embeddings_of
-from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .task_heads import Head, classification_loss, classifier_dropout, last_token_index
 from .traits import PLAIN
 from .unpadding import PaddedTextStack
 
@@ -170,6 +170,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
+        *,
         decoder_loss_mask: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
@@ -187,7 +188,10 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
-        encoder_outputs = self.encoded(encoder_outputs, attention_mask=attention_mask, **sources, **kwargs)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(attention_mask=attention_mask, **sources, **kwargs)
+        elif not isinstance(encoder_outputs, ModelOutput):  # a tuple
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
         outputs = self.decoder(
             inputs_embeds=embeddings_of(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
             attention_mask=decoder_attention_mask,
@@ -212,16 +216,11 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             **merged(encoder_outputs, outputs),
         )
 
-    def encoded(self, given, **inputs) -> ModelOutput:
-        """The encoder's outputs: those that are given, also as a tuple; None: of these inputs."""
-        if given is None:
-            return self.encoder(**inputs)
-        return given if isinstance(given, ModelOutput) else BaseModelOutput(*given)
 
-
-class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, GenerationMixin):
+class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedModel, GenerationMixin):
     """Encoder and decoder with a language-model head: text to text."""
 
+    base_class = AnyformerSeq2SeqModel
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     takes_label_smoothing = True
@@ -255,18 +254,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        decoder_position_ids: torch.LongTensor | None = None,
-        encoder_outputs=None,
-        past_key_values=None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        decoder_inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -281,24 +269,14 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
                 (Vaswani et al. 2017, section 5.4); 0 by default. Not in the signature, see `takes_label_smoothing`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
-        check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")  # the input is no target
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            position_ids=position_ids,
-            decoder_position_ids=decoder_position_ids,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            decoder_loss_mask=None if labels is None else labels != IGNORE_INDEX,
-            **kwargs,
-        )
+        kwargs = {"decoder_input_ids": None, "decoder_inputs_embeds": None} | kwargs
+        if labels is not None and kwargs["decoder_input_ids"] is None and kwargs["decoder_inputs_embeds"] is None:
+            positions = kwargs.get("decoder_position_ids")
+            kwargs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels, positions)
+        # The input is no target.
+        check_one_is_given(kwargs["decoder_input_ids"], kwargs["decoder_inputs_embeds"], "decoder_")
+        counted = None if labels is None else labels != IGNORE_INDEX
+        outputs = self.model(decoder_loss_mask=counted, **kwargs)
         hidden_states, loss, row_losses, logits = outputs.last_hidden_state, None, None, None
         if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
@@ -311,9 +289,10 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, **own)
 
 
-class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
+class AnyformerSeq2SeqEncoderModel(Head, TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     """The encoder alone, as an encoder of texts."""
 
+    base_class = Seq2SeqEncoder
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
@@ -322,26 +301,15 @@ class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedMo
         self.post_init()
 
     @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
+    def forward(self, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
-        return self.encoder(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        return self.encoder(**kwargs)
 
 
-class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel):
+class AnyformerSeq2SeqForSequenceClassification(Head, AnyformerSeq2SeqPreTrainedModel):
     """A label for a whole text: the decoder reads it, too, and its last token has seen all (Lewis et al. 2020, 3.1)."""
+
+    base_class = AnyformerSeq2SeqModel
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config)
@@ -367,13 +335,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs=None,
         labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqSequenceClassifierOutput:
@@ -381,18 +343,11 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
 
         Raises ValueError without `input_ids`: where a text ends is read from them.
         """
+        input_ids, attention_mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         if input_ids is None:
             raise ValueError("give input_ids: where a text ends cannot be told from inputs_embeds")
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            use_cache=False,
-            decoder_loss_mask=attention_mask,  # it reads the same tokens
-            **kwargs,
-        )
+        # The decoder reads the same tokens.
+        outputs = self.model(**kwargs | {"use_cache": False, "decoder_loss_mask": attention_mask})
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
         text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask).reshape(-1)]
         logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None

@@ -157,10 +157,10 @@ class TransformerStack:
         if folds and self.fold_masks is not None:
             per_layer = self.fold_masks(per_layer, self.config.is_causal)
         seen |= {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
-        return x_BTD, per_layer, seen | self.extra_layer_kwargs(x_BTD, batch)
+        return x_BTD, per_layer, seen
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
-        """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""
+        """({kind of attention: mask}, keyword arguments of all layers beside them, such as documents' borders)."""
         attention_mask, documents, seen = batch.attention_mask, batch.documents, {}
         if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
@@ -173,10 +173,6 @@ class TransformerStack:
     def project_embeddings(self, x_BTE, position_ids):
         """Norm and dropout of the embeddings before the first layer. (B, T, E) -> (B, T, D)."""
         return self.dropout(x_BTE if self.embedding_norm is None else self.embedding_norm(x_BTE))
-
-    def extra_layer_kwargs(self, x_BTD, batch: Batch) -> dict:
-        """A family's own keyword arguments for the layers, beside masks and positions."""
-        return {}
 
     def each_layer(self):
         """The block of each layer, in order."""

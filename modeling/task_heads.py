@@ -4,6 +4,8 @@ Not transformers' Generic heads: those build the base model with `AutoModel.from
 Hub asks for trust once more. A family's class sets `base_class`, and may override `pool` and `features`.
 """
 
+import functools
+import inspect
 from typing import Unpack
 
 import torch
@@ -46,7 +48,39 @@ def classification_loss(config, logits, labels, num_items_in_batch=None):
     return sequence_classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
-class TaskHead:
+def with_inputs_of(base_forward, forward):
+    """A head's `forward(self, ..., **kwargs)` with the arguments of its base model's before its own in the signature.
+
+    Trainer drops columns that no argument names. Arguments of the base model by keyword alone are no inputs.
+    """
+    of_base, own = (list(inspect.signature(each).parameters.values()) for each in (base_forward, forward))
+    taken = {parameter.name for parameter in own}
+    inputs = [each for each in of_base if each.name not in taken and each.kind is each.POSITIONAL_OR_KEYWORD]
+    itself, *others, var_keyword = own
+    names = [parameter.name for parameter in (*inputs, *others)]
+
+    @functools.wraps(forward)
+    def named(self, *given, **kwargs):
+        return forward(self, **dict(zip(names[: len(given)], given, strict=True)), **kwargs)
+
+    named.__signature__ = inspect.Signature([itself, *inputs, *others, var_keyword])
+    return named
+
+
+class Head:
+    """A mixin for heads: `forward` takes what that of `base_class` takes, and hands on what it has no argument for."""
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "base_class" in vars(cls):
+            cls.forward = with_inputs_of(cls.base_class.forward, cls.forward)
+
+
+class TaskHead(Head):
+    def run_base(self, **inputs):
+        """The base model's outputs."""
+        return self.model(**inputs)
+
     def build_base(self, config):
         """Build the family's base model, and other modules that the head reads."""
         self.model = self.base_class(config)
@@ -83,27 +117,13 @@ class ForSequenceClassification(TaskHead):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values=None,
-        inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
         """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        logits, loss = self.score(self.pool(outputs, input_ids, attention_mask)), None
+        outputs = self.run_base(**kwargs)
+        logits, loss = self.score(self.pool(outputs, kwargs.get("input_ids"), kwargs.get("attention_mask"))), None
         if labels is not None:
             loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return self.head_output(
@@ -125,22 +145,12 @@ class ForTokenClassification(TaskHead):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """labels: (B, T) class numbers, -100 not counted -> logits (B, T, num_labels) and loss."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        outputs = self.run_base(**kwargs)
         logits = self.score(self.dropout(self.features(outputs.last_hidden_state)))
         loss = None if labels is None else token_classification_loss(logits, labels, num_items_in_batch)
         return self.head_output(TokenClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
@@ -158,28 +168,18 @@ class ForQuestionAnswering(TaskHead):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """start_positions, end_positions: (B,) token indices -> start and end logits (B, T) and loss."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        outputs = self.run_base(**kwargs)
         start_logits, end_logits = self.qa_outputs(self.features(outputs.last_hidden_state)).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             ends = start_positions, end_positions
-            loss = span_loss(start_logits, end_logits, *ends, num_items_in_batch, attention_mask)
+            loss = span_loss(start_logits, end_logits, *ends, num_items_in_batch, kwargs.get("attention_mask"))
         return self.head_output(
             QuestionAnsweringModelOutput,
             outputs,

@@ -1,7 +1,5 @@
 """Task heads of encoders, as mixins over those of task_heads.py: pooling, global tokens, multiple choice."""
 
-import functools
-import inspect
 from typing import Unpack
 
 import torch
@@ -11,7 +9,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .lm_head import with_router_fields
 from .masked_head import HeadTransform
-from .task_heads import classifier_dropout
+from .task_heads import TaskHead, classifier_dropout
 from .task_losses import token_classification_loss
 
 MultipleChoiceModelOutput = with_router_fields(modeling_outputs.MultipleChoiceModelOutput, __name__)
@@ -27,37 +25,7 @@ def pool_tokens(hidden_states, attention_mask, pooler_type: str):
     return (hidden_states * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
 
-def for_encoder(forward):
-    """A head's `forward` with the inputs of an encoder in its signature: Trainer drops columns that no argument names.
-
-    Where layers have global tokens and no mask is given, the head's task chooses them.
-    """
-
-    @functools.wraps(forward)
-    def wrapped(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        inputs_embeds=None,
-        global_attention_mask=None,
-        **kwargs: Unpack[TransformersKwargs],
-    ):
-        if global_attention_mask is None and self.config.has_global_tokens:
-            global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
-        kwargs |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
-        kwargs |= self.first_tokens(input_ids, inputs_embeds, **kwargs)
-        return forward(self, input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-
-    own, given = inspect.signature(forward).parameters, inspect.signature(wrapped, follow_wrapped=False).parameters
-    rest = [own[name] for name in own if name not in given and name not in ("past_key_values", "use_cache")]
-    *named, var_keyword = given.values()
-    wrapped.__signature__ = inspect.Signature([*named, *rest, var_keyword])
-    return wrapped
-
-
-class EncoderHead:
+class EncoderHead(TaskHead):
     """Base of task heads: they read hidden states, or the output of the masked-LM head's transform on them."""
 
     score_bias = True
@@ -80,6 +48,17 @@ class EncoderHead:
             return {}
         rows, length = given.shape[:2]
         return {"kept_tokens": torch.arange(rows, device=given.device) * length}
+
+    def run_base(self, input_ids=None, inputs_embeds=None, global_attention_mask=None, **kwargs):
+        """As TaskHead's. Where layers have global tokens and no mask is given, the head's task chooses them."""
+        if global_attention_mask is None and self.config.has_global_tokens:
+            global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
+        inputs = {
+            "input_ids": input_ids,
+            "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
+        }
+        return self.model(**inputs, **self.first_tokens(input_ids, inputs_embeds, **kwargs), **kwargs)
 
     def features(self, hidden_states):
         return hidden_states if self.head_transform is None else self.head_transform(hidden_states)
@@ -118,34 +97,16 @@ class ForMultipleChoice(EncoderHead):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Inputs (B, C, T) for C choices, labels (B,) in [0, C) -> logits (B, C) and loss."""
-        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-            "global_attention_mask": global_attention_mask,
-        }
-        inputs = {name: None if x is None else x.flatten(0, 1) for name, x in inputs.items()}
-        if self.config.has_global_tokens and global_attention_mask is None:
-            inputs["global_attention_mask"] = self.default_global_attention_mask(
-                inputs["input_ids"], inputs["inputs_embeds"]
-            )
-        kept = self.first_tokens(inputs["input_ids"], inputs["inputs_embeds"], **kwargs)
-        outputs = self.model(**inputs, **kept, **kwargs)
-        scores = self.score(self.pool(outputs, inputs["input_ids"], inputs["attention_mask"]))
+        given = kwargs.get("input_ids")
+        choices = (kwargs["inputs_embeds"] if given is None else given).shape[1]
+        inputs = {name: x.flatten(0, 1) if torch.is_tensor(x) else x for name, x in kwargs.items()}
+        outputs = self.run_base(**inputs)
+        scores = self.score(self.pool(outputs, inputs.get("input_ids"), inputs.get("attention_mask")))
         logits, loss = scores.view(-1, choices), None
         if labels is not None:
             loss = token_classification_loss(logits, labels, num_items_in_batch)

@@ -141,11 +141,12 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
             kwargs: `distillation_labels`, the teacher's, for `distillation_head`; None: `labels`. The loss is the mean
-                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`; None: the
-                config's in training, none in evaluation. Not in the signature: see `takes_label_smoothing`.
+                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`, the share
+                of a label that is spread over all classes; 0 by default. Not in the signature: see
+                `takes_label_smoothing`.
         """
         distillation_labels = kwargs.pop("distillation_labels", None)
-        label_smoothing = kwargs.pop("label_smoothing", None)
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # of all tokens
         outputs = self.model(
             pixel_values,
@@ -161,20 +162,14 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
             targets = [labels, labels if distillation_labels is None else distillation_labels]
             losses = [self.loss_of(*pair, label_smoothing, num_items_in_batch) for pair in zip(by_head, targets)]
             loss = sum(losses) / len(losses)
-        return ImageClassifierOutput(
-            loss=loss,
-            logits=sum(by_head) / len(by_head) if len(by_head) > 1 else by_head[0],
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        logits = sum(by_head) / len(by_head) if len(by_head) > 1 else by_head[0]
+        return self.head_output(ImageClassifierOutput, outputs, loss, labels, logits=logits)
 
     def loss_of(self, logits, labels, label_smoothing, num_items_in_batch):
         kind = self.config.problem_type
         kind = ("regression" if self.num_labels == 1 else "single_label_classification") if kind is None else kind
         if kind != "single_label_classification":
             return sequence_classification_loss(logits, labels, kind, num_items_in_batch)
-        if label_smoothing is None:
-            label_smoothing = self.config.label_smoothing if self.training else 0.0
         return class_loss(logits, labels, num_items_in_batch, label_smoothing)
 
 
@@ -216,9 +211,4 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         if bool_masked_pos is not None:
             masked_BN = bool_masked_pos.flatten(1).bool()
             loss = masked_pixel_loss(pixel_values, reconstruction, masked_BN, size, num_items_in_batch)
-        return MaskedImageModelingOutput(
-            loss=loss,
-            reconstruction=reconstruction,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return self.head_output(MaskedImageModelingOutput, outputs, loss, None, reconstruction=reconstruction)

@@ -10,12 +10,12 @@ words tell: of all thresholds of the share of the question's words that the sent
 import argparse
 import gzip
 import json
-import os
 import random
 import re
 from itertools import pairwise
 from pathlib import Path
 
+from anyformer.pipelines.storage.atomic import write_atomically
 from sentences import SENTENCE_END
 
 NAMES = ("not_answering", "answering")
@@ -50,9 +50,7 @@ def main() -> None:
     with gzip.open(options.file, "rt") as lines:
         pairs = [pair for pair in (pair_of(json.loads(line), draw) for line in lines) if pair is not None]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = options.out.with_name(options.out.name + ".part")
-    unfinished.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-    os.replace(unfinished, options.out)
+    write_atomically(options.out, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
     found = [(shared(pair["question"], pair["sentence"]), pair["label"]) for pair in pairs]
     right = {limit: sum((share >= limit) == label for share, label in found) for limit in {each for each, _ in found}}
     best = max(right, key=right.get)

@@ -19,7 +19,6 @@ are kept.
 import argparse
 import gzip
 import json
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as parquet
+from anyformer.pipelines.storage.atomic import replaced_file
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Z])")
 SPACES = (  # of WikiText's tokens
@@ -96,15 +96,13 @@ def main() -> None:
         random.Random(0).shuffle(sentences)
     words = rows = 0
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = options.out.with_name(options.out.name + ".part")
-    with unfinished.open("w", encoding="utf-8") as out:
+    with replaced_file(options.out) as unfinished, unfinished.open("w", encoding="utf-8") as out:
         for row in islice(zip(*[iter(sentences)] * len(options.columns), strict=False), options.rows):
             words, rows = words + sum(len(sentence.split()) for sentence in row), rows + 1
             row = [rewritten(sentence, TOKENS if options.tokens else ()) for sentence in row]
             row = [options.before + (sentence.lower() if options.lowercase else sentence) for sentence in row]
             row = [sentence.split() for sentence in row] if options.split else row
             out.write(json.dumps(dict(zip(options.columns, row)), ensure_ascii=False) + "\n")
-    os.replace(unfinished, options.out)
     print(f"{options.out}: {rows:,} rows, {words:,} words")
 
 

@@ -101,10 +101,9 @@ def own_folder_cache_and_seed(tmp_path, monkeypatch):
 
 
 def tiny(family: str, own: dict):
-    """A config of a few thousand parameters: the family's tiny fields, and `own` over them."""
-    from family_variants import TINY_FIELDS, config_class
+    from family_variants import tiny
 
-    return config_class(family)(**(TINY_FIELDS[family] | own))
+    return tiny(family, **own)
 
 
 @pytest.fixture

@@ -68,6 +68,9 @@ ROPES = {
     },
 }
 LINEAR = {"attention_pattern": ["linear_attention"]}
+WINDOW = {"attention_pattern": ["sliding_attention"], "sliding_window": 4}
+WINDOWS = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
+HEADS_OF_STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 16}
 LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
 LATENT |= {"num_key_value_heads": None}
 COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
@@ -85,17 +88,10 @@ DECODERS = {
     "alibi": {"position_encoding": "alibi", "num_attention_heads": 4},
     "alibi-six-heads": {"position_encoding": "alibi", "num_attention_heads": 6, "head_dim": 8},
     "relative": {"position_encoding": "relative", "relative_attention_num_buckets": 8},
-    "relative-sliding": {
-        "position_encoding": "relative",
-        "attention_pattern": ["full_attention", "sliding_attention"],
-        "sliding_window": 3,
-    },
-    "sliding": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
-    "sliding-and-full-own-theta": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 5,
-        "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": ROPES["yarn"]},
-    },
+    "relative-sliding": WINDOWS | {"position_encoding": "relative"},
+    "sliding": WINDOW,
+    "sliding-and-full-own-theta": WINDOWS
+    | {"rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": ROPES["yarn"]}},
     "strided": {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 3},
     "alibi-strided-sliding": {
         "position_encoding": "alibi",
@@ -130,13 +126,8 @@ DECODERS = {
         "attention_pattern": ["linear_attention", "full_attention"],
     },
     "learned-of-queries-and-keys": {"position_encoding": "learned", "position_at": "queries_keys", "qk_norm": True},
-    "sinusoidal-of-queries-and-keys-sliding": {
-        "position_encoding": "sinusoidal",
-        "position_at": "queries_keys",
-        "attention_gate": "channel",
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-    },
+    "sinusoidal-of-queries-and-keys-sliding": WINDOWS
+    | {"position_encoding": "sinusoidal", "position_at": "queries_keys", "attention_gate": "channel"},
     "tempered-none": {"position_encoding": "none", "attn_temperature_tuning": True, "floor_scale": 3},
     "llama4": {
         "attention_pattern": ["chunked_attention", "full_attention"],
@@ -157,34 +148,23 @@ DECODERS = {
     "sandwich": {"norm_position": "both", "norm_type": "rmsnorm_zero_centered", "qk_norm": True},
     "inside-scaled": {"norm_position": "inside", "residual_multiplier": 0.5, "qk_norm": True, "qk_norm_width": True},
     "no-rope-layers": {"no_rope_layers": [1, 0]},
-    "no-rope-full": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 5,
-        "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": None},
-    },
+    "no-rope-full": WINDOWS | {"rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": None}},
     "gated": {"attention_gate": "channel", "attention_bias": True},
     "tokens-ahead": {"num_nextn_predict_layers": 2},
     "cross-attention-alone": {"add_cross_attention": True},
-    "gated-heads-sliding": {"attention_gate": "head", "attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "gated-heads-sliding": WINDOW | {"attention_gate": "head"},
     "sinks": {"attention_sinks": True},
     "value-residual": {"value_residual": True, "norm_position": "both", "num_hidden_layers": 3},
     "value-residual-parallel": {"value_residual": True, "block": "parallel", "attention_sinks": True},
     "differential": {"differential_attention": True},
-    "differential-sliding": {
+    "differential-sliding": WINDOWS
+    | {
         "differential_attention": True,
         "value_residual": True,
         "position_encoding": "relative",
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
         "attention_gate": "head",
     },
-    "sinks-sliding-alibi": {
-        "attention_sinks": True,
-        "position_encoding": "alibi",
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-        "attention_gate": "head",
-    },
+    "sinks-sliding-alibi": WINDOWS | {"attention_sinks": True, "position_encoding": "alibi", "attention_gate": "head"},
     "latent": LATENT | {"q_lora_rank": 9},
     "latent-full-yarn": LATENT
     | {"attention_pattern": ["latent_attention", "full_attention"], "rope_interleave": False}
@@ -193,36 +173,21 @@ DECODERS = {
     "linear-none": LINEAR | {"position_encoding": "none"},
     "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
     "linear-full": {"attention_pattern": ["linear_attention"] * 2 + ["full_attention"], "num_hidden_layers": 3},
-    "linear-sliding": {"attention_pattern": ["linear_attention", "sliding_attention"], "sliding_window": 4},
+    "linear-sliding": WINDOW | {"attention_pattern": ["linear_attention", "sliding_attention"]},
     "delta": {"attention_pattern": ["gated_delta_attention"], "position_encoding": "none"},
-    "delta-full": {
-        "attention_pattern": ["gated_delta_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_value_head_dim": 16,
-    },
+    "delta-full": HEADS_OF_STATES | {"attention_pattern": ["gated_delta_attention", "full_attention"]},
     "kimi-delta": {"attention_pattern": ["kimi_delta_attention"], "position_encoding": "none"},
-    "kimi-delta-full": {
-        "attention_pattern": ["kimi_delta_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_value_head_dim": 16,
-        "linear_allow_neg_eigval": True,
-    },
+    "kimi-delta-full": HEADS_OF_STATES
+    | {"attention_pattern": ["kimi_delta_attention", "full_attention"], "linear_allow_neg_eigval": True},
     "mamba2": {"attention_pattern": ["mamba2_attention"], "position_encoding": "none"},
-    "mamba2-full": {
-        "attention_pattern": ["mamba2_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_value_head_dim": 16,
-    },
+    "mamba2-full": HEADS_OF_STATES | {"attention_pattern": ["mamba2_attention", "full_attention"]},
     "delta-pre-full-inside": {
         "attention_pattern": ["gated_delta_attention", "full_attention"],
         "norm_position": {"gated_delta_attention": "pre", "full_attention": "inside"},
         "linear_allow_neg_eigval": True,
     },
     "compressive": COMPRESSIVE,
-    "compressive-plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
+    "compressive-alibi": COMPRESSIVE | {"position_encoding": "alibi"},
     "compressive-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
     "compressive-full": {"attention_pattern": ["compressive_attention", "full_attention"], "segment_length": 5},
     "compressive-sliding-relative": {
@@ -264,10 +229,9 @@ MIXTURES = {
         "shared_expert_intermediate_size": 16,
     },
     "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
-    "gpt_oss": {
+    "gpt_oss": WINDOWS
+    | {
         "attention_sinks": True,
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
         "mlp_type": "clamped_glu",
         "swiglu_limit": 0.5,
         "value_residual": True,
@@ -294,8 +258,7 @@ ENCODERS = {
     "deberta_v3": DISENTANGLED | {"position_buckets": 8, "share_att_key": True, "relative_embedding_norm": True},
     "deberta_conv": DISENTANGLED | {"position_buckets": 8, "conv_kernel_size": 3, "conv_groups": 2},
     "deberta_mask_decoder": DISENTANGLED | {"mask_decoder_layers": 2, "pos_att_type": ["c2p"]},
-    "deberta_sliding": DISENTANGLED
-    | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4, "num_key_value_heads": 2},
+    "deberta_sliding": DISENTANGLED | WINDOWS | {"num_key_value_heads": 2},
     "longformer": {"attention_pattern": ["local_global_attention"], "sliding_window": 3, "position_offset": 2},
     "modernbert": {
         "position_encoding": "rotary",
@@ -356,14 +319,8 @@ SEQ2SEQS = {
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
     | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
-    "t5_windows": T5 | {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3},
-    "rotary_windows": {
-        "position_encoding": "rotary",
-        "norm_position": "pre",
-        "attention_pattern": ["sliding_attention"],
-        "sliding_window": 4,
-        "num_decoder_layers": 3,
-    },
+    "t5_windows": T5 | WINDOWS,
+    "rotary_windows": WINDOW | {"position_encoding": "rotary", "norm_position": "pre", "num_decoder_layers": 3},
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
 }
 # Fields beside those of conftest.tiny_vit_config.
@@ -496,6 +453,11 @@ def config_class(family: str):
     return row.load(row.config)
 
 
+def tiny(family: str, **own):
+    """A config of a few thousand parameters: the family's tiny fields, and `own` over them."""
+    return config_class(family)(**(TINY_FIELDS[family] | own))
+
+
 @dataclass(frozen=True)
 class Variant:
     """One model of the zoo: its family and the fields beside those of the family's tiny config."""
@@ -521,7 +483,7 @@ class Variant:
         return getattr(anyformer, HEADS[self.family])
 
     def config(self, **more):
-        return config_class(self.family)(**(TINY_FIELDS[self.family] | self.fields | more))
+        return tiny(self.family, **self.fields | more)
 
     def model(self, dtype=torch.float64, **more):
         """In fp64, where equal mathematics is equal to 1e-9 on every machine; every parameter and bias is random."""

@@ -143,12 +143,14 @@ ENCODERS = {
         DEBERTA
         | {"position_biased_input": True, "type_vocab_size": 2, "pos_att_type": ["c2p"], "max_relative_positions": 8},
     ),
+    "deberta_queries_of_positions": ("deberta", DEBERTA | {"pos_att_type": ["p2c"], "max_relative_positions": 20}),
     "deberta_v2": ("deberta-v2", DEBERTA | {"max_relative_positions": 12, "type_vocab_size": 2}),
     "deberta_v3": (
         "deberta-v2",
         DEBERTA
         | {"share_att_key": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p"},
     ),
+    "deberta_v2_shared": ("deberta-v2", DEBERTA | {"share_att_key": True, "max_relative_positions": 12}),
     "deberta_v2_convolution": (
         "deberta-v2",
         DEBERTA | {"position_biased_input": True, "conv_kernel_size": 3, "conv_act": "gelu", "conv_groups": 2},

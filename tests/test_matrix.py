@@ -12,19 +12,15 @@ import re
 
 import pytest
 import torch
+import transformers
+from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import Cell, cells, legality_markdown, refusal
 from anyformer.pipelines.recipes.introspection import family_names
-from family_variants import close, exactness, positions_of, tokens
+from family_variants import close, config_class, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-)
 
 import anyformer
 
@@ -37,28 +33,24 @@ TINY = {
     "relative_attention_num_buckets": 8,
 }
 TEXT = {"vocab_size": 61, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-FAMILY = {
-    "decoder": (AutoModelForCausalLM, TEXT),
-    "moe": (AutoModelForCausalLM, TEXT),
-    "encoder": (AutoModelForMaskedLM, TEXT),
-    "seq2seq": (AutoModelForSeq2SeqLM, TEXT | {"decoder_start_token_id": 1}),
-    "vit": (AutoModelForImageClassification, {"image_size": 12, "patch_size": 4, "num_channels": 1}),
-}
+IMAGE = {"image_size": 12, "patch_size": 4, "num_channels": 1}
+FIELDS = dict.fromkeys(("decoder", "moe", "encoder"), TEXT) | {"seq2seq": TEXT | {"decoder_start_token_id": 1}}
+FIELDS |= {"vit": IMAGE}
 BACKENDS = ("eager", "sdpa", "flex_attention")
 anyformer.register()
 
 
 def config_of(cell: Cell, **more):
-    own = FAMILY[cell.family][1] | TINY
-    config_class = getattr(
-        anyformer, f"Anyformer{ {'seq2seq': 'Seq2Seq', 'vit': 'ViT'}.get(cell.family, cell.family.title()) }Config"
-    )
-    return config_class(**(own | cell.fields | more))
+    return config_class(cell.family)(**(FIELDS[cell.family] | TINY | cell.fields | more))
+
+
+def auto_class(family: str):
+    return getattr(transformers, FAMILIES[f"anyformer_{family}"].pretraining)
 
 
 def model_of(cell: Cell, **more):
     torch.manual_seed(0)
-    model = FAMILY[cell.family][0].from_config(config_of(cell, **more), attn_implementation="eager")
+    model = auto_class(cell.family).from_config(config_of(cell, **more), attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms, too, take part
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
@@ -90,7 +82,7 @@ def logits(model, inputs) -> torch.Tensor:
 
 
 def check_refused(cell: Cell) -> None:
-    sentence = refusal(cell.family, TINY | FAMILY[cell.family][1] | cell.fields)
+    sentence = refusal(cell.family, TINY | FIELDS[cell.family] | cell.fields)
     with pytest.raises((ValueError, StrictDataclassClassValidationError), match=re.escape(sentence)):
         config_of(cell)
 
@@ -113,7 +105,7 @@ def check_computes(cell: Cell, folder) -> None:
     if cell.family != "vit":
         check_packed(cell, model)
     model.save_pretrained(folder)
-    loaded = FAMILY[cell.family][0].from_pretrained(folder, attn_implementation="eager")
+    loaded = auto_class(cell.family).from_pretrained(folder, attn_implementation="eager")
     close(logits(loaded, inputs), expected, exactness(model))
 
 

@@ -526,11 +526,14 @@ def launched(start: str, stage: Path, output: Path) -> subprocess.CompletedProce
     # A port of its own: on the default one a run of somebody else would be joined.
     if words[0].endswith("torchrun"):
         words[1:1] = ["--rdzv_endpoint", "127.0.0.1:0", "--rdzv_backend", "c10d"]
-    done = subprocess.run(
-        words, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_at_the_root(words, environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
+
+
+def run_at_the_root(words: list, environment: dict) -> subprocess.CompletedProcess:
+    how = {"env": os.environ | environment, "cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(words, check=False, **how)
 
 
 @pytest.mark.slow
@@ -547,15 +550,7 @@ def test_accelerate_launch_that_starts_one_process_instead_of_two_is_refused(tmp
     program, *flags = launch.split()
     words = [str(Path(sys.executable).parent / program), *flags, "scripts/train.py", "quickstart", *TINY]
     environment = {"ANYFORMER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*words, SMALL_VOCABULARY, f"training.output_dir={tmp_path / 'run'}"],
-        env=os.environ | environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_at_the_root([*words, SMALL_VOCABULARY, f"training.output_dir={tmp_path / 'run'}"], environment)
     assert done.returncode != 0 and not (tmp_path / "run").exists()
     assert "anyformer: accelerate launch was asked for several processes and has started one" in done.stderr
     assert "anyformer train RECIPE --launch ddp --nproc 2" in done.stderr

@@ -1,4 +1,4 @@
-"""Short trainings that laws about heads and adapters share."""
+"""Short trainings, batches and folders that laws about heads, adapters and pipelines share."""
 
 import torch
 from transformers import Trainer, TrainingArguments
@@ -34,3 +34,25 @@ def fit(model, batch: dict, steps: int = 15, lr: float = 2e-2) -> list[float]:
         losses.append(loss.item())
     model.eval()
     return losses
+
+
+def batch_of(tokenizer, texts: list[str]) -> dict:
+    """Texts as a padded batch of a language model, with labels."""
+    tokens = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    return {**tokens, "labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)}
+
+
+def spread(model):
+    """The model with matrices of large random weights: logits of a fresh one are all but equal."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(std=0.3)
+    return model.eval()
+
+
+def saved_with(tokenizer, model, folder) -> str:
+    """The folder, in which both are saved."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -24,6 +24,7 @@ from .bounds import bound_faults
 from .parts import (
     block_faults,
     expert_faults,
+    one_of,
     part_faults,
     position_place_faults,
     rope_layer_faults,
@@ -34,45 +35,7 @@ from .parts import (
 
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
-MEMORY_UPDATES = ("delta", "linear")
-
-POSITIVE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "alibi_bias_max",
-    "embedding_multiplier",
-    "logit_multiplier",
-    "residual_multiplier",
-    "swiglu_limit",
-    "swiglu_alpha",
-    "intermediate_size",
-    "num_key_value_heads",
-    "head_dim",
-    "sliding_window",
-    "attention_stride",
-    "block_size",
-    "block_stride",
-    "attention_chunk_size",
-    "segment_length",
-    "memory_length",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "attention_multiplier",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-)
 INITIALIZER_RANGE = 0.02  # where none is given; written out in configuration.py, which is read without torch
-PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
 def model_type_of(c) -> str:
@@ -117,54 +80,19 @@ def _divisors(number: int, near: int) -> str:
     return f"{', '.join(map(str, found[:-1]))} and {found[-1]} do" if len(found) > 1 else f"{found[0]} does"
 
 
-# ------------------------------------------------------------------------------------- single fields; None: not set
-
-
-def _one_of(c, name: str, values):
-    if getattr(c, name, next(iter(values))) not in values:
-        yield f"{name}={getattr(c, name)!r} is not known; known: {', '.join(values)}"
-
-
-def _positive(c, *names: str):
-    for name in names:
-        value = getattr(c, name, None)
-        if value is not None and value <= 0:
-            yield f"{name}={value} is not a positive number"
-
-
-def _probabilities(c, *names: str):
-    for name in names:
-        value = getattr(c, name, None)
-        if value is not None and not 0 <= value < 1:
-            yield f"{name}={value} is not a probability; it must be at least 0 and below 1"
-
-
-def _counts(c, **things: str):
-    for name, noun in things.items():
-        if getattr(c, name, 0) < 0:
-            yield f"{name}={getattr(c, name)} is not a number of {noun}; 0 means none"
-
-
 # ----------------------------------------------------------------------------------------------------- all families
 
 
-def _number_faults(c):
-    yield from _positive(c, *POSITIVE, "num_local_blocks")
-    yield from _probabilities(c, *PROBABILITIES)
-    yield from _counts(c, position_offset="rows", num_sink_blocks="blocks", num_random_blocks="blocks")
-    yield from bound_faults(c)  # before anything counts up to one of these numbers
-
-
 def _residual_faults(c):
-    yield from _one_of(c, "position_encoding", POSITION_SCHEMES)
-    yield from _one_of(c, "norm_type", NORM_TYPES)
+    yield from one_of(c, "position_encoding", POSITION_SCHEMES)
+    yield from one_of(c, "norm_type", NORM_TYPES)
     yield from block_faults(c)
     if getattr(c, "add_cross_attention", False) and c.block != "sequential":
         yield (
             f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
             f"feed-forward; 'sequential' does"
         )
-    yield from _one_of(c, "mlp_type", MLP_TYPES)
+    yield from one_of(c, "mlp_type", MLP_TYPES)
     if c.qk_norm_width and not c.qk_norm:
         yield "qk_norm_width=True says what qk_norm=True norms; set both, or neither"
     if c.fan_in_init and c.initializer_range != INITIALIZER_RANGE:
@@ -216,7 +144,6 @@ def _attention_faults(c):
             f"{', '.join(name for name, scheme in POSITION_SCHEMES.items() if not scheme.bidirectional)}"
         )
     yield from _setting_faults(c)
-    yield from _one_of(c, "memory_update", MEMORY_UPDATES)
     yield from _kind_faults(c)
     yield from rotary_faults(c)
     if getattr(c, "prefix_lm", False) and one_way_kind(c) is not None:
@@ -231,22 +158,19 @@ def _attention_faults(c):
 
 
 def _decoder_faults(c):
-    yield from _counts(c, num_nextn_predict_layers="modules")
     if c.num_nextn_predict_layers > 0 and c.add_cross_attention:
         yield (
             f"num_nextn_predict_layers={c.num_nextn_predict_layers} adds modules that read no encoder; set "
             f"it to 0, or add_cross_attention=False"
         )
-    yield from _positive(c, "output_vocab_size")
-    if c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0:
+    if c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size:
         yield f"output_vocab_size={c.output_vocab_size} must be at most vocab_size={c.vocab_size}"
     if c.output_vocab_size is not None and c.tie_word_embeddings:
         yield f"output_vocab_size={c.output_vocab_size} gives the head rows of its own; set tie_word_embeddings=False"
 
 
 def _encoder_faults(c):
-    yield from _positive(c, "embedding_size", "num_hidden_groups", "position_buckets", "max_relative_positions")
-    yield from _one_of(c, "pooler_type", POOLER_TYPES)
+    yield from one_of(c, "pooler_type", POOLER_TYPES)
     yield from _group_faults(c)
     if c.skip_first_norm and not (c.norm_position == "pre" and c.block == "sequential" and c.embedding_norm):
         yield (
@@ -266,8 +190,6 @@ def _encoder_faults(c):
             f"task_head_transform=True makes {c.embedding_size} channels of hidden_size={c.hidden_size}, too few "
             f"for the task heads; leave embedding_size null"
         )
-    yield from _counts(c, type_vocab_size="segments", mask_decoder_layers="layers")
-    yield from _probabilities(c, "classifier_dropout")
     yield from _deberta_faults(c)
 
 
@@ -303,22 +225,19 @@ def _deberta_faults(c):
             f"position_biased_input=True is for position_encoding='disentangled'; with "
             f"{c.position_encoding!r} leave it false"
         )
-    if c.conv_kernel_size < 0 or (c.conv_kernel_size > 0 and c.conv_kernel_size % 2 == 0):
+    if c.conv_kernel_size > 0 and c.conv_kernel_size % 2 == 0:
         yield f"conv_kernel_size={c.conv_kernel_size} must be odd, or 0 for no convolution"
-    if c.conv_groups < 1 or c.hidden_size % c.conv_groups != 0:
+    if c.hidden_size % c.conv_groups != 0:
         yield (
             f"conv_groups={c.conv_groups} does not divide hidden_size={c.hidden_size}; "
-            f"{_divisors(c.hidden_size, max(1, c.conv_groups))}"
+            f"{_divisors(c.hidden_size, c.conv_groups)}"
         )
 
 
 def _vit_faults(c):
-    yield from _positive(c, "patch_size", "num_channels", "encoder_stride", "pooler_output_size")
-    yield from _counts(c, num_register_tokens="tokens")
-    yield from _probabilities(c, "label_smoothing")
-    yield from _one_of(c, "pooler_type", POOLER_TYPES)
+    yield from one_of(c, "pooler_type", POOLER_TYPES)
     sides = image_sides(c)
-    if len(sides) != 2 or min(sides) <= 0:
+    if len(sides) != 2:
         yield f"image_size={c.image_size} is no number of pixels; give one number, or height and width"
     if any(side % c.patch_size for side in sides):
         yield (
@@ -351,7 +270,6 @@ def _seq2seq_faults(c):
             f"block={c.block!r} has no place for attention to the encoder's tokens; a sequence-to-sequence model "
             f"can use 'sequential'"
         )
-    yield from _positive(c, "num_decoder_layers")
     of_encoder = {
         "layer_types": "attention_pattern" * (not c.attention_pattern and len(set(attention_kinds(c))) > 1),
         "mlp_layer_types": "mlp_pattern" * (has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c)),
@@ -361,13 +279,12 @@ def _seq2seq_faults(c):
             yield (
                 f"{name}={getattr(c, name)} names the encoder's layers only; name {pattern}, which both stacks follow"
             )
-    yield from _probabilities(c, "classifier_dropout")
 
 
 OF_FAMILY = {DECODER: _decoder_faults, ENCODER: _encoder_faults, VIT: _vit_faults, SEQ2SEQ: _seq2seq_faults}
-# In order: later ones rely on earlier ones.
+# In order: later ones rely on earlier ones, and on bounds all that counts up to a number.
 OF_ALL = (
-    *(_number_faults, _residual_faults, part_faults, position_place_faults, rope_layer_faults, scale_faults),
+    *(bound_faults, _residual_faults, part_faults, position_place_faults, rope_layer_faults, scale_faults),
     *(_head_faults, _layer_faults, _attention_faults),
 )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ..families import DECODER, ENCODER, FAMILIES, MOE
 from ..traits import ATTENTION_KINDS, POSITION_SCHEMES, attention_kinds, mlp_kinds
+from .parts import rope_parameters_of
 
 VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
@@ -27,13 +28,9 @@ def _kinds(c, unfit: Callable) -> list[str]:
 
 
 def _rope_types(c) -> set:
-    rope = c.rope_parameters or {}
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    return (
-        {flat.get("rope_type") for flat in nested or [rope]}
-        if POSITION_SCHEMES[c.position_encoding].acts_on == "rotation"
-        else set()
-    )
+    if POSITION_SCHEMES[c.position_encoding].acts_on != "rotation":
+        return set()
+    return {each.get("rope_type") for each in rope_parameters_of(c).values() if each}
 
 
 def refusals(c) -> Iterator[tuple[tuple[str, ...], str]]:

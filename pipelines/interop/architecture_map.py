@@ -62,7 +62,7 @@ LABEL_FIELDS = ("id2label", "label2id", "problem_type", "sentence_transformers")
 # Fields of ours that act in training only, or name tokens the model does not read: twins may differ in them.
 SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
 SILENT_FIELDS += ("scale_residual_init", "fan_in_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
-SILENT_FIELDS += ("label_smoothing", "num_nextn_predict_layers", "mtp_loss_coef")  # modules of training alone
+SILENT_FIELDS += ("num_nextn_predict_layers", "mtp_loss_coef")  # modules of training alone
 SILENT_FIELDS += ("lambda_std_dev",)
 SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "output_router_logits")
 

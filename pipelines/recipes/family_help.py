@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules import legality, parts
-from anyformer.modeling.rules.bounds import GREATEST, LEAST
+from anyformer.modeling.rules.bounds import BOUNDS, SHARES
 from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
 
 from . import introspection
@@ -22,10 +22,7 @@ CHOICES = {
     "router_scoring": parts.ROUTER_SCORINGS,
     "pooler_type": legality.POOLER_TYPES,
     "pos_att_type": legality.POSITION_TERMS,
-    "memory_update": legality.MEMORY_UPDATES,
 }
-PROBABILITIES = {*legality.PROBABILITIES, "classifier_dropout", "label_smoothing"}
-POSITIVE = {*legality.POSITIVE, *parts.COUNTS}
 
 
 def describe_family(family: str) -> Iterator[FieldDoc]:
@@ -46,7 +43,6 @@ def _choices(name: str, model_type: str) -> list[str]:
 
 
 def _bounds(name: str) -> str:
-    if name in PROBABILITIES:
+    if name in SHARES:
         return ", at least 0, below 1"
-    least = ", above 0" if name in POSITIVE else f", at least {LEAST[name]}" if name in LEAST else ""
-    return least + (f", at most {GREATEST[name]:,}" if name in GREATEST else "")
+    return ", at least {}, at most {:,}".format(*BOUNDS[name]) if name in BOUNDS else ""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from anyformer.pipelines.interop.conversion import from_native
-from family_variants import TINY_FIELDS, config_class
+from family_variants import WINDOWS, tiny
 from native_models import native_config, native_model
 from transformers import (
     AutoModel,
@@ -20,10 +20,6 @@ EXACT = 1e-9  # float64, same maths in another order of operations
 NORMS_OF_FP32 = 1e-6  # LLaMA's own norms compute in fp32, ours in the model's fp64
 IMAGE, PATCHES = 96, 12  # the token that an image's patches replace, and their number
 GREEDY = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
-
-
-def tiny(family: str, **own):
-    return config_class(family)(**(TINY_FIELDS[family] | own))
 
 
 def llava(vision, text) -> LlavaForConditionalGeneration:
@@ -77,7 +73,7 @@ def our_llava(request):
         "learned": ({}, {}),
         "registers-and-windows": (
             {"num_register_tokens": 2, "position_encoding": "rotary"},
-            {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4},
+            WINDOWS,
         ),
     }[request.param]
     model = llava(tiny("vit", **vision), tiny("decoder", **text))
@@ -136,11 +132,7 @@ DECODERS = {
     "learned-post": {"position_encoding": "learned", "norm_position": "post", "norm_type": "layernorm"},
     "sandwich-gated": {"norm_position": "both", "attention_gate": "channel", "qk_norm": True},
     "inside": {"norm_position": "inside", "qk_norm": True, "qk_norm_width": True},
-    "sliding-alibi": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 3,
-        "position_encoding": "alibi",
-    },
+    "sliding-alibi": WINDOWS | {"position_encoding": "alibi"},
     "linear-delta": {"attention_pattern": ["linear_attention", "gated_delta_attention"], "position_encoding": "none"},
     "recurrent": {"segment_length": 4, "memory_length": 3},
 }

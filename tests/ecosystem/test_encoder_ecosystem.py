@@ -7,15 +7,12 @@ import torch
 from family_variants import ENCODERS
 from tiny_tokenizers import trained_on
 from torch import nn
+from training_steps import saved_with, spread
 from transformers import pipeline
 
 import anyformer
 
 TEXTS = ["the quick brown fox", "a lazy dog sleeps near the old house", "we like foxes"]
-
-
-def class_of(head: str):
-    return getattr(anyformer, f"AnyformerEncoder{head}")
 
 
 # ---- tokenizers, sentence-transformers, pipelines
@@ -36,14 +33,8 @@ def saved(tiny_encoder_config, tokenizer, tmp_path):
     def make(head: str, variant="bert", **fields):
         ids = {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "cls", "sep", "mask")}
         config = tiny_encoder_config(**ENCODERS[variant] | {"vocab_size": len(tokenizer)} | ids | fields)
-        model = class_of(head)(config).eval()
-        with torch.no_grad():  # logits of a fresh model are all but equal
-            for p in model.parameters():
-                if p.dim() > 1:
-                    p.normal_(std=0.3)
-        model.save_pretrained(tmp_path / head)
-        tokenizer.save_pretrained(tmp_path / head)
-        return model, str(tmp_path / head)
+        model = spread(getattr(anyformer, f"AnyformerEncoder{head}")(config))
+        return model, saved_with(tokenizer, model, tmp_path / head)
 
     return make
 

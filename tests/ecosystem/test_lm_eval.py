@@ -17,43 +17,14 @@ QUESTIONS = [
     {"question": "Pack my box with five dozen", "choices": [" jugs", " liquor jugs", " dogs"], "answer": 1},
     {"question": "Sphinx of black quartz, judge my", "choices": [" bow", " vow", " jig"], "answer": 1},
 ]
-CHOICE_TASK = """
-task: local_choices
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: choices
-doc_to_target: answer
-target_delimiter: ""
-metric_list: [{{metric: acc}}]
-"""
-PERPLEXITY_TASK = """
-task: local_perplexity
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{question}}}}"
-metric_list: [{{metric: word_perplexity}}]
-"""
-GENERATION_TASK = """
-task: local_generation
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{choices[answer]}}}}"
-generation_kwargs: {{until: ["."], max_gen_toks: 6, do_sample: false}}
-metric_list: [{{metric: exact_match}}]
-"""
 TASKS = {
-    "local_choices": CHOICE_TASK,
-    "local_perplexity": PERPLEXITY_TASK,
-    "local_generation": GENERATION_TASK,
+    "local_choices": {"output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_target": "answer"}
+    | {"doc_to_choice": "choices", "target_delimiter": "", "metric_list": [{"metric": "acc"}]},
+    "local_perplexity": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}"}
+    | {"metric_list": [{"metric": "word_perplexity"}]},
+    "local_generation": {"output_type": "generate_until", "doc_to_text": "{{question}}"}
+    | {"doc_to_target": "{{choices[answer]}}", "metric_list": [{"metric": "exact_match"}]}
+    | {"generation_kwargs": {"until": ["."], "max_gen_toks": 6, "do_sample": False}},
 }
 
 
@@ -63,27 +34,25 @@ def needs_lm_eval():
     pytest.importorskip("lm_eval")
 
 
-@pytest.fixture
-def tasks(tmp_path):
-    """A folder with the tasks and their data."""
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    data = folder / "questions.jsonl"
-    data.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
-    for name, task in TASKS.items():
-        (folder / f"{name}.yaml").write_text(task.format(data=data))
-    return folder
+def write_task(folder, name: str, rows: list[dict], **settings) -> None:
+    """A task of lm-eval and its data."""
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(task | {"test_split": "test"} | settings))
 
 
-def evaluate_in_memory(model, tokenizer, tasks):
+def evaluated(model, tokenizer, folder, *tasks: str, **how) -> dict:
+    """What lm-eval finds of a model in memory on tasks of the folder."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     return lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
-        tasks=list(TASKS),
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False),
+        tasks=list(tasks),
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False),
         bootstrap_iters=0,
+        **how,
     )
 
 
@@ -96,8 +65,10 @@ def log_probability(model, tokenizer, context: str, continuation: str) -> float:
     return log_probs[-count:].sum().item()
 
 
-def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tasks):
-    results = evaluate_in_memory(model, tokenizer, tasks)
+def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tmp_path):
+    for name, settings in TASKS.items():
+        write_task(tmp_path, name, QUESTIONS, **settings)
+    results = evaluated(model, tokenizer, tmp_path, *TASKS)
     correct = 0
     for question, sample in zip(QUESTIONS, results["samples"]["local_choices"]):
         expected = [log_probability(model, tokenizer, question["question"], c) for c in question["choices"]]
@@ -118,23 +89,13 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
 
 def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
     """A task as lm-eval's blimp, pair by pair."""
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-
-    file, rows = tmp_path / "pairs.jsonl", [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he.")]
-    lines = [{"sentence_good": good, "sentence_bad": bad} for good, bad in [*rows, ("Same.", "Same.")]]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = {"task": "local_blimp", "dataset_path": "json", "dataset_kwargs": {"data_files": {"train": str(file)}}}
-    task |= {"output_type": "multiple_choice", "validation_split": "train", "doc_to_text": "", "doc_to_target": 0}
-    task |= {"doc_to_choice": "{{[sentence_good, sentence_bad]}}", "metric_list": [{"metric": "acc"}]}
-    (tmp_path / "blimp.yaml").write_text(yaml.safe_dump(task))
-    results = lm_eval.simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
-        tasks=["local_blimp"],
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
-        bootstrap_iters=0,
-    )
-    pairs = open_pairs(MinimalPairsSettings(files=str(file)))
+    rows = [("The cats sleep.", "The cats sleeps."), ("She saw him.", "She saw he."), ("Same.", "Same.")]
+    lines = [{"sentence_good": good, "sentence_bad": bad} for good, bad in rows]
+    settings = {"output_type": "multiple_choice", "doc_to_text": "", "doc_to_target": 0}
+    settings |= {"doc_to_choice": "{{[sentence_good, sentence_bad]}}", "metric_list": [{"metric": "acc"}]}
+    write_task(tmp_path, "local_blimp", lines, **settings)
+    results = evaluated(model, tokenizer, tmp_path, "local_blimp")
+    pairs = open_pairs(MinimalPairsSettings(files=str(tmp_path / "local_blimp.jsonl")))
     ours, theirs = pairs.scores(model, tokenizer, [0, 1, 2]), results["samples"]["local_blimp"]
     for scores, sample in zip(ours, theirs, strict=True):
         assert [float(each[0]) for each in sample["filtered_resps"]] == pytest.approx(list(scores), abs=TOLERANCE)
@@ -143,30 +104,18 @@ def test_minimal_pairs_have_lm_evals_scores(model, tokenizer, tmp_path):
 
 
 def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-
     words = ["bad", "very good"]
     solved = [Question("text: dull\nlabel:", 0, 0), Question("text: {{x}} fine\nlabel:", 1, 1)]
     texts = ["warm", "cold", "poor"]
     asked = [Question(f"text: {text}\nlabel:", number % 2, number) for number, text in enumerate(texts)]
     lines = [{"prompt": each.prompt, "answer": each.answer} for each in (*asked, *solved)]
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")]
-    task = {"task": "asked_few_shot", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
-    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "asked.jsonl")}}, "metric_list": metrics}
-    task |= {"doc_to_text": "{{prompt}}", "doc_to_choice": words, "doc_to_target": "answer", "num_fewshot": 2}
-    task |= {"target_delimiter": " ", "fewshot_delimiter": BETWEEN}
+    task = {"output_type": "multiple_choice", "doc_to_text": "{{prompt}}", "doc_to_choice": words, "num_fewshot": 2}
+    task |= {"doc_to_target": "answer", "target_delimiter": " ", "fewshot_delimiter": BETWEEN, "metric_list": metrics}
     task["fewshot_config"] = {"sampler": "first_n", "samples": lines[3:]}
-    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(task))
+    write_task(tmp_path, "asked_few_shot", lines[:3], **task)
     for shots in (0, 2):
-        results = lm_eval.simple_evaluate(
-            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
-            tasks=["asked_few_shot"],
-            num_fewshot=shots,
-            task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
-            bootstrap_iters=0,
-        )
+        results = evaluated(model, tokenizer, tmp_path, "asked_few_shot", num_fewshot=shots)
         prompts = [prompt_of(solved[:shots], question, words.__getitem__) for question in asked]
         scores, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=False)
         theirs = results["samples"]["asked_few_shot"]

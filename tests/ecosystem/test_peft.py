@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from family_variants import TINY_FIELDS, ZOO, a_share, config_class, labelled_batch
-from training_steps import fit
-from transformers import AutoModelForCausalLM
+from family_variants import ZOO, a_share, labelled_batch, tiny
+from packaging.version import Version
+from training_steps import batch_of, fit
+from transformers import AutoModel, AutoModelForCausalLM
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
@@ -12,17 +13,6 @@ from anyformer import AnyformerDecoderForCausalLM
 peft = pytest.importorskip("peft")
 
 TOLERANCE = 1e-5  # fp32: merged weights add up in another order
-
-
-def batch(tokenizer, texts):
-    tokens = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    return {**tokens, "labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)}
-
-
-def tiny_base_model(family):
-    import transformers
-
-    return transformers.AutoModel.from_config(config_class(family)(**TINY_FIELDS[family]))
 
 
 HEADS = {  # head: PEFT's task type, modules that stay whole
@@ -36,7 +26,7 @@ HEADS = {  # head: PEFT's task type, modules that stay whole
 }
 SAYS_ITS_HEAD = ("ForTokenClassification", "ForQuestionAnswering", "ForImageClassification")  # PEFT knows the others
 ADAPTED = {
-    "ForCausalLM": ("decoder-rotary", "decoder-learned"),
+    "ForCausalLM": ("decoder-rotary", "decoder-learned", "moe-llama4", "moe-switch_biases"),
     "ForMaskedLM": [f"encoder-{name}" for name in ("bert", "albert", "deberta", "longformer", "modernbert")],
     "ForConditionalGeneration": ("seq2seq-original", "seq2seq-t5", "seq2seq-umt5"),
     "ForSequenceClassification": ("encoder-bert", "encoder-modernbert", "seq2seq-bart"),
@@ -44,6 +34,10 @@ ADAPTED = {
     "ForQuestionAnswering": ("encoder-bert", "encoder-modernbert"),
     "ForImageClassification": ("vit-vit",),
 }
+
+
+# `all-linear` finds linear layers; the weights of experts are parameters with an axis for the expert.
+EXPERTS = ("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")
 
 
 def answers(model, rows):
@@ -63,6 +57,10 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(tmp_path, head, name):
     before = {name: p.clone() for name, p in base.named_parameters()}
     linears = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
     own = {"exclude_modules": list(kept)} if head in SAYS_ITS_HEAD else {}
+    if experts := [part for part in EXPERTS if any(parameter.endswith(part) for parameter in before)]:
+        if Version(peft.__version__) < Version("0.21"):
+            pytest.skip("PEFT before 0.21 cannot adapt two parameters of one module and all linear layers together")
+        own["target_parameters"] = experts
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type=task_type, **own))
     assert {n for n, m in base.named_modules() if isinstance(m, peft.tuners.lora.Linear)} == linears - kept
     model(**rows).loss.backward()
@@ -83,13 +81,15 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(tmp_path, head, name):
         model.save_pretrained(tmp_path / "adapter")
         again = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
         assert torch.equal(answers(again.eval(), rows), expected)
-        if head == "ForCausalLM":
+        if head == "ForCausalLM" and not experts:
             native_way = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
             native_way.load_adapter(str(tmp_path / "adapter"))
             assert torch.equal(answers(native_way.eval(), rows), expected)
         merged = again.merge_and_unload()
         assert type(merged) is cls
         torch.testing.assert_close(answers(merged, rows), expected, atol=TOLERANCE, rtol=TOLERANCE)
+        changed = {parameter for parameter, p in merged.named_parameters() if not torch.equal(p, before[parameter])}
+        assert changed and {name for name in before if name.endswith(EXPERTS)} <= changed
         merged.save_pretrained(tmp_path / "merged")
         alone = cls.from_pretrained(tmp_path / "merged").eval()
         assert torch.equal(answers(alone, rows), answers(merged, rows))
@@ -106,7 +106,7 @@ METHODS = {
 @pytest.mark.parametrize("family", ["decoder", "moe", "encoder", "seq2seq", "vit"])
 def test_peft_knows_what_to_adapt_where_nobody_says(family, method):
     config, names = METHODS[method]
-    base = tiny_base_model(family)
+    base = AutoModel.from_config(tiny(family))
     before = {name for name, _ in base.named_modules()}
     names = {name for name in names if any(module.endswith(f".{name}") or module == name for module in before)}
     model = peft.get_peft_model(base, config())
@@ -123,7 +123,7 @@ def test_an_adapted_head_trains_with_the_loss_of_its_own_logits(speaking_config,
     whole = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
     config = peft.LoraConfig(r=4, task_type="CAUSAL_LM", **(targets if how == "lora" else whole))
     model = peft.get_peft_model(model, config).train()
-    rows = batch(tokenizer, ["a sentence to learn", "and one more"])
+    rows = batch_of(tokenizer, ["a sentence to learn", "and one more"])
     loss = model(**rows).loss
     logits = model(**rows, return_logits=True).logits
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows["labels"][:, 1:].flatten())
@@ -133,3 +133,20 @@ def test_an_adapted_head_trains_with_the_loss_of_its_own_logits(speaking_config,
     for name, gradient, expected_gradient in zip(head, got, torch.autograd.grad(expected, head.values())):
         assert expected_gradient.abs().sum() > 0
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("own", [{"expert_capacity": 3}, {"router_bias_update_rate": 0.01}], ids=["capacity", "bias"])
+def test_lora_on_a_router_trains_and_merges(tiny_moe_config, tokenizer, own):
+    config = tiny_moe_config(vocab_size=len(tokenizer), mlp_pattern=["dense", "sparse"], **own)
+    base = anyformer.AnyformerMoeForCausalLM(config).double()
+    rows = batch_of(tokenizer, ["a sentence to learn", "and one more"])
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], target_parameters=["gate.weight"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base, config)
+    losses = fit(model, rows, steps=5, lr=3e-2)
+    assert losses[-1] < losses[0]
+    (lora_B,) = (p for name, p in model.named_parameters() if "gate.lora_B" in name)
+    assert lora_B.abs().max() > 0
+    with torch.no_grad():
+        expected = model.eval()(**rows).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-9, rtol=0)  # float64: sums in another order

@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_variants import SEQ2SEQS, tokens
 from tiny_tokenizers import trained_on
-from training_steps import fit
+from training_steps import fit, saved_with, spread
 from transformers import AutoModelForSeq2SeqLM, pipeline
 from transformers.models.bart.modeling_bart import shift_tokens_right
 
@@ -65,14 +65,8 @@ def saved(tiny_seq2seq_config, tokenizer, tmp_path):
     def make(cls, variant, **fields):
         ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
         ids |= {"bos_token_id": None, "decoder_start_token_id": tokenizer.pad_token_id}
-        model = cls(tiny_seq2seq_config(**SEQ2SEQS[variant] | ids | {"vocab_size": len(tokenizer)} | fields)).eval()
-        with torch.no_grad():  # logits of a fresh model are all but equal
-            for p in model.parameters():
-                if p.dim() > 1:
-                    p.normal_(std=0.3)
-        model.save_pretrained(tmp_path / cls.__name__)
-        tokenizer.save_pretrained(tmp_path / cls.__name__)
-        return model, str(tmp_path / cls.__name__)
+        model = spread(cls(tiny_seq2seq_config(**SEQ2SEQS[variant] | ids | {"vocab_size": len(tokenizer)} | fields)))
+        return model, saved_with(tokenizer, model, tmp_path)
 
     return make
 

@@ -10,26 +10,12 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.models import model_config
 from datasets import Dataset
 from task_data import task_recipe
+from test_trl import arguments
 
 trl = pytest.importorskip("trl")
 
 TOLERANCE = 1e-5  # fp32; log-probabilities are sums over tokens, near -100
-
-
-def arguments(config_class, folder, rows, **options):
-    return config_class(
-        output_dir=str(folder),
-        max_steps=1,
-        per_device_train_batch_size=rows,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        bf16=False,
-        max_length=128,
-        **options,
-    )
+ONE_STEP = {"max_steps": 1, "gradient_accumulation_steps": 1, "max_length": 128}
 
 
 def fresh_model(data):
@@ -58,7 +44,13 @@ def test_instruction_tuning_has_rows_and_loss_of_the_sft_trainer(tmp_path):
         ours = (model(**batch, num_items_in_batch=1).loss / count).item()
     trainer = trl.SFTTrainer(
         model=model,
-        args=arguments(trl.SFTConfig, tmp_path / "sft", len(rows), assistant_only_loss=True),
+        args=arguments(
+            trl.SFTConfig,
+            tmp_path / "sft",
+            per_device_train_batch_size=len(rows),
+            assistant_only_loss=True,
+            **ONE_STEP,
+        ),
         train_dataset=Dataset.from_dict({"messages": chats}),
         processing_class=data.tokenizer,
     )
@@ -68,8 +60,7 @@ def test_instruction_tuning_has_rows_and_loss_of_the_sft_trainer(tmp_path):
     assert first_log(trainer)["loss"] == pytest.approx(ours, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0])
-def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tmp_path, label_smoothing):
+def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tmp_path):
     recipe = load_recipe(task_recipe(tmp_path, "preference"))
     data = prepare_data(recipe)
     rows = data.rows["test"]
@@ -85,7 +76,7 @@ def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tm
     with torch.no_grad():
         outputs = policy(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         rewards = own.logits(outputs, batch)
-        loss = (own.total(outputs, batch, label_smoothing) / own.weight(batch)).item()
+        loss = (own.total(outputs, batch) / own.weight(batch)).item()
     measured = data.objective.compute_metrics(data.objective.predictions(rewards, batch["labels"]).numpy())
 
     pairs = []
@@ -98,7 +89,13 @@ def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tm
     trainer = trl.DPOTrainer(
         model=policy,
         ref_model=reference,
-        args=arguments(trl.DPOConfig, tmp_path / "dpo", len(rows), beta=recipe.task.beta),
+        args=arguments(
+            trl.DPOConfig,
+            tmp_path / "dpo",
+            per_device_train_batch_size=len(rows),
+            beta=recipe.task.beta,
+            **ONE_STEP,
+        ),
         train_dataset=Dataset.from_list(pairs),
         processing_class=data.tokenizer,
     )

@@ -7,14 +7,12 @@ import torch
 from local_hub import run_without_anyformer
 from native_models import randomise
 from PIL import Image
-from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+from transformers import ViTImageProcessorPil, pipeline
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from anyformer import (
     AnyformerImageProcessor,
     AnyformerViTForImageClassification,
-    AnyformerViTForMaskedImageModeling,
-    AnyformerViTModel,
 )
 
 LABELS = {"id2label": {0: "shoe", 1: "bag", 2: "shirt"}, "label2id": {"shoe": 0, "bag": 1, "shirt": 2}}
@@ -80,43 +78,14 @@ ELSEWHERE = """
 import torch
 import transformers
 from PIL import Image
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 folder, threads = args
 torch.set_num_threads(threads)
-image = Image.open(folder + "/image.png")
 classify = transformers.pipeline("image-classification", model=folder + "/model", trust_remote_code=True)
-found = {"answer": classify(image)}
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 processor = AutoImageProcessor.from_pretrained(folder + "/model", trust_remote_code=True)
-pixels = processor(image, return_tensors="pt")["pixel_values"]
-expected = torch.load(folder + "/expected.pt")
-for auto, name in (("AutoModel", "last_hidden_state"), ("AutoModelForImageClassification", "logits"),
-                   ("AutoModelForMaskedImageModeling", "reconstruction")):
-    model = getattr(transformers, auto).from_pretrained(folder + "/" + auto, trust_remote_code=True).eval()
-    with torch.no_grad():
-        found[auto] = torch.equal(model(pixels)[name], expected[auto])
-    model.save_pretrained(folder + "/" + auto + "-again")
-    found[auto + " module"] = type(model).__module__.split(".")[0]
-found["processor module"] = type(processor).__module__.split(".")[0]
-report(found)
+report([classify(Image.open(folder + "/image.png")), type(processor).__module__.split(".")[0]])
 """
-HEADS = {
-    "AutoModel": (AnyformerViTModel, "last_hidden_state"),
-    "AutoModelForImageClassification": (AnyformerViTForImageClassification, "logits"),
-    "AutoModelForMaskedImageModeling": (AnyformerViTForMaskedImageModeling, "reconstruction"),
-}
-NEEDED = {
-    "vit",
-    "configuration_vit",
-    "image_losses",
-    "patch_embeddings",
-    "positions_2d",
-    "positions",
-    "configuration",
-    "stack",
-    "block",
-    "task_losses",
-}
 
 
 @pytest.mark.slow
@@ -126,17 +95,10 @@ def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_ver
     config = tiny_vit_config(position_encoding="rotary", num_register_tokens=2, num_labels=3, **LABELS)
     image = pictures()[0]
     image.save(tmp_path / "image.png")
-    pixels, expected = processor(image, return_tensors="pt")["pixel_values"], {}
-    for auto, (cls, name) in HEADS.items():
-        randomise(cls(config)).save_pretrained(tmp_path / auto)
-        with torch.no_grad():
-            expected[auto] = cls.from_pretrained(tmp_path / auto).eval()(pixels)[name]
-    torch.save(expected, tmp_path / "expected.pt")
-    model = AutoModelForImageClassification.from_pretrained(tmp_path / "AutoModelForImageClassification")
-    model.save_pretrained(tmp_path / "model")
+    randomise(AnyformerViTForImageClassification(config)).save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     code = {file.stem for file in (tmp_path / "model").glob("*.py")}
-    assert NEEDED | {"image_processing"} <= code and not {"encoder", "decoder", "seq2seq", "registration"} & code
+    assert {"vit", "image_processing"} <= code and not {"encoder", "decoder", "seq2seq", "registration"} & code
     # Without trust transformers 5.23 asks for it all the same: it looks for a video processor in the folder, too.
     here = pipeline("image-classification", model=str(tmp_path / "model"), trust_remote_code=True)
     assert type(here.model) is AnyformerViTForImageClassification
@@ -147,12 +109,4 @@ def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_ver
     (tmp_path / "elsewhere").mkdir()
     arguments = (tmp_path, torch.get_num_threads())
     found = run_without_anyformer(ELSEWHERE, *arguments, cwd=tmp_path / "elsewhere")
-    assert found.pop("answer") == here
-    modules = {name: found.pop(name) for name in list(found) if name.endswith("module")}
-    assert set(modules.values()) == {"transformers_modules"} and all(found.values()), (modules, found)
-    for auto, (cls, name) in HEADS.items():  # what that process saved is whole, and ours again
-        ours = cls.from_pretrained(tmp_path / f"{auto}-again").eval()
-        with torch.no_grad():
-            assert torch.equal(ours(pixels)[name], expected[auto])
-        again = {file.stem for file in (tmp_path / f"{auto}-again").glob("*.py")}
-        assert again >= NEEDED
+    assert found == [here, "transformers_modules"]

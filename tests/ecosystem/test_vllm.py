@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_variants import WINDOWS
 from native_models import randomise
 from test_vllm_contract import REFUSED, VLLM
 from tiny_tokenizers import of_words
@@ -30,7 +31,6 @@ TINY |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 GPT2 = {"position_encoding": "learned", "norm_type": "layernorm", "mlp_type": "mlp", "hidden_act": "gelu"}
 GPT2 |= {"attention_bias": True, "mlp_bias": True}
 BERT = GPT2 | {"norm_position": "post", "embedding_norm": True, "type_vocab_size": 2}
-WINDOW = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
 THETAS = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 THETAS |= {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
 MOE = {"num_experts": 4, "moe_intermediate_size": 96}
@@ -39,7 +39,7 @@ GENERATES = {
     "llama": ("Decoder", {"num_key_value_heads": 2}),
     "llama-untied-biases": ("Decoder", {"tie_word_embeddings": False, "attention_bias": True, "lm_head_bias": True}),
     "gpt2": ("Decoder", GPT2 | {"position_offset": 2}),
-    "qk-norm-sliding": ("Decoder", {"qk_norm": True, "rope_parameters": THETAS} | WINDOW),
+    "qk-norm-sliding": ("Decoder", {"qk_norm": True, "rope_parameters": THETAS} | WINDOWS),
     "post-norm": ("Decoder", GPT2 | {"norm_position": "post", "position_encoding": "sinusoidal"}),
     "no-positions": ("Decoder", {"position_encoding": "none", "hidden_act": "gelu", "head_dim": 64}),
     "multipliers": ("Decoder", {"attention_multiplier": 0.1, "embedding_multiplier": 4.0, "logit_multiplier": 0.3}),

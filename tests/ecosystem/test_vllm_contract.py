@@ -25,7 +25,7 @@ from anyformer.modeling.rules.serving import (
     refusals,
 )
 from anyformer.modeling.traits import RULES
-from family_variants import TINY_FIELDS, config_class
+from family_variants import ROPES, TINY_FIELDS, WINDOWS, tiny
 from transformers import AttentionInterface, AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from yielded_lines import lines_of, lines_that_yield
@@ -38,13 +38,15 @@ TOLERANCE = 1e-5  # fp32, attention in another order
 SERVED = {
     "rotary": {},
     "untied-biases-qk-norm": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "qk_norm": True},
+    # A step may hold more tokens than a model has positions: sequences of many users share one row.
     "learned-mlp-layernorm": {
         "position_encoding": "learned",
+        "max_position_embeddings": 17,
         "norm_type": "layernorm",
         "mlp_type": "mlp",
         "hidden_act": "gelu",
     },
-    "sliding-every-other-layer": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "sliding-every-other-layer": WINDOWS,
     "soft-caps-and-scales": {
         "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 5.0,
@@ -52,19 +54,9 @@ SERVED = {
         "embedding_multiplier": 4.0,
     },
     "logit-multiplier": {"logit_multiplier": 0.3, "attention_multiplier": 0.2},
-    "llama3-rope": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "rope_theta": 500000.0,
-        }
-    },
+    "llama3-rope": {"rope_parameters": ROPES["llama3"]},
 }
 STRIDED = {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 4}
-WINDOW = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
 # name -> (family, fields, engines that compute something else)
 KERNELS = {VLLM, SGLANG}
 REFUSED = {
@@ -92,10 +84,10 @@ REFUSED = {
     "narrow-head": ("decoder", {"output_vocab_size": 90, "tie_word_embeddings": False}, KERNELS),
     "multiplied-and-capped": ("decoder", {"logit_multiplier": 0.5, "final_logit_softcapping": 5.0}, {VLLM}),
     "multiplied-and-biased": ("decoder", {"logit_multiplier": 0.5, "lm_head_bias": True}, KERNELS),
-    "window": ("decoder", WINDOW, {SGLANG}),
+    "window": ("decoder", WINDOWS, {SGLANG}),
     "capped-scores": ("decoder", {"attn_logit_softcapping": 5.0}, {SGLANG}),
     "scores-capped-below-1": ("decoder", {"attn_logit_softcapping": 0.5}, KERNELS),
-    "encoder-window": ("encoder", WINDOW, set(ENGINES)),
+    "encoder-window": ("encoder", WINDOWS, set(ENGINES)),
     "local-global": (
         "encoder",
         {"attention_pattern": ["local_global_attention"], "sliding_window": 4},
@@ -106,10 +98,6 @@ REFUSED = {
     "seq2seq": ("seq2seq", {}, set(ENGINES)),
     "vit": ("vit", {}, set(ENGINES)),
 }
-
-
-def tiny(family: str, fields: dict):
-    return config_class(family)(**(TINY_FIELDS[family] | fields))
 
 
 class Instance:
@@ -191,17 +179,6 @@ def test_served_logits_are_the_models_own(tiny_config, tmp_path, name):
         torch.testing.assert_close(serving(sequences, as_embeddings), alone, atol=TOLERANCE, rtol=0)
 
 
-@torch.no_grad()
-def test_a_step_may_hold_more_tokens_than_a_model_has_positions(tiny_config, tmp_path):
-    """Sequences of many users share one row; only each one's own length is bounded."""
-    model = AnyformerDecoderForCausalLM(tiny_config(position_encoding="learned", max_position_embeddings=16)).eval()
-    model.save_pretrained(tmp_path)
-    sequences = [torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(n)) for n in (16, 9, 12)]
-    served = Serving(tmp_path, model.state_dict())(sequences)
-    alone = torch.cat([model(s[None], use_cache=False).logits[0] for s in sequences])
-    torch.testing.assert_close(served, alone, atol=TOLERANCE, rtol=0)
-
-
 @pytest.mark.parametrize("name", SERVED)
 def test_every_structural_demand_is_met(tiny_config, tmp_path, name):
     model = AnyformerDecoderForCausalLM(tiny_config(**SERVED[name]))
@@ -260,7 +237,7 @@ def test_vllm_finds_one_dispatch_with_its_scale_and_three_projections_of_one_inp
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_an_engine_would_silently_drop_is_refused_where_it_builds_the_model(name):
     family, fields, engines = REFUSED[name]
-    config = tiny(family, fields)
+    config = tiny(family, **fields)
     assert {engine for engine in ENGINES if refusal(config, engine)} == engines
     if family not in ("seq2seq", "vit"):  # without the package, a model refuses the same by itself
         assert bool(unserved(config)) == (VLLM in engines)
@@ -279,11 +256,11 @@ def test_what_an_engine_would_silently_drop_is_refused_where_it_builds_the_model
 
 
 def test_every_refusal_is_met():
-    configs = [tiny(family, fields) for family, fields, _ in REFUSED.values()]
+    configs = [tiny(family, **fields) for family, fields, _ in REFUSED.values()]
     met = {line for config in configs for line in lines_of(refusals(config))}
     assert lines_that_yield(serving) == met
-    assert not any(refusal(tiny(family, {}), engine) for family in ("decoder", "moe") for engine in ENGINES)
-    assert refusal(tiny("encoder", {}), VLLM) is None and refusal(tiny("encoder", {}), CONTINUOUS_BATCHING)
+    assert not any(refusal(tiny(family), engine) for family in ("decoder", "moe") for engine in ENGINES)
+    assert refusal(tiny("encoder"), VLLM) is None and refusal(tiny("encoder"), CONTINUOUS_BATCHING)
 
 
 def test_a_model_refuses_by_itself_without_the_packages_sentences(tiny_config, monkeypatch):
@@ -302,11 +279,11 @@ def test_backends_of_transformers_are_nobody_elses():
 @pytest.mark.parametrize("family", ("decoder", "moe", "encoder"))
 def test_classifiers_are_refused_and_a_folders_head_is_no_unknown_weight_for_the_base_model(family):
     """vLLM has a linear layer on the first token for them; embeddings are served from any folder."""
-    config = tiny(family, {})
+    config = tiny(family)
     prefix = type(config).__name__.removesuffix("Config")
     with pytest.raises(ValueError, match="does not classify as this head does"):
         getattr(anyformer, f"{prefix}ForSequenceClassification")._from_config(config, attn_implementation="vllm")
-    config = tiny(family, {})
+    config = tiny(family)
     base = getattr(anyformer, f"{prefix}Model")
     heads = [getattr(anyformer, name) for name in base.auto_classes.values()]
     for head in heads:
@@ -321,4 +298,4 @@ def test_classifiers_are_refused_and_a_folders_head_is_no_unknown_weight_for_the
 @pytest.mark.parametrize("family", TINY_FIELDS)
 def test_configs_can_be_compared(family):
     """vLLM compares the whole config with that of its text; a field that dense models do not have must not stop it."""
-    assert tiny(family, {}) == tiny(family, {}) and tiny(family, {}) != tiny(family, {"norm_eps": 1e-3})
+    assert tiny(family) == tiny(family) and tiny(family) != tiny(family, norm_eps=1e-3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from family_variants import LATENT
+from family_variants import LATENT, WINDOW, WINDOWS
 from native_models import randomise
 from packaging.version import Version
 from transformers import (
@@ -20,14 +20,10 @@ from anyformer import AnyformerDecoderForCausalLM
 
 KINDS = {
     "full": {},
-    "sliding": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "sliding": WINDOWS,
     "strided": {"attention_pattern": ["strided_attention"], "attention_stride": 3},
     "alibi": {"position_encoding": "alibi"},
-    "relative-sliding": {
-        "position_encoding": "relative",
-        "attention_pattern": ["sliding_attention"],
-        "sliding_window": 4,
-    },
+    "relative-sliding": WINDOW | {"position_encoding": "relative"},
     "learned": {"position_encoding": "learned"},
 }
 LENGTH = 10
@@ -131,7 +127,7 @@ def test_a_compiled_step_with_a_static_cache_decodes_the_same_tokens(model):
 
 @torch.no_grad()
 def test_a_sliding_cache_holds_the_window_and_no_more(tiny_config):
-    config = tiny_config(attention_pattern=["sliding_attention", "full_attention"], sliding_window=4)
+    config = tiny_config(**WINDOWS)
     model = AnyformerDecoderForCausalLM(config).eval()
     cache = model(prompt(), use_cache=True).past_key_values
     assert cache.layers[0].keys.shape[-2] == 3 and cache.layers[1].keys.shape[-2] == 7
@@ -150,17 +146,16 @@ def test_a_cache_goes_by_both_names_that_transformers_gave_it(model):
 
 
 NEW_TOKENS = 6
-WINDOW = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
 STRIDED = {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 3}
 BLOCKS = {"attention_pattern": ["block_sparse_attention"], "block_size": 3, "num_random_blocks": 1}
 CHUNKS = {"attention_pattern": ["chunked_attention"], "attention_chunk_size": 4}
 LEARNED = {"position_encoding": "learned", "max_position_embeddings": 24}  # fewer than the row has tokens
 CASES = {
     "rotary": ("decoder", {}, "sdpa"),
-    "rotary-eager": ("decoder", WINDOW | {"qk_norm": True}, "eager"),
+    "rotary-eager": ("decoder", WINDOWS | {"qk_norm": True}, "eager"),
     "learned": ("decoder", LEARNED, "sdpa"),
-    "windows": ("decoder", {"attention_pattern": ["sliding_attention"], "sliding_window": 4}, "sdpa"),
-    "alibi-windows": ("decoder", WINDOW | {"position_encoding": "alibi"}, "sdpa"),
+    "windows": ("decoder", WINDOW, "sdpa"),
+    "alibi-windows": ("decoder", WINDOWS | {"position_encoding": "alibi"}, "sdpa"),
     "relative-eager": ("decoder", {"position_encoding": "relative", "relative_attention_shared": False}, "eager"),
     "strided": ("decoder", STRIDED, "sdpa"),
     "blocks": ("decoder", BLOCKS, "sdpa"),

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from anyformer.pipelines.interop.conversion import from_native, to_native
-from family_variants import exactness, positions_of
-from local_hub import run_without_anyformer
+from family_variants import WINDOWS, exactness, positions_of
 from native_models import assert_same_weights, native_model
 from transformers import AutoModelForCausalLM, EncoderDecoderCache
 
@@ -14,11 +13,7 @@ EXACT = 1e-9  # float64, same maths in another order of operations
 PARTS = {
     "rotary": {},
     "alibi-sandwich": {"position_encoding": "alibi", "norm_position": "both", "attention_gate": "head"},
-    "sliding-post": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 3,
-        "norm_position": "post",
-    },
+    "sliding-post": WINDOWS | {"norm_position": "post"},
     "delta-compressive": {
         "attention_pattern": ["gated_delta_attention", "compressive_attention"],
         "segment_length": 4,
@@ -156,19 +151,3 @@ def test_a_mixture_attends_to_an_encoder_too(tiny_moe_config):
     inputs = read(2, 8, 5)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.slow
-def test_its_folder_loads_without_the_package(decoder, tmp_path):
-    decoder.save_pretrained(tmp_path / "saved")
-    inputs = read(2, 8, 5)
-    torch.save(inputs | {"expected": decoder(**inputs).logits}, tmp_path / "batch.pt")
-    script = """
-import torch
-from transformers import AutoModelForCausalLM
-batch = torch.load("batch.pt")
-expected = batch.pop("expected")
-model = AutoModelForCausalLM.from_pretrained("saved", dtype=torch.float64, trust_remote_code=True).eval()
-report((model(**batch).logits - expected).abs().max().item())
-"""
-    assert run_without_anyformer(script, cwd=tmp_path) <= EXACT

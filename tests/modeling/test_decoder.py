@@ -31,9 +31,3 @@ def test_residual_projections_start_smaller_with_depth(tiny_config):
     assert layer.self_attn.o_proj.weight.std() == pytest.approx(0.02 / 4, rel=0.1)
     assert layer.mlp.down_proj.weight.std() == pytest.approx(0.02 / 4, rel=0.1)
     assert layer.self_attn.q_proj.weight.std() == pytest.approx(0.02, rel=0.1)
-
-
-def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_config):
-    model = AnyformerDecoderForCausalLM(tiny_config(position_encoding="learned", max_position_embeddings=8))
-    with pytest.raises(ValueError, match="max_position_embeddings=8"):
-        model(tokens(1, 9))

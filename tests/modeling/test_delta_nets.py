@@ -1,4 +1,4 @@
-"""Delta nets: the chunked form is the recurrence, documents are apart, and layers of transformers compute the same."""
+"""Delta nets: the chunked form is the recurrence, documents are apart."""
 
 from functools import partial
 from itertools import pairwise
@@ -8,17 +8,8 @@ import torch
 from anyformer.modeling import attention_delta_fla, traits
 from anyformer.modeling.attention_delta import delta_rule
 from anyformer.modeling.attention_delta_fla import by_fla, fla_or_torch
-from anyformer.modeling.traits import implementation
-from anyformer.pipelines.interop.architectures.kimi import KIMI_DELTA
-from anyformer.pipelines.interop.verify import Float64Mode
-from anyformer.pipelines.interop.weights import SAME, find
 from family_variants import EXACT, ZOO, close, positions_of, tokens
-from native_models import with_random_weights
-from transformers import AutoConfig
-from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.utils.import_utils import is_flash_linear_attention_available
-
-from anyformer import AnyformerDecoderConfig
 
 WITH_KERNELS = ("gated_delta_attention", "kimi_delta_attention")
 
@@ -67,45 +58,6 @@ def test_a_document_that_is_forgotten_fast_leaves_the_next_finite(channels):
     close(state.detach(), last, EXACT)
     gradients = torch.autograd.grad(out[:, :, 126:].sum() + state.sum(), leaves)
     assert all(gradient.isfinite().all() and not gradient[:, :, :126].any() for gradient in gradients)
-
-
-@pytest.fixture
-def kimi_layers():
-    """transformers' layer of Kimi Linear and ours, in fp64."""
-    sizes = {"hidden_size": 32, "linear_num_heads": 4, "linear_head_dim": 6, "num_hidden_layers": 1}
-    native = KimiLinearDeltaAttention(AutoConfig.for_model("kimi_linear", **sizes, layer_types=["linear_attention"]), 0)
-    config = AnyformerDecoderConfig(
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        attention_pattern=["kimi_delta_attention"],
-        position_encoding="none",
-        linear_key_head_dim=6,
-    )
-    ours = implementation("attention", "kimi_delta_attention", "attention_kimi_delta")(config, 0)
-    return with_random_weights(native).double(), with_random_weights(ours).double()
-
-
-@pytest.mark.parametrize("padding", [0, 30])
-@pytest.mark.parametrize("to_ours", [True, False])
-def test_a_layer_of_kimi_linear_computes_the_same_with_weights_from_either_side(kimi_layers, to_ours, padding):
-    native, ours = kimi_layers
-    here, there = dict(ours.named_parameters()), dict(native.named_parameters())
-    with torch.no_grad():
-        for name, parameter in there.items():
-            row, (other,) = find(KIMI_DELTA, f"layers.0.self_attn.{name}") or (SAME, [f"layers.0.self_attn.{name}"])
-            mine = here.pop(other.removeprefix("layers.0.self_attn."))
-            if to_ours:
-                mine.copy_(row.split(parameter, None)[0])
-            else:
-                parameter.copy_(row.join([mine], None))
-        assert not here
-        x = torch.randn(2, 70, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        mask = (torch.arange(70) >= padding).long().expand(2, -1)
-        with Float64Mode():
-            expected = native(x, attention_mask=mask if padding else None)
-        got, _ = ours(x, ours.token_positions(0, x, mask if padding else None))
-    close(got[:, padding:], expected[:, padding:], EXACT)
 
 
 def stand_in(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):

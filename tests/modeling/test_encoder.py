@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from family_variants import ENCODERS, a_share, encoder_row, positions_of, tokens
-from native_models import randomise
+from anyformer.pipelines.interop.matching import architecture_of
+from anyformer.pipelines.interop.verify import Float64Mode, probe
+from family_variants import ENCODERS, a_share, close, encoder_row, positions_of, tokens
+from native_models import native_model, randomise
 from watching import Watch, square
 
-from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderModel
+from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderModel, from_native
 
 
 def build(config, **kwargs):
@@ -55,6 +57,31 @@ def test_no_segment_is_the_first_segment(tiny_encoder_config):
     model, ids = build(tiny_encoder_config()), tokens()
     assert torch.equal(model(ids).logits, model(ids, token_type_ids=torch.zeros_like(ids)).logits)
     assert not torch.allclose(model(ids).logits, model(ids, token_type_ids=torch.ones_like(ids)).logits)
+
+
+ARCHITECTURES = ("deberta", "deberta_biased", "deberta_queries_of_positions", "deberta_v2", "deberta_v2_shared")
+ARCHITECTURES += ("deberta_v3", "deberta_v2_convolution", "longformer")  # whose attention is a class of its own
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_outputs_and_gradients_are_those_of_the_native_model(name, backend):
+    """Rows are longer than the exact distances and the windows, and one of them is padded."""
+    native = native_model(name, "AutoModel").double()
+    ours = from_native(native)
+    ours.set_attn_implementation(backend)
+    inputs = probe(ours, rows=3, tokens=40, seed=1)
+    if "global_attention_mask" in inputs:  # of one row it says nothing
+        inputs["global_attention_mask"][0] = 0
+    wanted = torch.randn(3, 40, 32, dtype=torch.float64) * inputs["attention_mask"][..., None]
+    sums, gradients = [], []
+    with Float64Mode():
+        for model in (native, ours):
+            sums.append((model(**inputs).last_hidden_state * wanted).sum())
+            gradients.append(torch.autograd.grad(sums[-1], model.get_input_embeddings().weight)[0])
+    tolerance = architecture_of(native.config).tolerance
+    close(sums[1], sums[0], tolerance)
+    close(gradients[1], gradients[0], tolerance)
 
 
 def seen(model, query: int, **kwargs) -> set[int]:

@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-import transformers
 from family_variants import ENCODERS, a_share, close, encoder_row, padded
 from native_models import randomise
 from torch.nn import functional
@@ -116,26 +115,6 @@ def test_both_losses_of_pretraining_count_alone_and_together(tiny_encoder_config
     assert model(**row).loss is None and model(**row).prediction_logits is not None
     assert "prediction_logits" not in model(**row, **labels)
     assert model(**row, **labels, return_logits=True).prediction_logits.shape == (1, 12, 97)
-
-
-@pytest.mark.parametrize("head", PLAIN_HEADS)
-def test_saved_heads_come_back_through_their_auto_class_and_from_a_masked_language_model(
-    tiny_encoder_config, tmp_path, poison_empty_memory, head
-):
-    model, auto = build(head, tiny_encoder_config()), getattr(transformers, f"AutoModelFor{head}")
-    language_model = build("MaskedLM", tiny_encoder_config())
-    model.save_pretrained(tmp_path / "head"), language_model.save_pretrained(tmp_path / "lm")
-    poison_empty_memory()
-    again, facts = auto.from_pretrained(tmp_path / "head", output_loading_info=True)
-    assert type(again) is type(model) and not any(facts.values()), facts
-    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-    # A pretrained language model: its body is kept, the rest is new.
-    fresh, facts = auto.from_pretrained(tmp_path / "lm", output_loading_info=True)
-    assert torch.equal(fresh.model.embed_tokens.weight, language_model.model.embed_tokens.weight)
-    new = {name.split(".")[0] if not name.startswith("model.") else name for name in facts["missing_keys"]}
-    allowed = {"score", "qa_outputs", "seq_relationship", "model.pooler.dense.weight", "model.pooler.dense.bias"}
-    assert new <= allowed and (new or head == "MaskedLM")
-    assert all(torch.isfinite(p).all() for p in fresh.parameters())
 
 
 @pytest.mark.parametrize("pooler_type", ["cls", "mean"])

@@ -18,9 +18,19 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.findings import Verdict
 from anyformer.pipelines.checks.laws import LAWS, law
-from family_variants import DISTANCES_ONLY, FP32, HEADS, SEQ2SEQS, ZOO, close, gradients_of
+from family_variants import (
+    DISTANCES_ONLY,
+    FP32,
+    HEADS,
+    SEQ2SEQS,
+    TINY_FIELDS,
+    ZOO,
+    close,
+    config_class,
+    gradients_of,
+)
+from native_models import randomise
 from torch.nn.functional import cross_entropy, pad
-from transformers import AutoConfig, AutoModel
 from zoo_subject import ZooSubject
 
 import anyformer
@@ -283,16 +293,29 @@ def test_the_loss_of_a_new_model_is_that_of_a_uniform_guess(variant):
 
 # ------------------------------------------------------------------------------------------------ saving and loading
 
+CLASSES = [(model_type, auto) for model_type, row in FAMILIES.items() for auto in row.heads]
 
-@every(FIRST)
-def test_auto_classes_know_the_family(variant, tmp_path):
-    model = variant.model(torch.float32)
-    model.save_pretrained(tmp_path)
-    assert isinstance(AutoConfig.from_pretrained(tmp_path), type(model.config))
+
+@pytest.mark.parametrize("model_type, auto", CLASSES)
+def test_each_class_comes_back_through_its_auto_class_and_with_the_body_of_a_pretrained_model(
+    model_type, auto, tmp_path, poison_empty_memory
+):
+    row = FAMILIES[model_type]
+    config = config_class(row.module)(**TINY_FIELDS[row.module] | {"num_labels": 2})
+    model, pretrained = (randomise(row.load(row.heads[name])(config)) for name in (auto, row.pretraining))
+    model.save_pretrained(tmp_path / "own")
+    pretrained.save_pretrained(tmp_path / "pretrained")
     anyformer.register()  # again: no error
-    assert type(AutoModel.from_pretrained(tmp_path)) is type(model.base_model)
-    auto = getattr(transformers, FAMILIES[model.config.model_type].pretraining)
-    assert type(auto.from_pretrained(tmp_path)) is type(model)
+    poison_empty_memory()
+    again, facts = getattr(transformers, auto).from_pretrained(tmp_path / "own", output_loading_info=True)
+    assert type(again) is type(model) and not any(facts.values()), facts
+    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    fresh = getattr(transformers, auto).from_pretrained(tmp_path / "pretrained")
+    body, kept = pretrained.base_model.state_dict(), fresh.base_model.state_dict()
+    new = {name for name in kept if name not in body}
+    assert all("pooler" in name or "mask_token" in name for name in new) and len(kept) > len(new)
+    assert all(torch.equal(tensor, body[name]) for name, tensor in kept.items() if name in body)
+    assert all(torch.isfinite(p).all() for p in fresh.parameters())
 
 
 # ------------------------------------------------------------------------------------------------ compilers

@@ -7,10 +7,9 @@ from typing import get_args
 
 import pytest
 from anyformer.modeling.rules import legality
+from anyformer.modeling.rules.bounds import BOUNDS
 from anyformer.modeling.rules.legality import (
     INITIALIZER_RANGE,
-    POSITIVE,
-    PROBABILITIES,
     check_legal,
     faults,
 )
@@ -21,7 +20,6 @@ from yielded_lines import lines_of, lines_that_yield
 from anyformer import (
     AnyformerDecoderConfig,
     AnyformerEncoderConfig,
-    AnyformerMoeConfig,
     AnyformerSeq2SeqConfig,
     AnyformerViTConfig,
 )
@@ -29,20 +27,15 @@ from anyformer import (
 LINEAR = {"attention_pattern": ["linear_attention"]}
 LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
 CASES = {
-    "kv_lora_rank is not set, but latent_attention layers": {"attention_pattern": ["latent_attention"]},
     "v_head_dim is not set, but latent_attention layers need it": LATENT | {"v_head_dim": None},
-    "v_head_dim=4 is used by no layer; name latent_attention in attention_pattern": {"v_head_dim": 4},
     "num_key_value_heads=2 is not for latent_attention, which": LATENT | {"num_key_value_heads": 2},
     "qk_norm=True is not for latent_attention": LATENT | {"qk_norm": True},
     "of head_dim=8 8 channels rotate; leave head_dim null": LATENT | {"head_dim": 8},
-    "attention_gate='head' does not go with latent_attention": LATENT | {"attention_gate": "head"},
-    "kv_lora_rank=0 is not a positive number": LATENT | {"kv_lora_rank": 0},
     "initializer_range=0.1 spreads no weight where fan_in_init=True": {"initializer_range": 0.1, "fan_in_init": True},
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and": {"hidden_size": 256, "num_attention_heads": 7},
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
     "head_dim=5 is odd": {"head_dim": 5},
     "position_encoding='rotery' is not known; known: none, learned, sinusoidal": {"position_encoding": "rotery"},
-    "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
     "norm_position.full_attention='middle' is not known": {"norm_position": {"full_attention": "middle"}},
     "norm_position.linear_attention='pre' is read by no layer; layers of this model are full_attention": {
@@ -52,7 +45,6 @@ CASES = {
     "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
     "add_cross_attention=True does not go with block='parallel'": {"block": "parallel", "add_cross_attention": True},
-    "num_nextn_predict_layers=-1 is not a number of modules": {"num_nextn_predict_layers": -1},
     "num_nextn_predict_layers=1 adds modules that read no encoder": {
         "num_nextn_predict_layers": 1,
         "add_cross_attention": True,
@@ -65,12 +57,10 @@ CASES = {
         "no_rope_layers": [0],
         "position_encoding": "alibi",
     },
-    "residual_multiplier=0 is not a positive number": {"residual_multiplier": 0},
     "attention_gate='row' is not known; known: head, channel": {"attention_gate": "row"},
     "attention_gate='head' does not go with linear_attention": {"attention_gate": "head", **LINEAR},
     "hidden_act='gelu' is not read by mlp_type='clamped_glu'": {"mlp_type": "clamped_glu", "hidden_act": "gelu"},
     "swiglu_limit=5.0 and swiglu_alpha=1.702 are read by mlp_type='clamped_glu'": {"swiglu_limit": 5.0},
-    "swiglu_alpha=0 is not a positive number": {"swiglu_alpha": 0},
     "attention_sinks=True and position_at='queries_keys' are two classes of attention": {
         "attention_sinks": True,
         "position_at": "queries_keys",
@@ -94,18 +84,11 @@ CASES = {
         "value_residual": True,
     },
     "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
-    "mlp_type='moe' is not known": {"mlp_type": "moe"},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
-    "num_hidden_layers=0 is not a positive number": {"num_hidden_layers": 0},
-    "attention_dropout=1.5 is not a probability": {"attention_dropout": 1.5},
     "layer_types names 1 layers, but num_hidden_layers=8": {"layer_types": ["full_attention"]},
-    "sliding_window is not set, but sliding_attention layers need it": {"attention_pattern": ["sliding_attention"]},
-    "attention_stride is not set, but strided_attention layers need it": {"attention_pattern": ["strided_attention"]},
-    "sliding_window=256 is used by no layer; name sliding_attention in attention_pattern": {"sliding_window": 256},
     "linear_key_head_dim=4 is used by no layer; name gated_delta_attention or": {"linear_key_head_dim": 4},
     "attention_stride=4 is used by no layer": {"attention_stride": 4},
-    "sliding_window=0 is not a positive number": {"sliding_window": 0},
     "say different things; leave layer_types null": {
         "num_hidden_layers": 1,
         "attention_pattern": ["full_attention"],
@@ -122,7 +105,6 @@ CASES = {
         "attention_stride": 4,
         "rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "strided_attention")},
     },
-    "rope_parameters.rope_theta=0 is not a positive number": {"rope_parameters": {"rope_theta": 0}},
     "factor=nan is not": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}},
     "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
         "attention_pattern": ["sliding_attention"],
@@ -131,15 +113,6 @@ CASES = {
     },
     "rope_parameters.partial_rotary_factor=0.12": {"head_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.12}},
     "relative_attention_max_distance=16": {"position_encoding": "relative", "relative_attention_max_distance": 16},
-    "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["conv"]},
-    "attention_chunk_size is not set, but chunked_attention layers need": {"attention_pattern": ["chunked_attention"]},
-    "attention_chunk_size=4 is used by no layer; name chunked_attention in attention": {"attention_chunk_size": 4},
-    "block_size is not set, but block_sparse_attention": {"attention_pattern": ["block_sparse_attention"]},
-    "block_size=4 is used by no layer; name block_sparse_attention in attention_pattern": {"block_size": 4},
-    "num_local_blocks=0 is not a positive number": {"num_local_blocks": 0},
-    "num_sink_blocks=-1 is not a number of blocks": {"num_sink_blocks": -1},
-    "num_random_blocks=-1 is not a number of blocks": {"num_random_blocks": -1},
-    "floor_scale=0 must be at least 1": {"floor_scale": 0},
     "attn_temperature_tuning=True is for layers without positions, and": {"attn_temperature_tuning": True},
     "attn_temperature_tuning=True does not go with linear_attention": {
         "attn_temperature_tuning": True,
@@ -156,11 +129,7 @@ CASES = {
         **LINEAR,
     },
     "segment_length is not set, but compressive_attention layers": {"attention_pattern": ["compressive_attention"]},
-    "segment_length is not set, but recurrent_attention layers need it": {"memory_length": 4},
     "memory_length is not set, but": {"attention_pattern": ["recurrent_attention"], "segment_length": 4},
-    "segment_length=4 is used by no layer; name compressive_attention or recurrent_attention": {"segment_length": 4},
-    "memory_length=4 is used by no layer; name": {"attention_pattern": ["full_attention"], "memory_length": 4},
-    "memory_update='gated' is not known; known: delta, linear": {"memory_update": "gated"},
     "position_encoding='alibi' adds to single scores, which linear_attention": LINEAR | {"position_encoding": "alibi"},
     "attn_logit_softcapping=5.0 acts on single scores, which": LINEAR | {"attn_logit_softcapping": 5.0},
     "attention_dropout=0.1 acts on single scores": LINEAR | {"attention_dropout": 0.1},
@@ -172,16 +141,12 @@ CASES = {
 
 DISENTANGLED = {"position_encoding": "disentangled"}
 ENCODER_CASES = {
-    "embedding_size=0 is not a positive number": {"embedding_size": 0},
     "position_at='layers' adds hidden_size=512 channels; leave embedding_size=64 null": {
         "position_at": "layers",
         "position_encoding": "learned",
         "embedding_size": 64,
     },
-    "position_buckets=0 is not a positive number": DISENTANGLED | {"position_buckets": 0},
-    "max_relative_positions=-1 is not a positive number": DISENTANGLED | {"max_relative_positions": -1},
     "pooler_type='max' is not known; known: cls, mean": {"pooler_type": "max"},
-    "num_hidden_groups=0 is not a positive number": {"num_hidden_groups": 0},
     "num_hidden_groups=3 does not divide num_hidden_layers=8; 2, 4": {"num_hidden_groups": 3},
     "num_hidden_groups=1 shares weights between layers, which must then be alike": {
         "num_hidden_groups": 1,
@@ -197,22 +162,15 @@ ENCODER_CASES = {
         "sliding_window": 4,
     },
     "task_head_transform=True makes 64 channels of": {"task_head_transform": True, "embedding_size": 64},
-    "type_vocab_size=-1 is not a number of segments; 0 means none": {"type_vocab_size": -1},
-    "mask_decoder_layers=-1 is not a number of layers; 0 means none": DISENTANGLED | {"mask_decoder_layers": -1},
     "mask_decoder_layers=2 needs position_encoding='disentangled' and": DISENTANGLED | {"mask_decoder_layers": 2},
     "mask_decoder_layers=1 adds absolute": DISENTANGLED
     | {"mask_decoder_layers": 1, "norm_position": "post", "embedding_size": 64},
     "position_biased_input=True is for position_encoding='disentangled'; with": {"position_biased_input": True},
     "conv_kernel_size=4 must be odd, or 0 for no convolution": {"conv_kernel_size": 4},
     "conv_groups=3 does not divide hidden_size=512; 2, 4 and 8 do": {"conv_kernel_size": 3, "conv_groups": 3},
-    "conv_groups=0 does not divide hidden_size=512": {"conv_groups": 0},
-    "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
     "'linear_attention', which an encoder": LINEAR,
     "sliding_window is not set, but local_global_attention layers": {"attention_pattern": ["local_global_attention"]},
     "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in": {"sliding_window": 4},
-    "attention_stride=4 is used by no layer; name strided_attention in": {"attention_stride": 4},
-    "position_offset=-2 is not a number of rows; 0 means none": {"position_offset": -2},
-    "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
 }
 SEQ2SEQ_CASES = {
     "block='parallel' has no place for attention to the encoder's tokens": {"block": "parallel"},
@@ -220,31 +178,20 @@ SEQ2SEQ_CASES = {
         "position_encoding": "rotary",
         "no_rope_layers": [1] * 7 + [0],
     },
-    "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
     "attention_pattern holds 'strided_attention'": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
-    "sliding_window=4 is used by no layer": {"sliding_window": 4},
     "names the encoder's layers only; name attention_pattern": {
         "layer_types": ["sliding_attention", "full_attention"] * 4,
         "sliding_window": 4,
     },
-    "classifier_dropout=-0.1 is not a probability": {"classifier_dropout": -0.1},
     "names the encoder's layers only; name mlp_pattern": {"num_experts": 4, "mlp_layer_types": ["dense", "sparse"] * 4},
 }
 OUTPUT_CASES = {
-    "output_vocab_size=0 is not a positive number": {"output_vocab_size": 0},
     "output_vocab_size=8 must be at most vocab_size=7": {"output_vocab_size": 8, "vocab_size": 7},
     "output_vocab_size=6 gives the head rows of its own": {"output_vocab_size": 6, "tie_word_embeddings": True},
 }
 VIT_CASES = {
-    "patch_size=0 is not a positive number": {"patch_size": 0},
-    "num_channels=0 is not a positive number": {"num_channels": 0},
-    "encoder_stride=0 is not a positive number": {"encoder_stride": 0},
-    "pooler_output_size=0 is not a positive number": {"pooler_output_size": 0},
-    "num_register_tokens=-1 is not a number of tokens": {"num_register_tokens": -1},
-    "label_smoothing=1.0 is not a probability": {"label_smoothing": 1.0},
-    "pooler_type='max' is not known; known: cls, mean": {"pooler_type": "max"},
-    "image_size=0 is no number of pixels": {"image_size": 0},
+    "image_size=[8, 8, 8] is no number of pixels": {"image_size": [8, 8, 8], "patch_size": 4},
     "patch_size=5 does not divide image_size=28; 2, 4 and 7 do": {"image_size": 28, "patch_size": 5},
     "position_encoding='alibi' counts distances in a row of tokens": {"position_encoding": "alibi"},
     "hidden_size=6 is no multiple of 4": {
@@ -264,15 +211,9 @@ VIT_CASES = {
 ALL_CASES = [
     *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in OUTPUT_CASES.items()),
     *((AnyformerViTConfig, sentence, fields) for sentence, fields in VIT_CASES.items()),
-    *((AnyformerDecoderConfig, f"{name}=0 is not a positive", {name: 0}) for name in POSITIVE),
-    *((AnyformerDecoderConfig, f"{name}=1.0 is not a probability", {name: 1.0}) for name in PROBABILITIES),
     *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in CASES.items()),
+    (AnyformerDecoderConfig, "attention_dropout=1.0 must be at least 0 and below 1", {"attention_dropout": 1.0}),
     (AnyformerDecoderConfig, "disentangled' needs bidirectional attention; a decoder can use none", DISENTANGLED),
-    (AnyformerMoeConfig, "router_aux_loss_coef=1e+30 must be at most 100", {"router_aux_loss_coef": 1e30}),
-    (AnyformerDecoderConfig, "norm_eps=-1.0 must be at least 0", {"norm_eps": -1.0}),
-    (AnyformerDecoderConfig, "initializer_range=0.0 must be at least 1e-12", {"initializer_range": 0.0}),
-    (AnyformerDecoderConfig, "logit_multiplier=1e-30 must be at least 1e-06", {"logit_multiplier": 1e-30}),
-    (AnyformerDecoderConfig, "initializer_range=nan must be at most 100", {"initializer_range": float("nan")}),
     *((AnyformerEncoderConfig, sentence, fields) for sentence, fields in ENCODER_CASES.items()),
     *((AnyformerSeq2SeqConfig, sentence, fields) for sentence, fields in SEQ2SEQ_CASES.items()),
 ]
@@ -297,7 +238,8 @@ def test_every_number_has_bounds_which_are_looked_at_before_anything_counts_up_t
         types = {field.type, *get_args(field.type)}
         if name.endswith("_token_id") or not types & {int, float}:  # a config need not know its tokenizer
             continue
-        for wrong in (10**18, -(10**18), *([math.nan] if float in types else [])):
+        least, greatest = BOUNDS.get(name, (0, 10**18))
+        for wrong in (least - 1, greatest + 1, *([math.nan] if float in types else [])):
             with pytest.raises(ValueError, match=f"{name}={wrong}"):
                 check_legal(SimpleNamespace(**(defaults | {name: wrong})))
 

@@ -1,4 +1,4 @@
-"""Laws of local and global attention: equal to native Longformer, on every backend, in packed rows too."""
+"""Laws of local and global attention; whole models are compared with Longformer in test_encoder.py."""
 
 import pytest
 import torch
@@ -7,16 +7,10 @@ from anyformer.modeling.attention_local_global import LocalGlobalAttention, glob
 from anyformer.modeling.attention_masks import make_masks
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from native_models import with_random_weights
-from torch import nn
-from transformers import LongformerConfig
-from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 from watching import Watch
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, other orders of the same sums
-NATIVE = {"atol": 1e-9, "rtol": 1e-9}  # float64
 BATCH, HEADS, HIDDEN, WINDOW = 2, 4, 32, 3
-NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-NAMES |= {f"{name}_global": f"global_{own}" for name, own in NAMES.items()}
 
 
 def make_config(backend="eager", kind="local_global_attention", **fields):
@@ -26,25 +20,6 @@ def make_config(backend="eager", kind="local_global_attention", **fields):
     config = AnyformerEncoderConfig(**(common | fields))
     config._attn_implementation = backend
     return config
-
-
-def native_config(**fields):
-    common = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "attention_window": [2 * WINDOW]}
-    common |= {"num_hidden_layers": 1, "intermediate_size": 48, "max_position_embeddings": 200, "vocab_size": 97}
-    return LongformerConfig(**(common | {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0} | fields))
-
-
-def ours_of(native, read=lambda p: p.detach()):
-    by_module = ((*name.split("."), p) for name, p in native.named_parameters())
-    return {f"{NAMES[module]}.{name}": read(p) for module, name, p in by_module}
-
-
-def loaded(config, native):
-    """Ours with native's weights; its output projection does nothing."""
-    ours = LocalGlobalAttention(config, 0)
-    projection = {"o_proj.weight": torch.eye(HIDDEN), "o_proj.bias": torch.zeros(HIDDEN)}
-    ours.load_state_dict(ours_of(native) | projection)
-    return ours.eval()
 
 
 def contexts(config, x, global_tokens=None, padding=None, documents=None):
@@ -59,42 +34,6 @@ def globals_at(length, *rows):
     for row, columns in enumerate(rows):
         mask[row, list(columns)] = 1
     return mask
-
-
-# Where tokens are global in each row: none, one row only, different numbers, next to each other and far apart.
-GLOBALS = {"none": [(), ()], "one row": [(), (0,)], "uneven": [(0,), (0, 5, 6)], "many": [(0, 1, 2, 9), (4, 8)]}
-
-
-@pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("length", [12, 17])
-@pytest.mark.parametrize("where", GLOBALS)
-def test_a_layer_equals_native_with_all_gradients(where, length, backend):
-    native = with_random_weights(LongformerSelfAttention(native_config(), 0))
-    ours = loaded(make_config(backend), native)
-    padding, global_tokens = torch.ones(BATCH, length, dtype=torch.long), globals_at(length, *GLOBALS[where])
-    padding[0, length - 2 :] = 0
-    x, wanted = torch.randn(BATCH, length, HIDDEN), torch.randn(BATCH, length, HIDDEN) * padding[..., None]
-
-    missing = -length % (2 * WINDOW)  # native wants whole windows
-    theirs = x.clone().requires_grad_()
-    padded = nn.functional.pad(theirs, (0, 0, 0, missing))
-    marks = nn.functional.pad(padding * (global_tokens + 1), (0, missing)) - 1.0
-    flags = {"is_index_masked": marks < 0, "is_index_global_attn": marks > 0, "is_global_attn": bool((marks > 0).any())}
-    expected = native(padded, marks * 10000, **flags)[0][:, :length]
-    (expected * wanted).sum().backward()
-
-    own = x.clone().requires_grad_()
-    out = ours(own, **contexts(ours.config, own, global_tokens, padding))[0]
-    (out * wanted).sum().backward()
-    torch.testing.assert_close(out[padding.bool()], expected[padding.bool()], **NATIVE)
-    torch.testing.assert_close(own.grad, theirs.grad, **NATIVE)
-    gradients = {name: p.grad for name, p in ours.named_parameters()}
-    for name, gradient in ours_of(native, lambda p: p.grad).items():
-        if gradient is None:  # no token was global
-            assert where == "none" and gradients[name] is None
-        else:
-            torch.testing.assert_close(gradients[name], gradient, **NATIVE)
 
 
 def test_a_token_sees_its_window_and_global_ones_and_a_global_token_everything():

@@ -28,9 +28,8 @@ def heads(attention, x):
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("length", [1, 5, 13, 20])
-@pytest.mark.parametrize("update", ["delta", "linear"])
-def test_compressive_attention_is_the_papers_loop_over_segments(tiny_config, update, length, backend):
-    config = tiny_config(**COMPRESSIVE, memory_update=update, position_encoding="none")
+def test_compressive_attention_is_the_papers_loop_over_segments(tiny_config, length, backend):
+    config = tiny_config(**COMPRESSIVE, position_encoding="none")
     attention = build(config, attn_implementation=backend).model.layers[0].self_attn
     x = torch.randn(2, length, 32)
     q, k, v, project = heads(attention, x)
@@ -41,7 +40,7 @@ def test_compressive_attention_is_the_papers_loop_over_segments(tiny_config, upd
         dot = torch.nn.functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True)
         fq, fk = feature_map(qs), feature_map(ks)
         read = fq @ memory / (fq @ z).clamp(min=1e-12)
-        old = fk @ memory / (fk @ z).clamp(min=1e-12) if update == "delta" else 0
+        old = fk @ memory / (fk @ z).clamp(min=1e-12)
         memory, z = memory + fk.transpose(-1, -2) @ (vs - old), z + fk.sum(2)[..., None]
         outputs.append(gate * read + (1 - gate) * dot)
     torch.testing.assert_close(attention(x)[0], project(torch.cat(outputs, 2)), atol=TOLERANCE, rtol=1e-5)
@@ -105,9 +104,3 @@ def test_flash_and_serving_engines_are_refused_where_they_would_see_another_row(
         assert model._supports_flash_attn is flash and not model._supports_attention_backend
     assert "layers.*.self_attn.q_proj" not in tiny_config(**COMPRESSIVE).base_model_tp_plan
     assert "layers.*.self_attn.q_proj" in tiny_config(segment_length=4, memory_length=4).base_model_tp_plan
-
-
-# ---- symbols at the beginning are asked for at the end, farther away than two layers of windows reach (14 tokens)
-
-SLOTS, VALUES, GAP, WINDOW = 4, 8, 24, 8
-ASK, FILLER = SLOTS * VALUES, SLOTS * VALUES + SLOTS

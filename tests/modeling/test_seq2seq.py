@@ -10,10 +10,8 @@ from torch.nn.functional import pad
 from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-import anyformer
 from anyformer import (
     AnyformerSeq2SeqConfig,
-    AnyformerSeq2SeqEncoderModel,
     AnyformerSeq2SeqForConditionalGeneration,
     AnyformerSeq2SeqForSequenceClassification,
     AnyformerSeq2SeqModel,
@@ -161,42 +159,6 @@ def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(variant):
 
 
 # ---- saving and loading
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", ["original", "umt5", "bart", "deep_decoder"], indirect=True)
-def test_an_encoder_and_a_classifier_are_loaded_from_a_whole_model(variant, tmp_path, poison_empty_memory):
-    batch = pair(12, 9, batch=2)
-    expected = variant(**batch)
-    variant.save_pretrained(tmp_path)
-    poison_empty_memory()
-    encoder, facts = AnyformerSeq2SeqEncoderModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(facts.values()), facts
-    hidden = encoder(batch["input_ids"]).last_hidden_state
-    assert torch.equal(hidden, expected.encoder_last_hidden_state)
-    classifier = AnyformerSeq2SeqForSequenceClassification.from_pretrained(tmp_path)
-    assert all(torch.isfinite(p).all() for p in classifier.parameters())
-    decoder = variant.model.decoder.state_dict()
-    assert all(torch.equal(p, decoder[name]) for name, p in classifier.model.decoder.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "auto, name",
-    [
-        ("AutoModel", "Model"),
-        ("AutoModelForSeq2SeqLM", "ForConditionalGeneration"),
-        ("AutoModelForTextEncoding", "EncoderModel"),
-        ("AutoModelForSequenceClassification", "ForSequenceClassification"),
-    ],
-)
-def test_each_class_comes_back_through_its_auto_class(tiny_seq2seq_config, tmp_path, poison_empty_memory, auto, name):
-    model = randomise(getattr(anyformer, f"AnyformerSeq2Seq{name}")(tiny_seq2seq_config(num_labels=3)))
-    model.save_pretrained(tmp_path)
-    poison_empty_memory()
-    again, facts = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
-    assert type(again) is type(model) and not any(facts.values()), facts
-    assert isinstance(again.config, AnyformerSeq2SeqConfig) and again.config.is_encoder_decoder
-    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 def test_the_configs_of_the_stacks_are_not_saved_into_the_models(tiny_seq2seq_config, tmp_path):
