@@ -156,11 +156,6 @@ def whole_weights_of(model) -> dict[str, torch.Tensor]:
 
 def load_checkpoint_of(model, folder: Path) -> None:
     """Give an adapted model the weights of the adapter in a checkpoint's folder."""
-    load_weights(model, load_file(folder / ADAPTER_WEIGHTS))
-
-
-def load_weights(model, weights: dict[str, torch.Tensor]) -> None:
-    """Give an adapted model the weights of its adapter, named as they are saved."""
     from peft import set_peft_model_state_dict
 
-    set_peft_model_state_dict(model, weights)
+    set_peft_model_state_dict(model, load_file(folder / ADAPTER_WEIGHTS))

@@ -332,8 +332,6 @@ def test_what_deepspeed_cannot_run_is_one_sentence_with_the_way_out(tmp_path, mo
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "broken.json").write_text("{")
     assert "cannot be read as JSON" in refused(tmp_path / "broken.json")
-    assert "elasticity changes what a step computes" in refused("{elasticity: {enabled: true}}")
-    assert "elastic_checkpoint changes" in refused("{zero_optimization: {stage: 2, elastic_checkpoint: true}}")
 
 
 def test_fp16_needs_an_accelerator_and_bf16_auto_leaves_it_alone():

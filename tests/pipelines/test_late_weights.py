@@ -13,8 +13,8 @@ from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSect
 from anyformer.pipelines.training.engines.deepspeed_engine import share_out
 from anyformer.pipelines.training.engines.fsdp import FSDP
 from anyformer.pipelines.training.engines.late_weights import built_late, fill, is_late
-from anyformer.pipelines.training.engines.mesh import whole_state
-from anyformer.pipelines.training.engines.mesh_engine import Mesh, Stages
+from anyformer.pipelines.training.engines.mesh import Mesh, whole_state
+from anyformer.pipelines.training.engines.pipeline import Stages
 from processes import run_ranks
 from test_distributed import forget_the_parents_state, needs_deepspeed, talk_by_gloo_alone
 from torch import nn

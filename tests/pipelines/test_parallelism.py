@@ -20,8 +20,7 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
-from anyformer.pipelines.training.engines.mesh import NEEDED
-from anyformer.pipelines.training.engines.mesh_engine import Mesh
+from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
 from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file

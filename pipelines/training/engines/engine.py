@@ -63,8 +63,12 @@ class Engine:
         device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
         """
         self.check_settings()
-        self._check_lora(recipe)
-        self._check_checkpoint_average(recipe.evaluation.average_checkpoints)
+        averaged = recipe.evaluation.average_checkpoints
+        if averaged is not None and self.splits_weights is not None:
+            raise UserError(
+                f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
+                f"{self.splits_weights} splits it; set it to null"
+            )
         self.check_launcher(device, devices)
 
     def check_run(self, recipe: Recipe, decides_steps: bool) -> None:
@@ -90,21 +94,29 @@ class Engine:
                 "training.log_gradient_norms_per_layer=true reckons with one norm that all gradients are clipped to, "
                 "but training.max_grad_norm has one for each part, which are logged anyway; set it to false"
             )
-        if section.log_gradient_norms_per_layer and splitter is not None:
-            raise UserError(
-                f"training.log_gradient_norms_per_layer=true reads whole gradients, but {splitter} splits them; set it "
-                f"to false, or train by one process or by DDP"
-            )
-        if splitter is not None and recipe.evaluation.minimal_pairs is not None:
-            raise UserError(
-                f"evaluation.minimal_pairs is measured on the whole model, but {splitter} splits it; leave it out, and "
-                f"measure the finished model by anyformer evaluate, or train by one process or by DDP"
-            )
-        if splitter is not None and best in objective_of(recipe).metrics_of_answers():
-            raise UserError(
-                f"evaluation.best_metric={best} is measured on answers of the whole model, but {splitter} splits it; "
-                f"set it to loss, or train by one process or by DDP"
-            )
+        if splitter is None:
+            return
+        lora, per_layer = section.lora, section.log_gradient_norms_per_layer
+        for is_asked, what, way in (
+            (
+                lora is not None and lora.merge,
+                "training.lora.merge=true needs whole weights",
+                "merge by anyformer merge",
+            ),
+            (per_layer, "training.log_gradient_norms_per_layer=true reads whole gradients", "set it to false"),
+            (
+                recipe.evaluation.minimal_pairs is not None,
+                "evaluation.minimal_pairs is measured on the whole model",
+                "measure the finished model by anyformer evaluate",
+            ),
+            (
+                best in objective_of(recipe).metrics_of_answers(),
+                f"evaluation.best_metric={best} is measured on answers of the whole model",
+                "set it to loss",
+            ),
+        ):
+            if is_asked:
+                raise UserError(f"{what}, but {splitter} splits it; {way}, or train by one process or by DDP")
 
     def check_settings(self) -> None:
         """Raise UserError for an optimizer, an average or a file that the engine cannot take."""
@@ -140,13 +152,6 @@ class Engine:
         if kind == RING and self.name != "FSDP":
             raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
 
-    def _check_lora(self, recipe: Recipe) -> None:
-        if recipe.training.lora is not None and recipe.training.lora.merge and self.splitter is not None:
-            raise UserError(
-                "training.lora.merge=true needs whole weights, but DeepSpeed and FSDP split them; leave it out, and "
-                "make a whole model of the run's folder with anyformer merge"
-            )
-
     def check_average(self) -> None:
         """Raise UserError for a moving average of weights that this engine splits."""
         decay = self.section.ema_decay
@@ -155,14 +160,6 @@ class Engine:
             raise UserError(
                 f"training.ema_decay={decay} needs whole weights, but {self.name} splits or flattens them; set it to "
                 f"null{'' if self.splits_weights else other}"
-            )
-
-    def _check_checkpoint_average(self, number: int | None) -> None:
-        """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
-        if number is not None and self.splits_weights is not None:
-            raise UserError(
-                f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but "
-                f"{self.splits_weights} splits it; set it to null"
             )
 
     def check_wrapped(self, wrapped) -> None:

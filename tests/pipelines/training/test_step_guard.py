@@ -8,10 +8,9 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.metrics_file import read_metrics
-from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
@@ -176,18 +175,6 @@ def test_many_gradient_norms_far_above_the_usual_are_counted_and_some_of_them_sa
     assert steps.facts() == {"grad_norm_warnings": 2 * SAID}
     said = capsys.readouterr().err.splitlines()
     assert len(said) == SAID and said[-1].endswith("only counted, in run.json") and "counted" not in said[-2]
-
-
-def test_judging_steps_is_refused_under_deepspeed(monkeypatch):
-    def judged(section):
-        engine_for(section).check_run(Recipe(training=section), StepGuard(section).decides)
-
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    judged(TrainingSection())
-    with pytest.raises(UserError, match=r"^training\.bad_step=skip looks at losses and gradients .* DeepSpeed"):
-        judged(TrainingSection(bad_step="skip"))
-    with pytest.raises(UserError, match=r"^training\.loss_spike=3"):
-        judged(TrainingSection(loss_spike=3.0))
 
 
 def test_a_router_that_uses_few_experts_is_reported_once_until_it_recovers(tmp_path, capsys):
