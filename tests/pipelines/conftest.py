@@ -64,6 +64,19 @@ def command():
 
 
 @pytest.fixture
+def alone(command, tmp_path):
+    """Train a recipe in this process -> (run.json, losses, folder)."""
+    from processes import free_port, logged_losses
+
+    def run(recipe, *overrides):
+        run = tmp_path / f"alone-{free_port()}"
+        assert command("train", recipe, f"training.output_dir={run}", *overrides) == 0
+        return json.loads((run / "run.json").read_text()), logged_losses(run), run
+
+    return run
+
+
+@pytest.fixture
 def whole_and_killed(command, tmp_path):
     """Train in two folders, in the second killed in that micro-batch and begun again: equal weights and numbers."""
     from processes import end_in_micro_batch

@@ -19,7 +19,7 @@ from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, logged_losses, rank_environments
-from test_distributed import assert_close, forget_the_parents_state, needs_deepspeed
+from test_distributed import DOUBLED, assert_close, forget_the_parents_state, needs_deepspeed
 from transformers import TrainingArguments
 
 ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
@@ -32,7 +32,6 @@ ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
         (["--launch", "ddp", "--nproc", "0"], "--nproc: 0 must be at least 1"),
         (["--nproc", "2"], "--nproc 2 goes with --launch, such as --launch ddp --nproc 2"),
         (["--launch", "ddp"], "say how many, such as --nproc 2"),
-        (["--launch", "fsdp2", "--nproc", "2"], "fsdp2 needs GPUs, and there are none; write --launch zero3"),
         (["--launch", "zero2", "--nproc", "2"], "training.optim=muon needs whole matrices"),
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
         (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),
@@ -110,9 +109,7 @@ def test_gpus_are_counted_without_torch(monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert launch.count_gpus() == count
     nodes.clear()
-    assert launch.count_gpus() == (0 if sys.platform == "linux" else None)
-    monkeypatch.setattr(launch.glob, "glob", lambda pattern: ["/dev/kfd"] if pattern == "/dev/kfd" else [])
-    assert launch.count_gpus() is None  # another kind, which torch will count
+    assert launch.count_gpus() == 0
 
 
 # ------------------------------------------------------------------------------------- the job of some ranks
@@ -264,12 +261,10 @@ def test_the_process_that_fails_says_why_and_the_others_that_it_is_gone(tiny_rec
 
 
 @pytest.mark.slow
-def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(tiny_recipe, command, tmp_path):
-    recipe, run, one = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run", tmp_path / "one"
+def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(tiny_recipe, alone, tmp_path):
+    recipe, run = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run"
     training = ["training.max_steps=400", "training.learning_rate=1e-4", "training.save_steps=1000"]
-    doubled = "training.gradient_accumulation_steps=2"
-    assert command("train", recipe, *training, f"training.output_dir={one}", doubled) == 0
-
+    _, expected, _ = alone(recipe, *training, DOUBLED)
     words = ["--launch", "ddp", *training, f"training.output_dir={run}"]
     job = start(recipe, *words)
     try:
@@ -287,4 +282,4 @@ def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(
     assert job.returncode == 0, output + error
     facts = json.loads((run / "run.json").read_text())
     assert (facts["engine"], facts["world_size"]) == ("DistributedDataParallel", 2)
-    assert_close(logged_losses(run), logged_losses(one))
+    assert_close(logged_losses(run), expected)

@@ -58,18 +58,6 @@ def ranks(command, tmp_path):
     return run
 
 
-@pytest.fixture
-def alone(command, tmp_path):
-    """Train a recipe in this process -> (run.json, losses, folder)."""
-
-    def run(recipe, *overrides):
-        run = tmp_path / f"alone-{free_port()}"
-        assert command("train", recipe, f"training.output_dir={run}", *overrides) == 0
-        return json.loads((run / "run.json").read_text()), logged_losses(run), run
-
-    return run
-
-
 def assert_same_run(got, expected):
     """Losses, metrics and saved weights; the model that was saved loads in one process."""
     (facts, losses, run), (single, own_losses, own_run) = got, expected

@@ -39,7 +39,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What gloo, NCCL and sockets say of a process that has ended.
 GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
 LOST_ANOTHER = "another process of this run has ended, and none can go on without it; that one says why"
-OTHER_ACCELERATORS = ("/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/davinci*", "/dev/hl*", "/dev/neuron*")
 
 
 def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) -> int:
@@ -120,11 +119,6 @@ def fsdp_variables() -> dict[str, str]:
 def count_processes(engine: str, nproc: int | None) -> int:
     """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
     gpus = count_gpus()
-    if engine == "fsdp2" and gpus == 0:
-        raise UserError(
-            "--launch fsdp2 needs GPUs, and there are none; write --launch zero3, or --launch mesh "
-            "training.parallelism='{dp_shard: 2}', which shard on CPUs"
-        )
     if nproc is None and not gpus:
         raise UserError(
             f"--launch {engine} starts one per NVIDIA GPU, and there is none here; say how many, such as --nproc 2"
@@ -136,14 +130,11 @@ def count_processes(engine: str, nproc: int | None) -> int:
     return gpus if nproc is None else nproc
 
 
-def count_gpus() -> int | None:
-    """NVIDIA GPUs that processes will see; None where only torch knows, of other accelerators and other systems."""
+def count_gpus() -> int:
+    """NVIDIA GPUs that processes will see; of other accelerators torch alone knows."""
     found = len(glob.glob("/dev/nvidia[0-9]*"))
-    if not found:
-        others = sys.platform != "linux" or any(glob.glob(pattern) for pattern in OTHER_ACCELERATORS)
-        return None if others else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if not found or visible is None:
         return found
     named = [name.strip() for name in visible.split(",")]
     return 0 if named[0] in ("", "-1") else len(named)

@@ -19,7 +19,6 @@ from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
 from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
-from anyformer.pipelines.training.guards.audit import read_audit
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from anyformer.pipelines.training.log.progress import ProgressLine
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
@@ -29,7 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, free_port, run_ranks
 from rich.console import Console
-from run_folders import assert_same_weights
+from run_folders import assert_same_weights, read_audit
 from test_distributed import assert_close, needs_deepspeed, rank_main
 from test_elastic import dying
 from transformers import Trainer, TrainerState
