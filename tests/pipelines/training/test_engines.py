@@ -52,7 +52,11 @@ STAGES = "training.parallelism={pp: 2}"
         (None, ["training.log_gradient_norms_per_layer=true", "training.parallelism={tp: 2}"], "parallelism splits it"),
         (None, ["training.log_gradient_norms_per_layer=true", f"training.{PART_NORMS}"], "reckons with one norm"),
         ("FSDP", ["evaluation.minimal_pairs={files: x}"], "minimal_pairs is measured on the whole model, but FSDP"),
-        ("FSDP", ["evaluation.best_metric=bleu"], "best_metric=bleu is measured on answers of the whole model, but F"),
+        (
+            "FSDP",
+            ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null"],
+            "best_metric=bleu is measured on answers of the whole model, but F",
+        ),
         ("DEEPSPEED", ["training.bad_step=skip"], "training.bad_step=skip looks at losses and gradients of whole"),
         ("DEEPSPEED", ["training.loss_spike=3"], "training.loss_spike=3"),
         ("DEEPSPEED", [f"training.{PART_NORMS}"], "but DeepSpeed clips all gradients by one norm; set it to a number"),
