@@ -16,22 +16,13 @@ from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGua
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
-from torch.utils.data import TensorDataset
+from test_trainer import PatternRows
 from training_steps import small_arguments
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 from anyformer import AnyformerMoeConfig
 
 STEPS = 24
-
-
-class Rows(TensorDataset):
-    def __init__(self):
-        super().__init__((torch.arange(12)[None] + torch.arange(64)[:, None]) % 90)
-
-    def __getitem__(self, i):
-        ids = super().__getitem__(i)[0]
-        return {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(len(ids))}
 
 
 def trainer_of(config, folder, factors: dict[int, float], section=None, **arguments) -> AnyformerTrainer:
@@ -41,7 +32,7 @@ def trainer_of(config, folder, factors: dict[int, float], section=None, **argume
     trainer = AnyformerTrainer(
         model=AutoModelForCausalLM.from_config(config),
         args=small_arguments(folder, **defaults | {"save_steps": 20} | arguments),
-        train_dataset=Rows(),
+        train_dataset=PatternRows(64, 12),
         data_collator=CausalCollator(False),
         section=TrainingSection(stall_minutes=None, router_warning=None, **(section or {})),
     )
