@@ -10,9 +10,9 @@ import torch
 from anyformer.pipelines.accounting.activations import Batch, StepActivations, depths_to_measure, measured_step
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
-from anyformer.pipelines.accounting.memory import STAGES, training_states
+from anyformer.pipelines.accounting.memory import STAGES
 from anyformer.pipelines.accounting.plan import plan_run, stage_of_recipe
-from anyformer.pipelines.accounting.step_memory import largest_rows, optimizer_bytes
+from anyformer.pipelines.accounting.step_memory import StepMemory, largest_rows, optimizer_bytes
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import facts
@@ -123,7 +123,8 @@ def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config)
     optimizer.step()
     states = [x for state in optimizer.state.values() for key, x in state.items() if key != "step"]
     assert optimizer_bytes(section, model, []) == sum(x.numel() * x.element_size() for x in states)
-    found = training_states("none", model.num_parameters(), optimizer_bytes(section, model, []), 1, False, 0)
+    size = model.num_parameters(), optimizer_bytes(section, model, [])
+    found = StepMemory(None, None, False, *size, block=0, average=False).states("none", 1)
     assert found.weights == sum(p.numel() * p.element_size() for p in model.parameters())
     assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
 
@@ -176,11 +177,11 @@ def test_offloaded_states_are_counted_as_their_stage():
 
 
 def test_shares_of_devices_add_up():
-    states = training_states("zero3", 1001, 8008, 4, True, 100)
+    states = StepMemory(None, None, True, 1001, 8008, block=100, average=False).states("zero3", 4)
     assert states.weights == -(-2 * 1001 // 4) and states.total == sum(
         (states.weights, states.gradients, states.optimizer, states.beside)
     )
-    average = training_states("none", 1000, 8000, 1, False, 100, average=True)
+    average = StepMemory(None, None, False, 1000, 8000, block=100, average=True).states("none", 1)
     assert average.optimizer == 8000 + 4 * 1000 and average.beside == 0
 
 
