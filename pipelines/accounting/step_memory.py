@@ -4,7 +4,7 @@ The model is built on torch's meta device, which holds shapes alone: every numbe
 ones counted once.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -83,19 +83,10 @@ class StepMemory:
         return TrainingStates(stage, *own, beside)
 
     def largest_rows(self, left: int, checkpointing: bool) -> int:
-        """The most rows whose activations fit into so many bytes; the recipe's where they cannot be counted."""
+        """The most rows whose activations fit into so many bytes, 0: not even one; uncounted ones are the recipe's."""
         if self.activations is None:
             return self.batch.rows // self.sequences if left >= 0 else 0
-        return largest_rows(lambda rows: self.held(rows, checkpointing).peak, left)
-
-
-def largest_rows(peak: Callable[[int], int], memory: int) -> int:
-    """The most rows whose activations fit into so many bytes, at most MOST_ROWS; 0: not even one."""
-    low, high = 0, MOST_ROWS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle) <= memory else (low, middle)
-    return low
+        return bisect_right(range(1, MOST_ROWS + 1), left, key=lambda rows: self.held(rows, checkpointing).peak)
 
 
 def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:

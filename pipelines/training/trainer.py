@@ -49,7 +49,7 @@ from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
-from .losses.evaluation_sums import EvaluationSums, sums_of_parts
+from .losses.evaluation_sums import EvaluationSums
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss
 from .optimizers import matrices_only, remember_absent
@@ -387,10 +387,7 @@ class AnyformerTrainer(Trainer):
         has_average = self.average is not None and self.average.weights  # of this training
         averaged = self.average.swapped_in(self.model) if has_average else nullcontext()
         with self.throughput.paused(), averaged, without_cache(self.model):
-            rows = dataloader.dataset.rows  # of PaddedEvalDataset
-            of_rows = sums_of_parts(self.parts_of, rows, self.shifts_labels, self.args.device)
-            how = {"counts": self.counts_rows, "order": dataloader.dataset.order}
-            self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by, of_rows, **how)
+            self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
