@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections import deque
 from functools import partial
 
 import pytest
@@ -15,13 +14,11 @@ import yaml
 from anyformer.pipelines.cli.train_command import LAUNCH_HELP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import evaluation_recipe
-from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
-from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed, rank_main
@@ -194,31 +191,6 @@ def test_processes_that_share_each_row_train_what_one_trains(tiny_recipe, one_do
     got = ranks(2, recipe, *one_document, "training.deepspeed=zero3", "training.parallelism={sp: 2}")
     assert got[0]["engine"] == "DeepSpeedEngine"
     assert_same_run(got, expected)
-
-
-def test_parts_of_rows_keep_their_positions_and_the_label_of_their_last_token():
-    """What a process of several that share rows gets, by DeepSpeed's adapter of the batches that we hand it."""
-    ulysses = pytest.importorskip("deepspeed.runtime.sequence_parallel.ulysses_sp")
-    adapter = ulysses.UlyssesSPDataLoaderAdapter
-    rows = [{"input_ids": torch.arange(8) + 10 * row, "labels": torch.arange(8) + 10 * row} for row in range(2)]
-    for row in rows:
-        row["labels"][:2] = -100
-    batch = PositionedRows(CausalCollator(packed=False))([row | {"row_ids": 1, "epoch": 0} for row in rows])
-    assert batch.keys() == {"input_ids", "labels", "position_ids"}
-
-    def part(rank):
-        held = object.__new__(adapter)
-        held.iter, held.dl, held.micro_batches = iter([batch]), [batch], deque()
-        held.sp_rank, held.sp_world_size, held.sp_group, held.device = rank, 2, None, "cpu"
-        return next(held)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ulysses.dist, "all_gather", lambda found, own, group: [x.copy_(own) for x in found])
-        first, second = part(0), part(1)
-    assert first["position_ids"].tolist() == [[0, 1, 2, 3]] * 2 and second["position_ids"][0].tolist() == [4, 5, 6, 7]
-    assert second["input_ids"].tolist() == [[4, 5, 6, 7], [14, 15, 16, 17]]
-    assert first["shift_labels"].tolist() == [[-100, 2, 3, 4], [-100, 12, 13, 14]]
-    assert second["shift_labels"].tolist() == [[5, 6, 7, -100], [15, 16, 17, -100]]
 
 
 def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):
