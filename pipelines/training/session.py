@@ -152,7 +152,7 @@ class Session:
         objective: Objective | None = None,
     ):
         """The trainer of a model. recipe, arguments, trained rows and objective: of a trial; None: of the run."""
-        from .compiled_layers import CompiledLayers, compile_arguments
+        from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
         from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
@@ -197,5 +197,5 @@ class Session:
         for tracker in trainer.trackers:
             tracker.recipe = without_signatures(recipe.to_dict())
         if section.torch_compile:
-            trainer.add_callback(CompiledLayers(compile_arguments(section)))
+            trainer.add_callback(CompiledLayers(section))
         return trainer

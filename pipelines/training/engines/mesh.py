@@ -11,16 +11,18 @@ from pathlib import Path
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
 from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
 from ..checkpoints.stored_weights import stored_weights
-from ..lora import is_adapted, load_checkpoint_of, plain, whole_weights_of
+from ..lora import is_adapted, plain
 from .engine import WAY_OUT, Engine, is_true
 from .late_weights import Sliced
 
@@ -123,7 +125,9 @@ class Mesh(Engine):
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
         if is_adapted(trainer.model):
-            load_checkpoint_of(trainer.model, folder)
+            from peft import set_peft_model_state_dict
+
+            set_peft_model_state_dict(trainer.model, load_file(folder / ADAPTER_WEIGHTS))
         else:
             options = StateDictOptions(full_state_dict=True, strict=True)
             set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
@@ -141,8 +145,11 @@ class Mesh(Engine):
 
     def whole_state(self, trainer) -> dict:
         """The whole weights on the process that writes, nothing on others; all have to call it."""
-        model = trainer.model
-        return whole_weights_of(model) if is_adapted(model) else whole_state(model, trainer.args.should_save)
+        model, state = trainer.model, trainer.model.state_dict()  # FSDP2 splits again what a forward pass left whole
+        if is_adapted(model):  # what is split PEFT would put together for nothing
+            return {name: tensor for name, tensor in state.items() if not hasattr(tensor, "full_tensor")}
+        how = {"save_on_this_rank": trainer.args.should_save}
+        return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **how)
 
     def load_states(self, trainer, folder: Path, by_trainer) -> None:
         """Raises UserError for a checkpoint without the states of a shared optimizer."""
@@ -208,13 +215,6 @@ def check_shared(model, settings: ParallelismSettings) -> None:
             f"{FIELD}={words_of(settings)} was asked for, but no weight of {type(model).__name__} is split by "
             f"{missing} (its mesh is {found or 'none'})"
         )
-
-
-def whole_state(model, is_main: bool) -> dict[str, torch.Tensor]:
-    """The whole weights of a shared model on the main process, nothing on others; all have to call it."""
-    return model.gather_sharded_state_dict_for_save(
-        model, model.state_dict(), model.config.distributed_config, save_on_this_rank=is_main
-    )
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
