@@ -56,24 +56,6 @@ def rank_main(command, *arguments):
         raise RuntimeError(f"exit code {code}")
 
 
-@pytest.fixture
-def two_ranks(command, tmp_path):
-    def run(recipe, *overrides, env=None, start=None):
-        """start: a checkpoint to go on from."""
-        folder = tmp_path / f"ranks-{free_port()}"
-        folder.mkdir()
-        if start is not None:
-            shutil.copytree(start, folder / "run" / start.name)
-        run_ranks(
-            2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", *overrides, folder=folder, env=env
-        )
-        facts = json.loads((folder / "run" / "run.json").read_text())
-        assert facts["world_size"] == 2 and facts["status"] == "finished"
-        return facts, logged_losses(folder / "run")
-
-    return run
-
-
 def assert_close(got, expected):
     assert len(got) == len(expected)
     assert max(abs(a - b) for a, b in zip(got, expected)) <= TOLERANCE
@@ -85,11 +67,11 @@ def without_dropout(tiny_recipe):
     return tiny_recipe(model={"hidden_dropout": 0.0}, training={"max_steps": 16})
 
 
-def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropout, alone, two_ranks):
+def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropout, alone, ranks):
     """Also past the end of an epoch, whose last batch is not full."""
     few = "data.max_documents=3"
     single, expected, _ = alone(without_dropout, DOUBLED, few)
-    facts, losses = two_ranks(without_dropout, few)
+    facts, losses, _ = ranks(2, without_dropout, few)
     assert facts["data"]["train"]["rows"] % 8 and facts["data"]["train"]["rows"] < 128
     assert facts["engine"] == "DistributedDataParallel"
     assert_close(losses, expected)
@@ -136,7 +118,7 @@ def assert_mistakes_are_of_their_rows(run, alone, test) -> None:
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in TASKS]
 )
-def test_two_processes_learn_and_measure_tasks_as_one_does(kind, alone, two_ranks, tmp_path):
+def test_two_processes_learn_and_measure_tasks_as_one_does(kind, alone, ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
     training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
     sections = CHANGES[kind] | {"training": training | CHANGES[kind].get("training", {})}
@@ -146,30 +128,25 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, alone, two_rank
         recipe, test = task_recipe(tmp_path, kind, **sections), f"{kind}-test.jsonl"
     rows = (f"data.max_documents={TASKS[kind]}", f"data.validation_files={tmp_path / test}")
     single, expected, folder = alone(recipe, DOUBLED, *rows)
-    facts, losses = two_ranks(recipe, *rows)
+    facts, losses, run = ranks(2, recipe, *rows)
     assert_close(losses, expected)
     for name, value in single["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
     for one, other in zip(single["validations"], facts["validations"]):
         assert other == pytest.approx(one, rel=1e-4)
     if "classif" in kind:
-        run = Path(facts["recipe"]["training"]["output_dir"])
         assert_mistakes_are_of_their_rows(run, folder, tmp_path / test)
     if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
-        assert two_ranks(recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]
+        assert ranks(2, recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]
 
 
 @pytest.mark.slow
 @needs_deepspeed
 @pytest.mark.parametrize("stage", [2, 3])
-def test_zero_trains_what_one_process_trains(without_dropout, alone, two_ranks, stage):
-    facts, losses = two_ranks(
-        without_dropout,
-        f"training.deepspeed=zero{stage}",
-        "evaluation.sample_prompts=[The]",
-        env={"DS_ACCELERATOR": "cpu"},
-    )
-    saved = open_model_folder(Path(facts["recipe"]["training"]["output_dir"]))
+def test_zero_trains_what_one_process_trains(without_dropout, alone, ranks, stage):
+    engine = f"training.deepspeed=zero{stage}"
+    facts, losses, run = ranks(2, without_dropout, engine, "evaluation.sample_prompts=[The]")
+    saved = open_model_folder(run)
     assert saved.parameter_count() == facts["parameters"]  # a tied head once
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
     assert_close(losses, alone(without_dropout, DOUBLED)[1])
@@ -239,7 +216,7 @@ def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other
 @pytest.mark.slow
 @needs_deepspeed
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3"])
-def test_an_adapter_is_trained_by_two_processes_as_by_one(without_dropout, alone, two_ranks, engine):
+def test_an_adapter_is_trained_by_two_processes_as_by_one(without_dropout, alone, ranks, engine):
     pytest.importorskip("peft")
     base = alone(without_dropout, "training.max_steps=2")[2]
     recipe = parse_yaml(Path(without_dropout).read_text(), "recipe")
@@ -247,11 +224,10 @@ def test_an_adapter_is_trained_by_two_processes_as_by_one(without_dropout, alone
     recipe["training"] |= {"lora": {"r": 4, "dropout": 0.0, "target_modules": "all-linear"}, "learning_rate": 0.01}
     Path(without_dropout).write_text(format_yaml(recipe))
     _, expected, single = alone(without_dropout, DOUBLED)
-    options, env = ([f"training.deepspeed={engine}"], {"DS_ACCELERATOR": "cpu"}) if engine != "ddp" else ([], None)
-    facts, losses = two_ranks(without_dropout, *options, env=env)
+    options = [] if engine == "ddp" else [f"training.deepspeed={engine}"]
+    _, losses, run = ranks(2, without_dropout, *options)
     assert_close(losses, expected)
-    adapters = (Path(facts["recipe"]["training"]["output_dir"]), single)
-    here, there = (load_file(folder / "adapter_model.safetensors") for folder in adapters)
+    here, there = (load_file(folder / "adapter_model.safetensors") for folder in (run, single))
     assert here.keys() == there.keys()
     assert max((here[name] - there[name]).abs().max().item() for name in here) <= 1e-4
 

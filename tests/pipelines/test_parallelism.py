@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -19,9 +18,9 @@ from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
-from processes import free_port, logged_losses, run_ranks
+from processes import logged_losses
 from safetensors.torch import load_file
-from test_distributed import assert_close, needs_deepspeed, rank_main
+from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -35,24 +34,6 @@ DEEP = DECODER | {"num_hidden_layers": 4}
 MIXTURE = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 48}
 MIXTURE |= {"router_aux_loss_coef": 0.01}
 QUICKSTART = ["training.optim=adamw"]
-
-
-@pytest.fixture
-def ranks(command, tmp_path):
-    """Train a recipe in some gloo ranks -> (run.json, losses, folder)."""
-
-    def run(count, recipe, *overrides, start=None):
-        folder = tmp_path / f"ranks-{free_port()}"
-        folder.mkdir()
-        run = folder / "run"
-        if start is not None:
-            shutil.copytree(start, run / start.name)
-        run_ranks(count, rank_main, command, recipe, f"training.output_dir={run}", *overrides, folder=folder)
-        facts = json.loads((run / "run.json").read_text())
-        assert facts["world_size"] == count and facts["status"] == "finished"
-        return facts, logged_losses(run), run
-
-    return run
 
 
 def assert_same_run(got, expected):
