@@ -11,8 +11,8 @@ from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics
 from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import run_ranks
-from test_distributed import DOUBLED, rank_main
+from run_folders import lines_of
+from test_distributed import DOUBLED
 from test_trainer import PatternRows
 from training_steps import small_arguments
 
@@ -94,16 +94,14 @@ def test_gradient_accumulation_does_not_change_the_statistics(train):
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, command, alone, tmp_path):
+def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, alone, ranks):
     """DDP: the balance loss, the biases that balance without one, and the statistics are of the whole batch."""
     mixture = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 32}
     mixture |= {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1, "router_bias_update_rate": 0.01}
     recipe = tiny_recipe(model=mixture, training={"max_steps": 6}, evaluation={"metrics": ["perplexity"]})
-    single, folder = alone(recipe, DOUBLED)[2], tmp_path
-    run_ranks(2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", folder=folder)
-    facts = json.loads((folder / "run" / "run.json").read_text())
-    assert facts["world_size"] == 2 and facts["engine"] == "DistributedDataParallel"
-    runs = [[json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (single, folder / "run")]
+    facts, _, run = ranks(2, recipe)
+    assert facts["engine"] == "DistributedDataParallel"
+    runs = [lines_of(each) for each in (alone(recipe, DOUBLED)[2], run)]
     for one, other in zip(*([line for line in run if "loss" in line] for run in runs), strict=True):
         for name in ("loss", *(f"router_{name}" for name in KEYS)):
             assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (one["step"], name)
