@@ -60,8 +60,8 @@ class DeepSpeed(Engine):
                 f"DeepSpeed takes the CPU by itself), or write {WAY_OUT} ddp"
             )
 
-    def _check_parallelism(self, device: str) -> None:
-        super()._check_parallelism(device)
+    def _check_parallelism(self) -> None:
+        super()._check_parallelism()
         stage, shares = zero_stage(self.section), self.parallelism
         if shares is not None and engine_of(shares) == ULYSSES and stage != 3:
             raise UserError(

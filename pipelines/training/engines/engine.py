@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...plugins import objective_of
-from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, sharing_rows, words_of
+from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import PartNorms, Recipe, TrainingSection
 
 # Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
@@ -132,7 +132,7 @@ class Engine:
                 f"accelerate launch was asked for several processes and has started one, as it does on a CPU; write "
                 f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
             )
-        self._check_parallelism(device)
+        self._check_parallelism()
         self.check_device(device)
         local = int(os.environ.get("LOCAL_RANK", 0))
         if device != "cpu" and local >= devices:
@@ -140,13 +140,11 @@ class Engine:
                 f"process {local + 1} of this machine has no GPU: there are {devices}; start as many processes as GPUs"
             )
 
-    def _check_parallelism(self, device: str) -> None:
+    def _check_parallelism(self) -> None:
         """Raise UserError where training.parallelism needs another engine than recipe and launcher ask for."""
         if self.parallelism is None:
             return
         kind, words = engine_of(self.parallelism), f"training.parallelism={words_of(self.parallelism)}"
-        if kind == RING and device == "cpu":
-            raise UserError(f"{words}: {RING_NEEDS_GPUS}")
         if kind == ULYSSES and self.name != "DeepSpeed":
             raise UserError(f"{words}: sp runs under DeepSpeed; write {WAY_OUT} zero3")
         if kind == RING and self.name != "FSDP":

@@ -39,7 +39,7 @@ class Mesh(Engine):
     builds_late = True
     reads_pickles = True
 
-    def _check_parallelism(self, device: str) -> None:
+    def _check_parallelism(self) -> None:
         if is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED"):
             asked = "FSDP" if is_true("ACCELERATE_USE_FSDP") else "DeepSpeed"
             raise UserError(
