@@ -226,7 +226,7 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
     with monkeypatch.context() as launched:
         launched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
         assert command(*start, "training.lora={merge: true}") == 2
-    assert "needs whole weights, but DeepSpeed splits it" in capsys.readouterr().err
+    assert "merge=true needs whole weights, but DeepSpeed splits them; leave it out" in capsys.readouterr().err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
     assert command(*start, "training.lora={}") == 2

@@ -96,27 +96,18 @@ class Engine:
             )
         if splitter is None:
             return
-        lora, per_layer = section.lora, section.log_gradient_norms_per_layer
-        for is_asked, what, way in (
-            (
-                lora is not None and lora.merge,
-                "training.lora.merge=true needs whole weights",
-                "merge by anyformer merge",
-            ),
-            (per_layer, "training.log_gradient_norms_per_layer=true reads whole gradients", "set it to false"),
-            (
-                recipe.evaluation.minimal_pairs is not None,
-                "evaluation.minimal_pairs is measured on the whole model",
-                "measure the finished model by anyformer evaluate",
-            ),
-            (
-                best in objective_of(recipe).metrics_of_answers(),
-                f"evaluation.best_metric={best} is measured on answers of the whole model",
-                "set it to loss",
-            ),
-        ):
-            if is_asked:
-                raise UserError(f"{what}, but {splitter} splits it; {way}, or train by one process or by DDP")
+        of_whole_weights = {
+            "training.lora.merge=true": section.lora is not None and section.lora.merge,
+            "training.log_gradient_norms_per_layer=true": section.log_gradient_norms_per_layer,
+            "evaluation.minimal_pairs": recipe.evaluation.minimal_pairs is not None,
+            f"evaluation.best_metric={best}": best in objective_of(recipe).metrics_of_answers(),
+        }
+        name = next((name for name, is_asked in of_whole_weights.items() if is_asked), None)
+        if name is not None:
+            raise UserError(
+                f"{name} needs whole weights, but {splitter} splits them; leave it out, or train by one process or by "
+                f"DDP"
+            )
 
     def check_settings(self) -> None:
         """Raise UserError for an optimizer, an average or a file that the engine cannot take."""

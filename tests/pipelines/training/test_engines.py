@@ -40,7 +40,8 @@ def test_an_engine_of_one_class_and_one_row_refuses_trains_and_resumes(
     assert logged_losses(tmp_path / "twice") == plain
 
 
-PART_NORMS = "max_grad_norm={embeddings: 1.0}"
+PART_NORMS = "training.max_grad_norm={embeddings: 1.0}"
+PER_LAYER = "training.log_gradient_norms_per_layer=true"
 AVERAGED = "evaluation.average_checkpoints=2"
 STAGES = "training.parallelism={pp: 2}"
 
@@ -48,19 +49,19 @@ STAGES = "training.parallelism={pp: 2}"
 @pytest.mark.parametrize(
     "engine, settings, sentence",
     [
-        ("FSDP", ["training.log_gradient_norms_per_layer=true"], "reads whole gradients, but FSDP splits it"),
-        (None, ["training.log_gradient_norms_per_layer=true", "training.parallelism={tp: 2}"], "parallelism splits it"),
-        (None, ["training.log_gradient_norms_per_layer=true", f"training.{PART_NORMS}"], "reckons with one norm"),
-        ("FSDP", ["evaluation.minimal_pairs={files: x}"], "minimal_pairs is measured on the whole model, but FSDP"),
+        ("FSDP", [PER_LAYER], f"{PER_LAYER} needs whole weights, but FSDP splits them; leave it out, or train by one"),
+        (None, [PER_LAYER, "training.parallelism={tp: 2}"], "but training.parallelism splits them"),
+        (None, [PER_LAYER, PART_NORMS], "reckons with one norm"),
+        ("FSDP", ["evaluation.minimal_pairs={files: x}"], "evaluation.minimal_pairs needs whole weights, but FSDP"),
         (
             "FSDP",
             ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null"],
-            "best_metric=bleu is measured on answers of the whole model, but F",
+            "best_metric=bleu needs whole weights, but FSDP",
         ),
         ("DEEPSPEED", ["training.bad_step=skip"], "training.bad_step=skip looks at losses and gradients of whole"),
         ("DEEPSPEED", ["training.loss_spike=3"], "training.loss_spike=3"),
-        ("DEEPSPEED", [f"training.{PART_NORMS}"], "but DeepSpeed clips all gradients by one norm; set it to a number"),
-        (None, [f"training.{PART_NORMS}", STAGES], "but training.parallelism clips all gradients by one norm"),
+        ("DEEPSPEED", [PART_NORMS], "but DeepSpeed clips all gradients by one norm; set it to a number"),
+        (None, [PART_NORMS, STAGES], "but training.parallelism clips all gradients by one norm"),
         ("DEEPSPEED", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but DeepSpeed splits"),
         ("FSDP", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but FSDP splits"),
         ("FSDP", [AVERAGED], "average_checkpoints=2 needs a model that a process holds whole, but FSDP splits it"),
