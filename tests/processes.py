@@ -135,34 +135,25 @@ def end_in_micro_batch(micro_batch: int, function, *args, number: int = signal.S
     return process.text()
 
 
+def rank_environments(world_size: int) -> list[dict]:
+    """What a launcher sets for each of so many gloo ranks of this machine."""
+    shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
+    return [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(world_size)]
+
+
 def run_ranks(world_size: int, function, *args, folder: Path, env: dict | None = None, timeout: float = 300) -> list:
     """Run `function(*args)` on `world_size` gloo ranks; return their results in rank order.
 
     Raises RuntimeError with the output of the first rank that failed; the others are then killed.
     """
-    port = free_port()
 
     def call(rank):
         (folder / f"{rank}.pkl").write_bytes(pickle.dumps(function(*args)))
 
     processes = [
-        Process(
-            call,
-            rank,
-            output=folder / f"{rank}.log",
-            env={
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": world_size,
-                "LOCAL_WORLD_SIZE": world_size,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": 1,
-            }
-            | (env or {}),
-        )
-        for rank in range(world_size)
+        Process(call, rank, output=folder / f"{rank}.log", env=environment | (env or {}))
+        for rank, environment in enumerate(rank_environments(world_size))
     ]
     deadline = time.monotonic() + timeout
     while any(p.poll() is None for p in processes):

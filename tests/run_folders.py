@@ -40,3 +40,10 @@ def make_checkpoint(folder: Path, step: int, files: dict[str, bytes] | None = No
     final = folder / f"checkpoint-{step}"
     commit(staged, final)
     return final
+
+
+def read_audit(run: Path) -> list[dict]:
+    """The rows that all processes of a run have trained (training.audit_samples), by step."""
+    files = sorted((run / "samples").glob("*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return sorted(lines, key=lambda line: line["step"])

@@ -159,12 +159,6 @@ class FlopCount:
         return total + 6 * self.head * (labelled if labelled.device.type == "mps" else labelled.double())
 
 
-def flops_per_token(model: torch.nn.Module, sequence_length: int) -> int:
-    """Training FLOPs (forward and backward) per token of a row of this length, with the head on every position."""
-    row = torch.zeros(1, sequence_length, dtype=torch.long)
-    return int(FlopCount(model).of_batch({"input_ids": row, "labels": row})) // sequence_length
-
-
 def peak_flops(device: torch.device, dtype: torch.dtype, again: bool = False) -> tuple[float, str]:
     """(peak FLOP/s of one device, source of the number: a data sheet, or a matrix product timed here).
 

@@ -4,7 +4,7 @@ The model is built on torch's meta device, which holds shapes alone: every numbe
 ones counted once.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
 from .layers import freeze
-from .memory import TrainingStates, training_states
+from .memory import FP32, HALF, STAGES, TrainingStates
 from .precision import prefers_bf16
 
 MOST_ROWS = 2**16
@@ -37,8 +37,9 @@ OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the hos
 class StepMemory:
     """Bytes of a training step on one device, by its rows and by how states are shared.
 
-    batch: the recipe's. activations: None where they cannot be counted. moments: bytes of the optimizer's states.
-    block: parameters of the largest. sequences: that the model reads for a row. frozen: parameters not trained.
+    batch: the recipe's. activations: None where they cannot be counted. half: whether it computes in bf16 or fp16.
+    moments: bytes of the optimizer's states. block: parameters of the largest. average: whether a moving average of the
+    weights is kept. sequences: that the model reads for a row. frozen: parameters not trained.
     """
 
     batch: Batch
@@ -58,23 +59,34 @@ class StepMemory:
         return self.activations.of_rows(rows * self.sequences, checkpointing)
 
     def states(self, stage: str, devices: int) -> TrainingStates:
-        sizes = self.parameters, self.moments, devices, self.half, self.block
-        return training_states(stage, *sizes, average=self.average, frozen=self.frozen)
+        """What each of so many devices holds in a stage of STAGES.
+
+        Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. Without DeepSpeed the weights are fp32; it
+        keeps weights and gradients in the precision of the run, and the fp32 weights in the optimizer. Parameters that
+        are not trained have neither gradients nor fp32 copies there.
+        """
+        _, (splits_optimizer, splits_gradients, splits_weights) = STAGES[stage]
+        by_deepspeed = stage.startswith("zero")
+        trained, each = self.parameters - self.frozen, HALF if by_deepspeed and self.half else FP32
+        weights, gradients = self.parameters * each, trained * each
+        optimizer = self.moments + FP32 * (trained * by_deepspeed + self.parameters * self.average)
+        if splits_weights:
+            beside = 2 * self.block * (HALF if self.half else FP32) if devices > 1 else 0
+        else:
+            casts = HALF * self.parameters if self.half and not by_deepspeed else 0
+            beside = casts + (gradients if devices > 1 and not by_deepspeed else 0)
+
+        def shared(size: int, splits: bool) -> int:
+            return -(-size // devices) if splits else size
+
+        own = shared(weights, splits_weights), shared(gradients, splits_gradients), shared(optimizer, splits_optimizer)
+        return TrainingStates(stage, *own, beside)
 
     def largest_rows(self, left: int, checkpointing: bool) -> int:
-        """The most rows whose activations fit into so many bytes; the recipe's where they cannot be counted."""
+        """The most rows whose activations fit into so many bytes, 0: not even one; uncounted ones are the recipe's."""
         if self.activations is None:
             return self.batch.rows // self.sequences if left >= 0 else 0
-        return largest_rows(lambda rows: self.held(rows, checkpointing).peak, left)
-
-
-def largest_rows(peak: Callable[[int], int], memory: int) -> int:
-    """The most rows whose activations fit into so many bytes, at most MOST_ROWS; 0: not even one."""
-    low, high = 0, MOST_ROWS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle) <= memory else (low, middle)
-    return low
+        return bisect_right(range(1, MOST_ROWS + 1), left, key=lambda rows: self.held(rows, checkpointing).peak)
 
 
 def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:

@@ -1,7 +1,6 @@
 """The report of a check: every law, its findings and its verdict, as a table, as JSON, and as Python."""
 
 import contextlib
-import dataclasses
 import io
 import time
 import warnings
@@ -96,19 +95,13 @@ class Report:
                 "verdict": str(answer.verdict),
                 "seconds": round(answer.seconds, 2),
                 "findings": [
-                    {
-                        **dataclasses.asdict(finding),
-                        "verdict": str(finding.verdict),
-                        "reproducer": self.reproducer(finding),
-                    }
+                    {name: value for name, value in vars(finding).items() if name != "steps"}
+                    | {"verdict": str(finding.verdict), "reproducer": self.reproducer(finding)}
                     for finding in answer.findings
                 ],
             }
             for answer in self.answers
         }
-        for answer in laws.values():
-            for finding in answer["findings"]:
-                del finding["steps"]
         facts = {"name": self.name, "class": self.model_class, "parameters": self.parameters, "asked": self.what}
         return facts | {"versions": self.versions, "holds": self.holds, "laws": laws}
 

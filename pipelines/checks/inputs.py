@@ -18,7 +18,8 @@ def _siglip2(config: PreTrainedConfig, rows: int) -> dict[str, Tensor]:
     return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(rows, 4).long()}
 
 
-# (kind, model type) -> inputs of (config, rows, tokens) beside or instead of (None: without) the usual ones
+# (kind, model type) -> inputs of (config, rows, tokens) beside or instead of (None: without) the usual ones, without
+# which the class's forward pass fails; equal in each row
 INPUTS: dict[tuple[str, str], Callable[[PreTrainedConfig, int, int], dict[str, Any]]] = {
     ("causal", "blt"): lambda *_: {"use_cache": False},  # its forward pass cannot make its cache
     ("causal", "git"): lambda config, rows, _: {"pixel_values": pixels(config, rows)},
@@ -58,19 +59,6 @@ def pixels(config: PreTrainedConfig, rows: int = 2, seed: int = 0) -> Tensor:
     return torch.randn(rows, channels, height, width, generator=_generator(seed))
 
 
-def source(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12, seed: int = 1) -> dict[str, Tensor]:
-    """What the encoder of a model with encoder and decoder reads; nothing for other models."""
-    if kind != "seq2seq" or not config.is_encoder_decoder:
-        return {}
-    return {"input_ids": text(config, rows, tokens, seed)}
-
-
-def extra(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12) -> dict[str, Any]:
-    """Further inputs without which the class's forward pass fails, equal in each row; most classes need none."""
-    row = INPUTS.get((kind, config.model_type))
-    return row(config, rows, tokens) if row else {}
-
-
 def batch(
     config: PreTrainedConfig,
     kind: str,
@@ -80,11 +68,12 @@ def batch(
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Any]:
     """All that one forward pass reads, without labels; images and sounds in a dtype."""
-    given = source(config, kind, rows, tokens, seed + 1)
+    is_pair, row = kind == "seq2seq" and config.is_encoder_decoder, INPUTS.get((kind, config.model_type))
+    given = {"input_ids": text(config, rows, tokens, seed + 1)} if is_pair else {}
     if kind == "image":
         given["pixel_values"] = pixels(config, rows, seed)
     else:
         given["decoder_input_ids" if given else "input_ids"] = text(config, rows, tokens, seed)
-    given |= extra(config, kind, rows, tokens)
+    given |= row(config, rows, tokens) if row else {}
     floats = {name: v.to(dtype) for name, v in given.items() if torch.is_tensor(v) and v.is_floating_point()}
     return {name: value for name, value in (given | floats).items() if value is not None}

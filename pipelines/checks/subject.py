@@ -142,6 +142,13 @@ class Subject:
     def _filler(self, name: str) -> int:
         return (getattr(self.text_config, "pad_token_id", None) or 0) if name.endswith("input_ids") else 0
 
+    def full_and_padded(self) -> dict[str, dict]:
+        """{what: a batch}: rows, and where the class takes masks rows of several lengths."""
+        found = {"rows": self.rows()}
+        if self.reads_text and self.takes("attention_mask"):
+            found["padded rows"] = self.padded(self.documents((7, 3, 11)))
+        return found
+
     def real(self, batch: dict) -> torch.Tensor:
         """(B, T): which outputs of a padded batch are not padding's."""
         return batch[f"{self.prefixes[-1]}attention_mask"].bool()

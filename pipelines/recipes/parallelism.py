@@ -15,7 +15,6 @@ OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, 
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
-RING_NEEDS_GPUS = "cp runs on GPUs alone, by --launch fsdp2; on CPUs processes share rows by sp, under --launch zero3"
 
 
 def processes_of(settings: ParallelismSettings) -> int:

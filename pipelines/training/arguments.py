@@ -17,7 +17,7 @@ from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import PartNorms, Recipe, TrainingSection
 from ..recipes.usual_rates import settled
 from .compiled_layers import COMPILING
-from .engines.asked import check_world_size, engine_for
+from .engines.asked import engine_for
 from .engines.deepspeed_engine import deepspeed_config
 from .engines.engine import Engine
 from .engines.parts_of_rows import parallelism_config
@@ -115,7 +115,6 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     if arguments.device.type == "cpu":  # transformers < 5.23
         # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
         vars(arguments)["_setup_devices"] = torch.device("cpu")
-    check_world_size(arguments.world_size)
     arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
     return arguments
 

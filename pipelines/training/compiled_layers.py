@@ -4,7 +4,6 @@ Layers of one kind share what was compiled, so that a deep model takes as long t
 weights stay as they are.
 """
 
-from torch import nn
 from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -14,22 +13,18 @@ from .lora import plain
 COMPILING = {"torch_compile_backend": "backend", "torch_compile_mode": "mode"}  # settings of Trainer, and torch's names
 
 
-def compile_arguments(section: TrainingSection) -> dict:
-    """The arguments of torch.compile that a recipe chooses."""
-    return {ours: section.extra[name] for name, ours in COMPILING.items() if section.extra.get(name) is not None}
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformer, ours or native, with an adapter or without; none of a class without such layers."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
 class CompiledLayers(TrainerCallback):
-    """Compiles the layers when training begins. arguments: of torch.compile."""
+    """Compiles the layers when training begins: of a transformer, ours or native, with an adapter or without.
 
-    def __init__(self, arguments: dict):
-        self.arguments = arguments
+    A class without such layers is compiled whole.
+    """
+
+    def __init__(self, section: TrainingSection):
+        given = {ours: section.extra.get(name) for name, ours in COMPILING.items()}
+        self.arguments = {name: value for name, value in given.items() if value is not None}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        for layer in layers_of(plain(model)) or [plain(model)]:
+        model = plain(model)
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for layer in layers or [model]:
             layer.compile(**self.arguments)

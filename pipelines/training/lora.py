@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, HEADS_OF_TASKS, is_adapter, need_peft
+from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft
 from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import LoraSettings, Recipe
 
@@ -144,23 +143,3 @@ def save_adapted_config(model, folder: Path) -> None:
     model.config.to_json_file(str(folder / ADAPTED_CONFIG))
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-
-
-def whole_weights_of(model) -> dict[str, torch.Tensor]:
-    """The state of an adapted model but for what is split (mesh.py), which PEFT would put together for nothing.
-
-    All processes have to call it: FSDP2 splits again, for any state, what a forward pass has left whole.
-    """
-    return {name: tensor for name, tensor in model.state_dict().items() if not hasattr(tensor, "full_tensor")}
-
-
-def load_checkpoint_of(model, folder: Path) -> None:
-    """Give an adapted model the weights of the adapter in a checkpoint's folder."""
-    load_weights(model, load_file(folder / ADAPTER_WEIGHTS))
-
-
-def load_weights(model, weights: dict[str, torch.Tensor]) -> None:
-    """Give an adapted model the weights of its adapter, named as they are saved."""
-    from peft import set_peft_model_state_dict
-
-    set_peft_model_state_dict(model, weights)

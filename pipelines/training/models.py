@@ -61,14 +61,13 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
     data: PreparedData, whose objective or task says which head the model gets.
     """
-    objective = data.objective
-    auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
+    objective, speaks = data.objective, arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
-        config = model_config(recipe, data.tokenizer, task_fields)
+        config = model_config(recipe, data.tokenizer, objective.config_fields())
         chosen = chosen_backends(recipe, config, arguments, engine)
         try:
             with whole_weights(arguments):
-                build = partial(auto_class.from_config, config, **chosen)
+                build = partial(getattr(transformers, objective.auto_class).from_config, config, **chosen)
                 model = built_late(build) if engine.builds_late else build()
                 if recipe.training.transfer is not None:
                     scale_new_weights(model, transferred(recipe, data, model))
@@ -78,10 +77,7 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
-        speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
-        model, fresh = load_checkpoint(
-            recipe, data.tokenizer, auto_class, task_fields, arguments, engine, speak, unused
-        )
+        model, fresh = load_checkpoint(recipe, data, arguments, engine, speaks)
         if data.packed:
             check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
     model = engine.share(model, arguments.device)
@@ -91,7 +87,7 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     if lora is None:
         return model
     left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
-    if left and arguments.process_index == 0 and not quiet:
+    if left and speaks:
         print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
     model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
@@ -127,28 +123,20 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
     return backend_arguments(attention, section.experts_implementation, config, half)
 
 
-def load_checkpoint(
-    recipe: Recipe,
-    tokenizer,
-    auto_class,
-    task_fields: dict,
-    arguments,
-    engine: Engine,
-    speak: bool,
-    unused: tuple[str, ...] = (),
-):
-    """(the checkpoint with the head of `auto_class`, names of the weights that it does not have, which a line tells).
+def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: bool):
+    """(the checkpoint with the objective's head, names of the weights that it does not have, which a line tells).
 
-    An adapter is added to its base, and the sum trained. unused: how the names of weights begin that nobody misses.
+    An adapter is added to its base, and the sum trained.
 
     Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
-    name, chosen = recipe.model.name_or_path, {}
+    name, objective, tokenizer, chosen = recipe.model.name_or_path, data.objective, data.tokenizer, {}
+    auto_class = getattr(transformers, objective.auto_class)
     try:
         with errors_only():  # transformers has a table of missing weights, which our line sums up
             trust = {"trust_remote_code": recipe.trust_remote_code}
             config = with_fields(load_config(name, **trust), recipe.model.fields, name)
-            for field, value in task_fields.items():
+            for field, value in objective.config_fields().items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
             how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
@@ -163,8 +151,8 @@ def load_checkpoint(
         explain(error, chosen)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
     check_got(model, chosen)
-    missed = sorted(key for key in fresh if not key.startswith(unused))
-    if missed and speak:
+    missed = sorted(key for key in fresh if not key.startswith(objective.unused_weights))
+    if missed and speaks:
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if tokenizer is None:
         return model, fresh

@@ -143,7 +143,8 @@ def start(session: Session) -> int:
     try:
         return run(session, trainer, checkpoint)
     finally:
-        trainer.close_trackers()
+        for tracker in trainer.trackers:
+            tracker.close()
         if session.is_main:
             shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 

@@ -8,17 +8,14 @@ from functools import partial
 
 from transformers import TrainingArguments
 
-from ..accounting.layers import freeze
-from ..accounting.step_memory import built_without_weights, checkpoint_config
 from ..data.reference import weights_identity
 from ..data.rows import Rows
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, prepare_data
-from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
+from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
-from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
@@ -86,10 +83,6 @@ class Session:
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
             locate_model(recipe.model.name_or_path, "model.name_or_path")
-        if recipe.training.freeze:  # names of layers are looked at before the data are read
-            freeze(
-                built_without_weights(recipe, objective_of(recipe), checkpoint_config(recipe)), recipe.training.freeze
-            )
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
@@ -159,8 +152,7 @@ class Session:
         objective: Objective | None = None,
     ):
         """The trainer of a model. recipe, arguments, trained rows and objective: of a trial; None: of the run."""
-        from .checkpoints.weight_average import WeightAverage
-        from .compiled_layers import CompiledLayers, compile_arguments
+        from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
         from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
@@ -193,11 +185,9 @@ class Session:
             processing_class=self.data.processor,
             engine=self.engine,
             run_identity=self.identity_text(),
-            own_optimizer=own_optimizer(section),
             adjusts=self.adjusts(recipe, model),
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, recipe) if own_schedule else None,
-            average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
             patience=recipe.evaluation.patience,
             section=section,
             trusts_checkpoints=recipe.trust_remote_code,
@@ -207,5 +197,5 @@ class Session:
         for tracker in trainer.trackers:
             tracker.recipe = without_signatures(recipe.to_dict())
         if section.torch_compile:
-            trainer.add_callback(CompiledLayers(compile_arguments(section)))
+            trainer.add_callback(CompiledLayers(section))
         return trainer

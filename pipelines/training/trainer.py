@@ -21,8 +21,7 @@ from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..objectives.documents_apart import without_cache
-from ..publishing.model_card import write_model_card
-from ..recipes.optimizer_rows import OwnOptimizer
+from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import without_messages
@@ -50,7 +49,7 @@ from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
-from .losses.evaluation_sums import EvaluationSums, sums_of_parts
+from .losses.evaluation_sums import EvaluationSums
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss
 from .optimizers import matrices_only, remember_absent
@@ -76,10 +75,8 @@ class AnyformerTrainer(Trainer):
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         adjusts: functions of a new optimizer and its model, which give its groups other rates (optimizers.py).
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
-        average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: what EvaluationSums makes metrics of logits and labels with; None: the loss alone is measured.
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
@@ -89,7 +86,9 @@ class AnyformerTrainer(Trainer):
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
         engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
-        section: how the training looks after itself (guards/); None: it stops at NaN, and that is all.
+        section: has what TrainingArguments does not: how the training looks after itself (guards/), an optimizer of
+            our own (optimizer_rows.py), a moving average of the weights, which is measured and is the model after
+            training; None: it stops at NaN, and that is all.
         trusts_checkpoints: whether DeepSpeed may read whatever a checkpoint holds (safe_load.py).
         **kwargs: as for transformers' Trainer.
     """
@@ -98,10 +97,8 @@ class AnyformerTrainer(Trainer):
         self,
         *,
         run_identity: str = "{}",
-        own_optimizer: OwnOptimizer | None = None,
         adjusts: Sequence[Callable] = (),
         parts_of=None,
-        average: WeightAverage | None = None,
         shifts_labels: bool = True,
         scorer=None,
         own_loss=None,
@@ -120,7 +117,7 @@ class AnyformerTrainer(Trainer):
         self.engine = engine or OneProcess(section)
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
-        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
+        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer(section), shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.bare_rows = kwargs.get("train_dataset")
         parts = parts_of_rows(self.parts_of, self.bare_rows)
@@ -138,16 +135,18 @@ class AnyformerTrainer(Trainer):
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
         self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
-        self._add_own_callbacks(run_identity, section, loss_parts, patience, average)
+        self._add_own_callbacks(run_identity, section, loss_parts, patience)
         self.trackers = replace_trackers(self)
         self.engine.check_losses(self)
 
-    def _add_own_callbacks(self, run_identity, section, loss_parts, patience, average) -> None:
+    def _add_own_callbacks(self, run_identity, section, loss_parts, patience) -> None:
         """Make what watches, logs and saves the training; the arguments are the trainer's."""
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder, engine = self.args.output_dir, self.engine
-        self.guard, self.steps, self.average = LossGuard(folder), StepGuard(section), average
+        self.guard, self.steps = LossGuard(folder), StepGuard(section)
+        has_average = section.ema_decay is not None
+        self.average = WeightAverage(section.ema_decay, section.ema_warmup) if has_average else None
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
@@ -172,7 +171,7 @@ class AnyformerTrainer(Trainer):
             self.resumed,  # before those that read the best metric
             SaveTheBest(),
             self.early_stopping,
-            average,
+            self.average,
             self.audit,
         )
         for callback in (each for each in own if each is not None):
@@ -319,7 +318,7 @@ class AnyformerTrainer(Trainer):
         if self.compute_loss_func is not None:
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
-            inputs = self.model_loss.training_inputs(inputs)
+            inputs = {**inputs, **self.model_loss.training_extras}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
@@ -375,11 +374,6 @@ class AnyformerTrainer(Trainer):
         if metrics.keys() - logged:
             self.log({name: value for name, value in metrics.items() if name not in logged})
 
-    def close_trackers(self) -> None:
-        """End the trackers' runs, after the last metric."""
-        for tracker in self.trackers:
-            tracker.close()
-
     def floating_point_ops(self, inputs) -> int:
         return 0  # counted by ThroughputLog, without waiting for the device
 
@@ -390,11 +384,10 @@ class AnyformerTrainer(Trainer):
     # ---- evaluation
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        with self.throughput.paused(), self._averaged(), without_cache(self.model):
-            rows = dataloader.dataset.rows  # of PaddedEvalDataset
-            of_rows = sums_of_parts(self.parts_of, rows, self.shifts_labels, self.args.device)
-            how = {"counts": self.counts_rows, "order": dataloader.dataset.order}
-            self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by, of_rows, **how)
+        has_average = self.average is not None and self.average.weights  # of this training
+        averaged = self.average.swapped_in(self.model) if has_average else nullcontext()
+        with self.throughput.paused(), averaged, without_cache(self.model):
+            self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
@@ -421,11 +414,6 @@ class AnyformerTrainer(Trainer):
                 total, *of_rows = self.model_loss.sum(model, inputs, *needed)
                 self._sums.add(total, count, *of_rows, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)
-
-    def _averaged(self):
-        """A block in which the model has the moving average of its weights, where there is one of this training."""
-        is_training = self.average is not None and self.average.weights
-        return self.average.swapped_in(self.model) if is_training else nullcontext()
 
     # ---- checkpoints
 
@@ -493,8 +481,3 @@ class AnyformerTrainer(Trainer):
                 save_adapted_config(self.model, folder)
         finally:
             config.use_cache = training
-
-    def create_model_card(self, *args, license=None, **kwargs):
-        """Write the model card of this package instead of Trainer's."""
-        if self.is_world_process_zero():
-            write_model_card(Path(self.args.output_dir), repo_id=self.hub_model_id, license=license)

@@ -64,6 +64,42 @@ def command():
 
 
 @pytest.fixture
+def alone(command, tmp_path):
+    """Train a recipe in this process -> (run.json, losses, folder)."""
+    from processes import free_port, logged_losses
+
+    def run(recipe, *overrides):
+        run = tmp_path / f"alone-{free_port()}"
+        assert command("train", recipe, f"training.output_dir={run}", *overrides) == 0
+        return json.loads((run / "run.json").read_text()), logged_losses(run), run
+
+    return run
+
+
+@pytest.fixture
+def ranks(command, tmp_path):
+    """Train a recipe in some gloo ranks, from a checkpoint where one is given -> (run.json, losses, folder)."""
+    import shutil
+
+    from processes import free_port, logged_losses, run_ranks
+    from test_distributed import rank_main
+
+    def run(count, recipe, *overrides, start=None):
+        folder = tmp_path / f"ranks-{free_port()}"
+        folder.mkdir()
+        run = folder / "run"
+        if start is not None:
+            shutil.copytree(start, run / start.name)
+        words = (recipe, f"training.output_dir={run}", *overrides)
+        run_ranks(count, rank_main, command, *words, folder=folder, env={"DS_ACCELERATOR": "cpu"})
+        facts = json.loads((run / "run.json").read_text())
+        assert facts["world_size"] == count and facts["status"] == "finished"
+        return facts, logged_losses(run), run
+
+    return run
+
+
+@pytest.fixture
 def whole_and_killed(command, tmp_path):
     """Train in two folders, in the second killed in that micro-batch and begun again: equal weights and numbers."""
     from processes import end_in_micro_batch

@@ -12,10 +12,10 @@ from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.elastic import check_engine_of, saved_under
 from anyformer.pipelines.training.engines.whole import DDP, OneProcess
-from anyformer.pipelines.training.guards.audit import read_audit
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, logged_losses, run_ranks
+from run_folders import read_audit
 from test_distributed import TOLERANCE, needs_deepspeed, rank_main
 
 
@@ -95,18 +95,6 @@ def dying(micro_batch, *arguments):
 
     send_signal_in_micro_batch(micro_batch, 9)
     rank_main(*arguments)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_its_steps_shared_out_otherwise(recipe, command, tmp_path):
-    """As by other processes: in its sixth step killed, and from there with whole steps in one forward pass."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert command("train", recipe, f"training.output_dir={whole}") == 0
-    killed(command, 1, 11, recipe, run, tmp_path / "one")
-    assert command("train", recipe, f"training.output_dir={run}", "training.per_device_train_batch_size=4") == 0
-    differences = [abs(a - b) for a, b in zip(logged_losses(run), logged_losses(whole), strict=True)]
-    assert max(differences) <= TOLERANCE
-    assert consumed(run) == consumed(whole) and set(consumed(run)[1].values()) == {1}
 
 
 def test_a_checkpoint_of_another_engine_is_not_begun_again(tmp_path):

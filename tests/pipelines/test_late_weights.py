@@ -13,8 +13,8 @@ from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSect
 from anyformer.pipelines.training.engines.deepspeed_engine import share_out
 from anyformer.pipelines.training.engines.fsdp import FSDP
 from anyformer.pipelines.training.engines.late_weights import built_late, fill, is_late
-from anyformer.pipelines.training.engines.mesh import whole_state
-from anyformer.pipelines.training.engines.mesh_engine import Mesh, Stages
+from anyformer.pipelines.training.engines.mesh import Mesh
+from anyformer.pipelines.training.engines.pipeline import Stages
 from processes import run_ranks
 from test_distributed import forget_the_parents_state, needs_deepspeed, talk_by_gloo_alone
 from torch import nn
@@ -126,7 +126,9 @@ def whole_weights_of(model) -> dict[str, torch.Tensor]:
     if hasattr(model, "pipeline"):
         return model.pipeline.whole_state()
     if getattr(model.config, "distributed_config", None):
-        return whole_state(model, dist.get_rank() == 0)
+        return model.gather_sharded_state_dict_for_save(
+            model, model.state_dict(), model.config.distributed_config, save_on_this_rank=dist.get_rank() == 0
+        )
     return {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in model.state_dict().items()}
 
 

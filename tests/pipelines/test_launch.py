@@ -14,12 +14,12 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.engines import launch
-from anyformer.pipelines.training.engines.asked import ENGINES, check_world_size, engine_for
+from anyformer.pipelines.training.engines.asked import ENGINES, engine_for
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import Process, free_port, logged_losses
-from test_distributed import assert_close, forget_the_parents_state, needs_deepspeed
+from processes import Process, logged_losses, rank_environments
+from test_distributed import DOUBLED, assert_close, forget_the_parents_state, needs_deepspeed
 from transformers import TrainingArguments
 
 ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
@@ -32,8 +32,6 @@ ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
         (["--launch", "ddp", "--nproc", "0"], "--nproc: 0 must be at least 1"),
         (["--nproc", "2"], "--nproc 2 goes with --launch, such as --launch ddp --nproc 2"),
         (["--launch", "ddp"], "say how many, such as --nproc 2"),
-        (["--launch", "fsdp2", "--nproc", "2"], "fsdp2 needs GPUs, and there are none; write --launch zero3"),
-        (["--launch", "fsdp2", ADAMW, "training.parallelism={cp: 2}"], "cp runs on GPUs alone, by --launch fsdp2"),
         (["--launch", "zero2", "--nproc", "2"], "training.optim=muon needs whole matrices"),
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
         (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),
@@ -111,9 +109,7 @@ def test_gpus_are_counted_without_torch(monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert launch.count_gpus() == count
     nodes.clear()
-    assert launch.count_gpus() == (0 if sys.platform == "linux" else None)
-    monkeypatch.setattr(launch.glob, "glob", lambda pattern: ["/dev/kfd"] if pattern == "/dev/kfd" else [])
-    assert launch.count_gpus() is None  # another kind, which torch will count
+    assert launch.count_gpus() == 0
 
 
 # ------------------------------------------------------------------------------------- the job of some ranks
@@ -220,10 +216,6 @@ def test_what_begins_to_train_is_the_engine_asked_for(without_launcher, monkeypa
     with pytest.raises(UserError, match=r"started for DeepSpeed, but DDP would train; .* --launch zero2"):
         DeepSpeed(TrainingSection()).check_wrapped(wrapped("DistributedDataParallel"))
     OneProcess(TrainingSection()).check_wrapped(wrapped("AnyformerDecoderForCausalLM"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_world_size(2)
-    with pytest.raises(UserError, match=r"the launcher asked for 2 processes \(WORLD_SIZE\), but the run has 1"):
-        check_world_size(1)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="process 3 of this machine has no GPU: there are 2"):
         engine_for(load_recipe("quickstart").training).check_launcher("cuda", 2)
@@ -255,15 +247,10 @@ def fails_in_a_step(rank: int, command, *arguments) -> int:
 @pytest.mark.slow
 def test_the_process_that_fails_says_why_and_the_others_that_it_is_gone(tiny_recipe, command, tmp_path):
     """Under any launcher; ours prints the first sentence alone."""
-    path, port = tiny_recipe(training={"max_steps": 4}), free_port()
-    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    path = tiny_recipe(training={"max_steps": 4})
     ranks = [
-        Process(
-            *(fails_in_a_step, 1, command, "train", path),
-            output=tmp_path / f"{rank}.txt",
-            env=shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in (0, 1)
+        Process(fails_in_a_step, 1, command, "train", path, output=tmp_path / f"{rank}.txt", env=environment)
+        for rank, environment in enumerate(rank_environments(2))
     ]
     assert [rank.wait(60) for rank in ranks] == [1, 2]
     last = [rank.text().strip().splitlines()[-1] for rank in ranks]
@@ -274,12 +261,10 @@ def test_the_process_that_fails_says_why_and_the_others_that_it_is_gone(tiny_rec
 
 
 @pytest.mark.slow
-def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(tiny_recipe, command, tmp_path):
-    recipe, run, one = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run", tmp_path / "one"
+def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(tiny_recipe, alone, tmp_path):
+    recipe, run = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run"
     training = ["training.max_steps=400", "training.learning_rate=1e-4", "training.save_steps=1000"]
-    doubled = "training.gradient_accumulation_steps=2"
-    assert command("train", recipe, *training, f"training.output_dir={one}", doubled) == 0
-
+    _, expected, _ = alone(recipe, *training, DOUBLED)
     words = ["--launch", "ddp", *training, f"training.output_dir={run}"]
     job = start(recipe, *words)
     try:
@@ -297,19 +282,4 @@ def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(
     assert job.returncode == 0, output + error
     facts = json.loads((run / "run.json").read_text())
     assert (facts["engine"], facts["world_size"]) == ("DistributedDataParallel", 2)
-    assert_close(logged_losses(run), logged_losses(one))
-
-
-@pytest.mark.slow
-@needs_deepspeed
-def test_launched_zero2_is_deepspeed_and_what_one_process_trains(tiny_recipe, command, tmp_path):
-    recipe, run, one = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run", tmp_path / "one"
-    training = ["training.max_steps=50", "training.learning_rate=1e-3"]
-    doubled = "training.gradient_accumulation_steps=2"
-    assert command("train", recipe, *training, f"training.output_dir={one}", doubled) == 0
-    job = start(recipe, "--launch", "zero2", *training, f"training.output_dir={run}")
-    output, error = job.communicate(timeout=500)
-    assert job.returncode == 0, output + error
-    facts = json.loads((run / "run.json").read_text())
-    assert (facts["engine"], facts["world_size"]) == ("DeepSpeedEngine", 2)
-    assert_close(logged_losses(run), logged_losses(one))
+    assert_close(logged_losses(run), expected)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 
 import pytest
 import torch
@@ -12,11 +11,10 @@ from anyformer.pipelines.objectives.text_task import TextTask
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines.mesh import NEEDED
-from processes import logged_losses, run_ranks
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe
-from test_distributed import assert_close, rank_main
+from test_distributed import assert_close
 from test_text_to_text import mixed_recipe
 from transformers.distributed import DistributedConfig
 
@@ -228,7 +226,7 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
     with monkeypatch.context() as launched:
         launched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
         assert command(*start, "training.lora={merge: true}") == 2
-    assert "needs whole weights, but DeepSpeed and FSDP split them" in capsys.readouterr().err
+    assert "merge=true needs whole weights, but DeepSpeed splits them; leave it out" in capsys.readouterr().err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
     assert command(*start, "training.lora={}") == 2
@@ -239,7 +237,9 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
 @pytest.mark.skipif(
     not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
 )
-def test_two_processes_that_share_the_base_by_fsdp2_train_the_adapter_that_one_trains(tmp_path, command, masked_base):
+def test_two_processes_that_share_the_base_by_fsdp2_train_the_adapter_that_one_trains(
+    tmp_path, command, masked_base, alone, ranks
+):
     """A classifier's new head and the adapter are whole on both, the base is split; then from the middle again."""
     steps = {"max_steps": 10, "save_steps": 5, "gradient_accumulation_steps": 2, "learning_rate": 5e-3}
     recipe = task_recipe(
@@ -251,27 +251,20 @@ def test_two_processes_that_share_the_base_by_fsdp2_train_the_adapter_that_one_t
         evaluation={"best_metric": "loss"},
     )
     start = (recipe, f"model.name_or_path={masked_base}", "model.hidden_dropout=0.0")
-    one, two, again = (tmp_path / name for name in ("one", "two", "again"))
-    assert command("train", *start, f"training.output_dir={one}") == 0
+    own_facts, own_losses, one = alone(*start)
     shared = (*start, "training.gradient_accumulation_steps=1", "training.parallelism={dp_shard: 2}")
-    for folder in (two, again):
-        (tmp_path / f"log-{folder.name}").mkdir()
-        if folder == again:
-            shutil.copytree(two / "checkpoint-5", again / "checkpoint-5")
-        where = f"training.output_dir={folder}"
-        run_ranks(2, rank_main, command, *shared, where, folder=tmp_path / f"log-{folder.name}")
-    facts = facts_of(two)
-    assert (facts["engine"], facts["world_size"], facts["status"]) == ("DTensor(fsdp 2)", 2, "finished")
-    assert facts["parameters"] == facts_of(one)["parameters"]
-    assert facts["trained_parameters"] == facts_of(one)["trained_parameters"]
-    assert_close(logged_losses(two), logged_losses(one))
-    assert logged_losses(again) == logged_losses(two)[5:]
+    facts, losses, two = ranks(2, *shared)
+    _, rest, again = ranks(2, *shared, start=two / "checkpoint-5")
+    assert facts["engine"] == "DTensor(fsdp 2)" and facts["parameters"] == own_facts["parameters"]
+    assert facts["trained_parameters"] == own_facts["trained_parameters"]
+    assert_close(losses, own_losses)
+    assert rest == losses[5:]
     weights, own, resumed = (load_file(folder / ADAPTER) for folder in (two, one, again))
     assert weights.keys() == own.keys()
     for name, tensor in own.items():
         torch.testing.assert_close(weights[name], tensor, atol=2e-3, rtol=0, msg=name)
         assert torch.equal(weights[name], resumed[name])
-    for name, value in facts_of(one)["metrics"].items():
+    for name, value in own_facts["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, abs=1e-3), name
     assert (two / "adapted_config.json").read_text() == (one / "adapted_config.json").read_text()
     assert command("evaluate", two) == 0

@@ -13,9 +13,8 @@ from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
-from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
-from run_folders import assert_same_weights, lines_of
+from run_folders import assert_same_weights, lines_of, read_audit
 from test_distributed import TOLERANCE, rank_main
 from test_mixture import TEXTS
 from test_streams import rows_from, steps_of, write

@@ -3,10 +3,8 @@
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-from collections import deque
 from functools import partial
 
 import pytest
@@ -15,17 +13,14 @@ import yaml
 from anyformer.pipelines.cli.train_command import LAUNCH_HELP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import evaluation_recipe
-from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
-from anyformer.pipelines.training.engines.mesh import NEEDED
-from anyformer.pipelines.training.engines.mesh_engine import Mesh
-from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
-from processes import free_port, logged_losses, run_ranks
+from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
+from processes import logged_losses
 from safetensors.torch import load_file
-from test_distributed import assert_close, needs_deepspeed, rank_main
+from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -39,36 +34,6 @@ DEEP = DECODER | {"num_hidden_layers": 4}
 MIXTURE = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 48}
 MIXTURE |= {"router_aux_loss_coef": 0.01}
 QUICKSTART = ["training.optim=adamw"]
-
-
-@pytest.fixture
-def ranks(command, tmp_path):
-    """Train a recipe in some gloo ranks -> (run.json, losses, folder)."""
-
-    def run(count, recipe, *overrides, start=None):
-        folder = tmp_path / f"ranks-{free_port()}"
-        folder.mkdir()
-        run = folder / "run"
-        if start is not None:
-            shutil.copytree(start, run / start.name)
-        run_ranks(count, rank_main, command, recipe, f"training.output_dir={run}", *overrides, folder=folder)
-        facts = json.loads((run / "run.json").read_text())
-        assert facts["world_size"] == count and facts["status"] == "finished"
-        return facts, logged_losses(run), run
-
-    return run
-
-
-@pytest.fixture
-def alone(command, tmp_path):
-    """Train a recipe in this process -> (run.json, losses, folder)."""
-
-    def run(recipe, *overrides):
-        run = tmp_path / f"alone-{free_port()}"
-        assert command("train", recipe, f"training.output_dir={run}", *overrides) == 0
-        return json.loads((run / "run.json").read_text()), logged_losses(run), run
-
-    return run
 
 
 def assert_same_run(got, expected):
@@ -207,31 +172,6 @@ def test_processes_that_share_each_row_train_what_one_trains(tiny_recipe, one_do
     got = ranks(2, recipe, *one_document, "training.deepspeed=zero3", "training.parallelism={sp: 2}")
     assert got[0]["engine"] == "DeepSpeedEngine"
     assert_same_run(got, expected)
-
-
-def test_parts_of_rows_keep_their_positions_and_the_label_of_their_last_token():
-    """What a process of several that share rows gets, by DeepSpeed's adapter of the batches that we hand it."""
-    ulysses = pytest.importorskip("deepspeed.runtime.sequence_parallel.ulysses_sp")
-    adapter = ulysses.UlyssesSPDataLoaderAdapter
-    rows = [{"input_ids": torch.arange(8) + 10 * row, "labels": torch.arange(8) + 10 * row} for row in range(2)]
-    for row in rows:
-        row["labels"][:2] = -100
-    batch = PositionedRows(CausalCollator(packed=False))([row | {"row_ids": 1, "epoch": 0} for row in rows])
-    assert batch.keys() == {"input_ids", "labels", "position_ids"}
-
-    def part(rank):
-        held = object.__new__(adapter)
-        held.iter, held.dl, held.micro_batches = iter([batch]), [batch], deque()
-        held.sp_rank, held.sp_world_size, held.sp_group, held.device = rank, 2, None, "cpu"
-        return next(held)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ulysses.dist, "all_gather", lambda found, own, group: [x.copy_(own) for x in found])
-        first, second = part(0), part(1)
-    assert first["position_ids"].tolist() == [[0, 1, 2, 3]] * 2 and second["position_ids"][0].tolist() == [4, 5, 6, 7]
-    assert second["input_ids"].tolist() == [[4, 5, 6, 7], [14, 15, 16, 17]]
-    assert first["shift_labels"].tolist() == [[-100, 2, 3, 4], [-100, 12, 13, 14]]
-    assert second["shift_labels"].tolist() == [[5, 6, 7, -100], [15, 16, 17, -100]]
 
 
 def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from anyformer.pipelines.generation import generate_text
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK
-from processes import Process, end_in_micro_batch, logged_losses
+from processes import end_in_micro_batch, logged_losses
 from run_folders import assert_same_weights, saved_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -178,19 +178,3 @@ def test_the_compiled_model_trains_the_same_curve_and_is_saved_plain(tiny_recipe
     eager, compiled = logged_losses(tmp_path / "eager"), logged_losses(tmp_path / "compiled")
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), atol=1e-4, rtol=0)  # fused sums, 6 steps
     assert saved_weights(tmp_path / "compiled").keys() == saved_weights(tmp_path / "eager").keys()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_quickstart_killed_in_the_middle_ends_bit_identical(command, tmp_path):
-    """The shipped quickstart at its true size, for fewer steps."""
-    overrides = ["training.max_steps=24", "training.save_steps=6", "training.logging_steps=1", "training.bf16=false"]
-    overrides += ["evaluation.every_steps=null", "evaluation.sample_tokens=8", "data.validation_fraction=0.002"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert command("train", "quickstart", *overrides, f"training.output_dir={whole}") == 0
-    arguments = ["train", "quickstart", *overrides, f"training.output_dir={broken}"]
-    process = Process(command, *arguments, output=tmp_path / "log.txt")
-    process.wait_until(lambda: (broken / "checkpoint-12").exists(), timeout=900)
-    process.kill()
-    assert command(*arguments) == 0
-    assert_same_weights(whole, broken)

@@ -13,9 +13,8 @@ from anyformer.pipelines.data.encoded_stream import EncodedStream
 from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.guards.audit import read_audit
 from processes import run_ranks
-from run_folders import lines_of
+from run_folders import lines_of, read_audit
 from task_data import write_lines
 from test_distributed import rank_main
 

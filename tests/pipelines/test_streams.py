@@ -17,9 +17,8 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
-from run_folders import assert_same, assert_same_weights, lines_of, saved_weights
+from run_folders import assert_same, assert_same_weights, lines_of, read_audit, saved_weights
 from test_distributed import TOLERANCE, rank_main
 from test_elastic import killed, run_on
 from torch.utils.data import DataLoader

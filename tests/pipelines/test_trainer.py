@@ -8,14 +8,13 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.recipes.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
 from anyformer.pipelines.training.trainer import OVERRIDDEN, AnyformerTrainer
 from torch.utils.data import Dataset
 from training_steps import small_arguments
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -47,7 +46,7 @@ def make_trainer(tiny_config, tmp_path):
             args=small_arguments(tmp_path / folder, **{"save_steps": 4, "seed": 1, "data_seed": 1} | arguments),
             train_dataset=rows or PatternRows(),
             data_collator=CausalCollator(packed),
-            own_optimizer=own_optimizer(TrainingSection(optim=optim)),
+            section=TrainingSection(optim=optim, stall_minutes=None, router_warning=None),
             run_identity='{"run": 1}',
         )
 
@@ -136,33 +135,25 @@ def test_metrics_are_on_disk_with_speed_and_mfu(make_trainer):
     assert steps[-1]["tokens"] == 12 * 4 * 16
 
 
-def test_a_nan_loss_stops_with_step_rows_and_last_good_checkpoint_and_saves_nothing_more(make_trainer):
-    trainer = make_trainer(logging_steps=1)
-    poison_at = 6
+@pytest.mark.parametrize(
+    "event, step, value, logging_steps, sentence",
+    [
+        ("on_step_begin", 6, float("nan"), 1, r"nan at step 7 \(training rows .*checkpoint-4"),
+        ("on_step_end", 8, float("inf"), 100, r"norm\.weight are not finite after step 8"),
+    ],
+    ids=["loss", "weights"],
+)
+def test_what_is_no_number_stops_the_run_with_the_last_good_checkpoint_and_is_never_saved(
+    event, step, value, logging_steps, sentence, make_trainer
+):
+    trainer = make_trainer(logging_steps=logging_steps)
 
-    class Poison(type(trainer.stop_signal).__mro__[1]):
-        def on_step_begin(self, args, state, control, model=None, **kwargs):
-            if state.global_step == poison_at:
-                model.model.norm.weight.data.fill_(float("nan"))
+    def poison(args, state, control, model=None, **kwargs):
+        if state.global_step == step:
+            model.model.norm.weight.data[0] = value
 
-    trainer.add_callback(Poison())
-    with pytest.raises(UserError) as error:
-        trainer.train()
-    sentence = str(error.value)
-    assert "nan at step 7" in sentence and "training rows" in sentence and "checkpoint-4" in sentence
-    assert [c.name for c in list_checkpoints(trainer.guard.output_dir)] == ["checkpoint-4"]
-
-
-def test_weights_that_are_not_numbers_are_never_saved(make_trainer):
-    trainer = make_trainer(logging_steps=100)
-
-    class Poison(type(trainer.stop_signal).__mro__[1]):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            if state.global_step == 8:
-                model.model.norm.weight.data[0] = float("inf")
-
-    trainer.add_callback(Poison())
-    with pytest.raises(UserError, match=r"norm\.weight are not finite after step 8"):
+    trainer.add_callback(type("Poison", (TrainerCallback,), {event: staticmethod(poison)})())
+    with pytest.raises(UserError, match=sentence):
         trainer.train()
     assert [c.name for c in list_checkpoints(trainer.guard.output_dir)] == ["checkpoint-4"]
 

@@ -9,16 +9,13 @@ from ...errors import first_line
 from ..findings import Finding, Verdict, difference, not_claimed, of_difference
 from ..subject import Subject
 
-MASKED = (7, 3, 11)
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 BF16 = 2**-9  # its rounding: the least that is granted
 
 
 @torch.no_grad()
 def ask(subject: Subject) -> Iterator[Finding]:
-    batches = {"rows": subject.rows()}
-    if subject.reads_text and subject.takes("attention_mask"):
-        batches["padded rows"] = subject.padded(subject.documents(MASKED))
+    batches = subject.full_and_padded()
     expected = outputs(subject.fresh("eager"), batches)
     for backend in subject.backends[1:]:
         got = outputs(subject.fresh(backend), batches)

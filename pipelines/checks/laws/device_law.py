@@ -18,7 +18,7 @@ def unclaimed(subject: Subject) -> str:
 def ask(subject: Subject) -> Iterator[Finding]:
     model = subject.fresh()
     at_home = copy.deepcopy(model).cpu()
-    for what, batch in batches(subject).items():
+    for what, batch in subject.full_and_padded().items():
         with torch.no_grad():
             got, expected = model(**batch).logits, at_home(**on_cpu(batch)).logits
         yield subject.compared(f"outputs of {what}", got.cpu(), expected, tolerance=ROUNDING)
@@ -27,13 +27,6 @@ def ask(subject: Subject) -> Iterator[Finding]:
         got = {name: x.cpu() for name, x in gradients_of(model, model(**batch).loss).items()}
         expected = gradients_of(at_home, at_home(**on_cpu(batch)).loss)
         yield subject.compared_gradients("gradients", got, expected, tolerance=ROUNDING)
-
-
-def batches(subject: Subject) -> dict[str, dict]:
-    found = {"rows": subject.rows()}
-    if subject.reads_text and subject.takes("attention_mask"):
-        found["padded rows"] = subject.padded(subject.documents((7, 3, 11)))
-    return found
 
 
 def on_cpu(batch: dict) -> dict:

@@ -77,7 +77,8 @@ def extend(recipe: Recipe) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{where} holds no run to extend; train it first, without --extend") from None
     restarts = section_of(stored).restarts
-    if restarts and next(resume_differences(stored, _with(recipe, restarts).to_dict()), None) is None:
+    extended = replace(recipe, training=replace(recipe.training, restarts=restarts))
+    if restarts and next(resume_differences(stored, extended.to_dict()), None) is None:
         recipe.training.restarts = restarts
         return
     old = schedule_of(stored)
@@ -114,7 +115,3 @@ def _last_again(old: Recipe) -> StageSection:
         return section
     *_, (_, rates) = rates_of(old)
     return replace(section, peak=rates.peak, warmup_steps=0.0 if rates.end == rates.peak else old.training.warmup_steps)
-
-
-def _with(recipe: Recipe, restarts: list[int]) -> Recipe:
-    return replace(recipe, training=replace(recipe.training, restarts=restarts))

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from ...storage.checkpoints import RUN_FILE
 from ..learning_rate import replace_shares
@@ -34,11 +33,3 @@ class ResumedSettings(TrainerCallback):
         evaluation = (self.stored or {}).get("evaluation", {})
         if evaluation.get("best_metric", args.metric_for_best_model) != args.metric_for_best_model:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-
-
-def saved_attributes(state, callback: ExportableState) -> dict[str, Any]:
-    """What a checkpoint holds of a callback.
-
-    One that the checkpoint does not know gets a place in the state: Trainer would look for it at the next checkpoint.
-    """
-    return state.stateful_callbacks.setdefault(type(callback).__name__, callback.state()).get("attributes", {})

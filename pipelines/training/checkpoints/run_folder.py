@@ -155,18 +155,16 @@ class RunFolder:
         there, here = self.total_steps(old.training), self.total_steps(new.training)
         shared = shared_steps(old, there, new, here)
         late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
-        if len(late) == len(found) and new.stages:
-            raise UserError(
-                f"training.output_dir={self.path} holds a run of {there:,} steps, whose stages are those of {here:,} "
-                f"steps up to step {shared:,} alone; leave them as they are, with a learning_rate each, and add one by "
-                f"--extend when the run has ended, or choose another output_dir"
-            )
         if len(late) == len(found):
+            what = "stages" if new.stages else f"learning rates ({old.training.lr_scheduler_type})"
+            way = "when it has ended, --extend goes on from there with a warm-up and decay of its own"
+            if new.stages:
+                way = (
+                    "leave them as they are, with a learning_rate each, and add one by --extend when the run has ended"
+                )
             raise UserError(
-                f"training.output_dir={self.path} holds a run of {there:,} steps, whose learning rates "
-                f"({old.training.lr_scheduler_type}) are not those of {here:,} steps after step {shared:,}; when it "
-                f"has ended, --extend goes on from there with a warm-up and decay of its own, or choose another "
-                f"output_dir"
+                f"training.output_dir={self.path} holds a run of {there:,} steps, whose {what} are those of {here:,} "
+                f"steps up to step {shared:,} alone; {way}, or choose another output_dir"
             )
         for checkpoint in late:
             os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match

@@ -38,11 +38,3 @@ def has_other_names(model, folder: Path) -> bool:
         with safe_open(file, framework="np") as tensors:
             names |= set(tensors.keys())
     return bool(names - model.state_dict().keys())
-
-
-def load_stored(model, folder: Path, by_trainer) -> None:
-    """Give a whole model the weights of a checkpoint: by_trainer reads files whose names are the model's."""
-    if has_other_names(model, folder):
-        model.load_state_dict(stored_weights(model, folder), strict=True)
-    else:
-        by_trainer()

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError
-from ..lora import is_adapted, load_weights
+from ..lora import is_adapted
 from .stored_weights import stored_weights
 
 AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights that training goes on from
@@ -37,10 +37,6 @@ class WeightAverage(TrainerCallback):
         self.weights: dict[str, torch.Tensor] = {}  # by the name of the parameter
         self._start: Path | None = None
 
-    def decay_of(self, step: int) -> float:
-        """The decay of the optimizer step `step`, counted from 1."""
-        return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
-
     def begin(self, checkpoint: str | Path | None) -> None:
         """Say where the next training starts: from the average of a checkpoint, or from the model's weights."""
         self._start = None if checkpoint is None else Path(checkpoint)
@@ -56,7 +52,8 @@ class WeightAverage(TrainerCallback):
     @torch.no_grad()
     def update(self, model: torch.nn.Module, step: int) -> None:
         """Take in the weights after the optimizer step `step`, counted from 1."""
-        get_ema_multi_avg_fn(self.decay_of(step))(list(self.weights.values()), list(trained(model).values()), step)
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
+        get_ema_multi_avg_fn(decay)(list(self.weights.values()), list(trained(model).values()), step)
 
     @contextmanager
     @torch.no_grad()
@@ -122,6 +119,8 @@ def load_average(model: torch.nn.Module, found: list[Path]):
     Returns what load_state_dict found; None of an adapter, which takes all of its weights.
     """
     if is_adapted(model):
-        load_weights(model, average_weights(model, found))
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, average_weights(model, found))
         return None
     return model.load_state_dict(average_weights(model, found), strict=False)

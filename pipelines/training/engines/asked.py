@@ -1,4 +1,4 @@
-"""The engine that recipe and launcher ask for; a row for each engine. Nothing here imports torch."""
+"""The engine that recipe and launcher ask for; a row for each engine."""
 
 import os
 
@@ -8,7 +8,8 @@ from ...recipes.schema import TrainingSection
 from .deepspeed_engine import DeepSpeed
 from .engine import WAY_OUT, Engine, is_true
 from .fsdp import FSDP
-from .mesh_engine import Mesh, Stages
+from .mesh import Mesh
+from .pipeline import Stages
 from .whole import DDP, OneProcess
 
 # {engine: whether a training section, or the launcher's variables, ask for it}; the first one that is asked for runs.
@@ -35,14 +36,4 @@ def check_one_device(n_gpu: int) -> None:
         raise UserError(
             f"one process sees {n_gpu} GPUs, and nn.DataParallel would train on them, with {n_gpu} times the batch; "
             f"write {WAY_OUT} ddp, or choose one of them: CUDA_VISIBLE_DEVICES=0"
-        )
-
-
-def check_world_size(world_size: int) -> None:
-    """Raise UserError where the launcher has started more processes than have found each other."""
-    asked = int(os.environ.get("WORLD_SIZE", 1))
-    if asked != world_size:
-        raise UserError(
-            f"the launcher asked for {asked} processes (WORLD_SIZE), but the run has {world_size}; write {WAY_OUT} ddp "
-            f"--nproc {asked}"
         )

@@ -1,9 +1,7 @@
 """DeepSpeed: its configuration, its process group, and fresh models that are split over the processes by ZeRO-3."""
 
-import functools
 import json
 import os
-import sys
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -45,8 +43,15 @@ class DeepSpeed(Engine):
 
     def check_settings(self) -> None:
         check_whole_matrices(self.section)
-        if not is_true("ACCELERATE_USE_DEEPSPEED"):
-            check_deepspeed(self.section.extra["deepspeed"])
+        if is_true("ACCELERATE_USE_DEEPSPEED"):
+            return
+        given = self.section.extra["deepspeed"]
+        if "RANK" not in os.environ:
+            raise UserError(
+                f"training.deepspeed={show(given)} needs a launcher, which starts one process per device; add --launch "
+                f"zero2 to anyformer train, or write torchrun --nproc_per_node 1 scripts/train.py in its place"
+            )
+        read_deepspeed(given)
 
     def check_device(self, device: str) -> None:
         if is_true("ACCELERATE_USE_CPU"):
@@ -55,12 +60,8 @@ class DeepSpeed(Engine):
                 f"DeepSpeed takes the CPU by itself), or write {WAY_OUT} ddp"
             )
 
-    def check_launcher(self, device: str, devices: int) -> None:
-        super().check_launcher(device, devices)
-        say_that_it_compiles()
-
-    def _check_parallelism(self, device: str) -> None:
-        super()._check_parallelism(device)
+    def _check_parallelism(self) -> None:
+        super()._check_parallelism()
         stage, shares = zero_stage(self.section), self.parallelism
         if shares is not None and engine_of(shares) == ULYSSES and stage != 3:
             raise UserError(
@@ -116,27 +117,6 @@ def deepspeed_config(value):
     return value
 
 
-def check_deepspeed(given) -> None:
-    """Raise UserError where DeepSpeed cannot run: without a launcher, with a broken file, or with elastic settings.
-
-    given: the setting as the recipe has it.
-    """
-    setting = f"training.deepspeed={show(given)}"
-    if "RANK" not in os.environ:
-        raise UserError(
-            f"{setting} needs a launcher, which starts one process per device; add --launch zero2 to anyformer train, "
-            f"or write torchrun --nproc_per_node 1 scripts/train.py in its place"
-        )
-    config = read_deepspeed(given)
-    zero = config.get("zero_optimization")
-    if "elasticity" in config or (isinstance(zero, dict) and zero.get("elastic_checkpoint")):
-        name = "elasticity" if "elasticity" in config else "zero_optimization.elastic_checkpoint"
-        raise UserError(
-            f"{setting}: {name} changes what a step computes with the number of processes; remove it (a run goes on "
-            f"with other numbers of processes by itself, with as many rows in a step)"
-        )
-
-
 def read_deepspeed(given) -> dict:
     """The settings behind training.deepspeed; raises UserError for a file that holds none."""
     setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
@@ -148,21 +128,6 @@ def read_deepspeed(given) -> dict:
     if not isinstance(config, dict):
         raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
     return config
-
-
-@functools.cache
-def say_that_it_compiles() -> None:
-    """One line of the main process before DeepSpeed's first use on a machine, when it compiles what it needs."""
-    from torch.utils.cpp_extension import get_default_build_root
-
-    built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    if os.environ.get("RANK", "0") == "0" and not any(built.glob("**/*.so")):
-        print(
-            f"anyformer: DeepSpeed compiles its operators on first use, for one or two minutes each on two cores, and "
-            f"says nothing meanwhile; they are kept in {built}",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def start_deepspeed(arguments: "TrainingArguments") -> None:

@@ -7,13 +7,12 @@ of any number of processes.
 
 import contextlib
 import os
-import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import torch
+from transformers import set_seed
 
 from ...errors import UserError
 from ...recipes.parallelism import MESH
@@ -110,7 +109,4 @@ def draw_anew(seed: int, step: int, process: int) -> None:
 
     process: its number. Processes that share a row pass the same one, so that they draw the same dropout.
     """
-    drawn = np.random.default_rng((seed, step, process)).integers(2**32, size=3)
-    random.seed(int(drawn[0]))
-    np.random.seed(drawn[1])
-    torch.manual_seed(int(drawn[2]))  # of all devices
+    set_seed(int(np.random.default_rng((seed, step, process)).integers(2**32)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...plugins import objective_of
-from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, sharing_rows, words_of
+from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import PartNorms, Recipe, TrainingSection
 
 # Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
@@ -63,8 +63,12 @@ class Engine:
         device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
         """
         self.check_settings()
-        self._check_lora(recipe)
-        self._check_checkpoint_average(recipe.evaluation.average_checkpoints)
+        averaged = recipe.evaluation.average_checkpoints
+        if averaged is not None and self.splits_weights is not None:
+            raise UserError(
+                f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
+                f"{self.splits_weights} splits it; set it to null"
+            )
         self.check_launcher(device, devices)
 
     def check_run(self, recipe: Recipe, decides_steps: bool) -> None:
@@ -90,20 +94,19 @@ class Engine:
                 "training.log_gradient_norms_per_layer=true reckons with one norm that all gradients are clipped to, "
                 "but training.max_grad_norm has one for each part, which are logged anyway; set it to false"
             )
-        if section.log_gradient_norms_per_layer and splitter is not None:
+        if splitter is None:
+            return
+        of_whole_weights = {
+            "training.lora.merge=true": section.lora is not None and section.lora.merge,
+            "training.log_gradient_norms_per_layer=true": section.log_gradient_norms_per_layer,
+            "evaluation.minimal_pairs": recipe.evaluation.minimal_pairs is not None,
+            f"evaluation.best_metric={best}": best in objective_of(recipe).metrics_of_answers(),
+        }
+        name = next((name for name, is_asked in of_whole_weights.items() if is_asked), None)
+        if name is not None:
             raise UserError(
-                f"training.log_gradient_norms_per_layer=true reads whole gradients, but {splitter} splits them; set it "
-                f"to false, or train by one process or by DDP"
-            )
-        if splitter is not None and recipe.evaluation.minimal_pairs is not None:
-            raise UserError(
-                f"evaluation.minimal_pairs is measured on the whole model, but {splitter} splits it; leave it out, and "
-                f"measure the finished model by anyformer evaluate, or train by one process or by DDP"
-            )
-        if splitter is not None and best in objective_of(recipe).metrics_of_answers():
-            raise UserError(
-                f"evaluation.best_metric={best} is measured on answers of the whole model, but {splitter} splits it; "
-                f"set it to loss, or train by one process or by DDP"
+                f"{name} needs whole weights, but {splitter} splits them; leave it out, or train by one process or by "
+                f"DDP"
             )
 
     def check_settings(self) -> None:
@@ -120,7 +123,7 @@ class Engine:
                 f"accelerate launch was asked for several processes and has started one, as it does on a CPU; write "
                 f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
             )
-        self._check_parallelism(device)
+        self._check_parallelism()
         self.check_device(device)
         local = int(os.environ.get("LOCAL_RANK", 0))
         if device != "cpu" and local >= devices:
@@ -128,24 +131,15 @@ class Engine:
                 f"process {local + 1} of this machine has no GPU: there are {devices}; start as many processes as GPUs"
             )
 
-    def _check_parallelism(self, device: str) -> None:
+    def _check_parallelism(self) -> None:
         """Raise UserError where training.parallelism needs another engine than recipe and launcher ask for."""
         if self.parallelism is None:
             return
         kind, words = engine_of(self.parallelism), f"training.parallelism={words_of(self.parallelism)}"
-        if kind == RING and device == "cpu":
-            raise UserError(f"{words}: {RING_NEEDS_GPUS}")
         if kind == ULYSSES and self.name != "DeepSpeed":
             raise UserError(f"{words}: sp runs under DeepSpeed; write {WAY_OUT} zero3")
         if kind == RING and self.name != "FSDP":
             raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
-
-    def _check_lora(self, recipe: Recipe) -> None:
-        if recipe.training.lora is not None and recipe.training.lora.merge and self.splitter is not None:
-            raise UserError(
-                "training.lora.merge=true needs whole weights, but DeepSpeed and FSDP split them; leave it out, and "
-                "make a whole model of the run's folder with anyformer merge"
-            )
 
     def check_average(self) -> None:
         """Raise UserError for a moving average of weights that this engine splits."""
@@ -155,14 +149,6 @@ class Engine:
             raise UserError(
                 f"training.ema_decay={decay} needs whole weights, but {self.name} splits or flattens them; set it to "
                 f"null{'' if self.splits_weights else other}"
-            )
-
-    def _check_checkpoint_average(self, number: int | None) -> None:
-        """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
-        if number is not None and self.splits_weights is not None:
-            raise UserError(
-                f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but "
-                f"{self.splits_weights} splits it; set it to null"
             )
 
     def check_wrapped(self, wrapped) -> None:

@@ -4,6 +4,7 @@ import os
 
 from ...errors import UserError
 from .engine import WAY_OUT, Engine, is_true
+from .late_weights import fill, is_late, leave_empty
 
 
 class FSDP(Engine):
@@ -20,8 +21,6 @@ class FSDP(Engine):
         return efficient and version == "2" and self.section.lora is None
 
     def share(self, model, device):
-        from .late_weights import fill, is_late, leave_empty
-
         if is_late(model):
             (fill if os.environ.get("RANK", "0") == "0" else leave_empty)(model)
         return model

@@ -21,11 +21,11 @@ from importlib import resources
 from pathlib import Path
 
 from ...errors import UserError, did_you_mean
-from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, check_processes, engine_of, processes_of, words_of
-from ...recipes.schema import ParallelismSettings, Recipe
+from ...recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
+from ...recipes.schema import Recipe
 from ...recipes.strict_yaml import parse_yaml
 from ...recipes.types import show
-from .deepspeed_engine import check_whole_matrices, read_deepspeed, shipped_deepspeed
+from .deepspeed_engine import check_whole_matrices, shipped_deepspeed, zero_stage
 from .engine import RANKS
 
 # A rank writes why it fails into the file that this variable names: torchrun's protocol, which shows it on its page.
@@ -39,7 +39,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What gloo, NCCL and sockets say of a process that has ended.
 GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
 LOST_ANOTHER = "another process of this run has ended, and none can go on without it; that one says why"
-OTHER_ACCELERATORS = ("/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/davinci*", "/dev/hl*", "/dev/neuron*")
 
 
 def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) -> int:
@@ -57,7 +56,7 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
     shares = recipe.training.parallelism
     if nproc is None and shares is not None:
         nproc = processes_of(shares)
-    count = count_processes(engine, nproc, shares)
+    count = count_processes(engine, nproc)
     if shares is not None:
         check_processes(shares, count, f"--nproc {count}")
     command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(argv, "--launch", "--nproc"), *overrides]
@@ -78,19 +77,28 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
             f"--launch {engine} starts processes itself, but this one is the rank {os.environ[rank]} of a launcher "
             f"({rank} is set); leave --launch out, or the launcher"
         )
-    _check_engine_of_parallelism(engine, recipe)
-    given, fsdp = recipe.training.extra.get("deepspeed"), recipe.training.extra.get("fsdp")
-    if fsdp and engine != "fsdp2":
-        raise UserError(f"--launch {engine}, but training.fsdp={show(fsdp)}; write --launch fsdp2, or set it to null")
-    if not engine.startswith("zero"):
-        if given is not None:
+    shares = recipe.training.parallelism
+    if shares is None and engine == MESH:
+        raise UserError(
+            "--launch mesh takes training.parallelism, which is null; set it, such as "
+            "training.parallelism='{dp_shard: 2}'"
+        )
+    if shares is not None and not engine.startswith(engine_of(shares)):
+        raise UserError(
+            f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {engine_of(shares)}; "
+            f"write that, or set it to null"
+        )
+    for name, own in (("fsdp", "fsdp2"), ("deepspeed", "zero2")):
+        given = recipe.training.extra.get(name)
+        if given and not engine.startswith(own.rstrip("2")):
             raise UserError(
-                f"--launch {engine}, but training.deepspeed={show(given)}; write --launch zero2, or set it to null"
+                f"--launch {engine}, but training.{name}={show(given)}; write --launch {own}, or set it to null"
             )
+    if not engine.startswith("zero"):
         return [], fsdp_variables() if engine == "fsdp2" else {}
     check_whole_matrices(recipe.training)
-    stage = engine[4] if given is None else (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
-    if int(stage) != int(engine[4]):
+    stage = int(engine[4]) if given is None else zero_stage(recipe.training)
+    if stage != int(engine[4]):
         raise UserError(
             f"--launch {engine}, but training.deepspeed={show(given)} is of stage {stage}; write --launch "
             f"zero{stage or 1}, or set it to null"
@@ -98,24 +106,6 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
     return [f"training.deepspeed={engine}"] if given is None else [], {}
-
-
-def _check_engine_of_parallelism(engine: str, recipe: Recipe) -> None:
-    """Raise UserError where the engine and training.parallelism do not go together."""
-    shares = recipe.training.parallelism
-    if shares is None:
-        if engine == MESH:
-            raise UserError(
-                "--launch mesh takes training.parallelism, which is null; set it, such as "
-                "training.parallelism='{dp_shard: 2}'"
-            )
-        return
-    kind = engine_of(shares)
-    if not engine.startswith(kind):
-        raise UserError(
-            f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {kind}; write that, or "
-            f"set it to null"
-        )
 
 
 def fsdp_variables() -> dict[str, str]:
@@ -126,16 +116,9 @@ def fsdp_variables() -> dict[str, str]:
     return {"ACCELERATE_USE_FSDP": "true", **values}
 
 
-def count_processes(engine: str, nproc: int | None, shares: ParallelismSettings | None = None) -> int:
+def count_processes(engine: str, nproc: int | None) -> int:
     """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
     gpus = count_gpus()
-    if gpus == 0 and shares is not None and engine_of(shares) == RING:
-        raise UserError(f"training.parallelism={words_of(shares)}: {RING_NEEDS_GPUS}")
-    if engine == "fsdp2" and gpus == 0:
-        raise UserError(
-            "--launch fsdp2 needs GPUs, and there are none; write --launch zero3, or --launch mesh "
-            "training.parallelism='{dp_shard: 2}', which shard on CPUs"
-        )
     if nproc is None and not gpus:
         raise UserError(
             f"--launch {engine} starts one per NVIDIA GPU, and there is none here; say how many, such as --nproc 2"
@@ -147,14 +130,11 @@ def count_processes(engine: str, nproc: int | None, shares: ParallelismSettings 
     return gpus if nproc is None else nproc
 
 
-def count_gpus() -> int | None:
-    """NVIDIA GPUs that processes will see; None where only torch knows, of other accelerators and other systems."""
+def count_gpus() -> int:
+    """NVIDIA GPUs that processes will see; of other accelerators torch alone knows."""
     found = len(glob.glob("/dev/nvidia[0-9]*"))
-    if not found:
-        others = sys.platform != "linux" or any(glob.glob(pattern) for pattern in OTHER_ACCELERATORS)
-        return None if others else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if not found or visible is None:
         return found
     named = [name.strip() for name in visible.split(",")]
     return 0 if named[0] in ("", "-1") else len(named)

@@ -8,22 +8,170 @@ import dataclasses
 import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
+from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
-from ...recipes.parallelism import FIELD, check_model_shares, words_of
+from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
 from ..checkpoints.stored_weights import stored_weights
+from ..lora import is_adapted, plain
+from .engine import WAY_OUT, Engine, is_true
 from .late_weights import Sliced
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 OPTIMIZER_FOLDER = "optimizer_shards"
+SCHEDULER_FILE = "scheduler.pt"  # as Trainer calls it
 NEEDED = ("dp_replicate_size", "ep_size")  # fields of DistributedConfig, by which a transformers that can is known
+
+
+class Mesh(Engine):
+    """The model is split while it is built; no class wraps it, and check_shared looks at its weights."""
+
+    name = MESH
+    launched_by = "mesh"
+    builds_late = True
+    reads_pickles = True
+
+    def _check_parallelism(self) -> None:
+        if is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED"):
+            asked = "FSDP" if is_true("ACCELERATE_USE_FSDP") else "DeepSpeed"
+            raise UserError(
+                f"training.parallelism={words_of(self.parallelism)} splits the model itself, but the launcher's file "
+                f"asks for {asked}; take configs/accelerate/ddp.yaml, or write {WAY_OUT} mesh"
+            )
+
+    def check_device(self, device: str) -> None:
+        if device == "cpu" and self.parallelism.fsdp_cpu_offload:
+            raise UserError(
+                "training.parallelism.fsdp_cpu_offload=true needs GPUs: on a CPU shards are in its memory already; set "
+                "it to false"
+            )
+
+    def share(self, model, device):
+        """The model split over the processes, which have each built it with the same weights.
+
+        Raises UserError for a model that cannot be shared so.
+        """
+        settings = self.parallelism
+        check_model_shares(settings, model.config)
+        config = distributed_config(settings)
+        # One line for each tensor that crosses two dimensions of the mesh, which is what such a mesh is for.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        backends = {"attn_implementation": model.config._attn_implementation}
+        experts = getattr(model.config, "_experts_implementation", None)
+        backends |= {} if experts is None else {"experts_implementation": experts}
+        try:
+            shared = type(model).from_pretrained(
+                None,
+                config=model.config,
+                state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
+                dtype=model.dtype,
+                distributed_config=config,
+                **backends,
+            )
+        except (ValueError, RuntimeError, OSError) as error:  # torch's of an operation without a plan is a RuntimeError
+            raise UserError(f"{FIELD}={words_of(settings)} does not go with this model: {first_line(error)}") from error
+        if shared.can_generate():
+            shared.generation_config = model.generation_config
+        shared.train(model.training)
+        check_shared(shared, settings)
+        return shared
+
+    def running(self, wrapped) -> str:
+        return f"DTensor({' x '.join(f'{name} {size}' for name, size in mesh_of(wrapped).items())})"
+
+    # ---- what the trainer asks
+
+    @property
+    def reading_together(self) -> int:
+        return reading_together(self.parallelism)
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        """Hide from Trainer that states of the optimizer are saved, and from accelerate that the model is split.
+
+        Trainer refuses to save such states, which `save_states` does. accelerate would share out rows by the split,
+        which `share_rows` does, and refuses that on CPUs.
+        """
+        arguments, model = trainer_settings["args"], plain(trainer_settings["model"])
+        only_model, tensors = arguments.save_only_model, getattr(model, "_tp_size", None)
+        arguments.save_only_model, model._tp_size = True, None
+        try:
+            yield
+        finally:
+            arguments.save_only_model, model._tp_size = only_model, tensors
+
+    def check_begun(self, trainer) -> None:
+        check_shared(trainer.model, self.parallelism)
+
+    def share_rows(self, loader) -> None:
+        """As accelerate does it where its own ParallelismConfig is set, which it refuses on CPUs."""
+        shared, shard = self.reading_together, getattr(loader, "batch_sampler", None)
+        if shared > 1 and isinstance(shard, BatchSamplerShard):
+            shard.process_index, shard.num_processes = shard.process_index // shared, shard.num_processes // shared
+            if shard.num_processes == 1:
+                shard.even_batches = False  # an epoch's last batch would be filled up with its first rows
+
+    def grad_norm(self, trainer, by_trainer):
+        norm = super().grad_norm(trainer, by_trainer)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+        if is_adapted(trainer.model):
+            from peft import set_peft_model_state_dict
+
+            set_peft_model_state_dict(trainer.model, load_file(folder / ADAPTER_WEIGHTS))
+        else:
+            options = StateDictOptions(full_state_dict=True, strict=True)
+            set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
+
+    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
+        """The whole weights are gathered first, and no process holds on to them."""
+        state, config = self.whole_state(trainer), trainer.model.config
+        if trainer.args.should_save:
+            given = config.__dict__.pop("distributed_config", None)  # or save_pretrained would gather them once more
+            try:
+                trainer._save(str(folder), state)
+            finally:
+                if given is not None:
+                    config.distributed_config = given
+
+    def whole_state(self, trainer) -> dict:
+        """The whole weights on the process that writes, nothing on others; all have to call it."""
+        model, state = trainer.model, trainer.model.state_dict()  # FSDP2 splits again what a forward pass left whole
+        if is_adapted(model):  # what is split PEFT would put together for nothing
+            return {name: tensor for name, tensor in state.items() if not hasattr(tensor, "full_tensor")}
+        how = {"save_on_this_rank": trainer.args.should_save}
+        return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **how)
+
+    def load_states(self, trainer, folder: Path, by_trainer) -> None:
+        """Raises UserError for a checkpoint without the states of a shared optimizer."""
+        from transformers.distributed.checkpoint import load_optimizer_distributed
+
+        shards = folder / OPTIMIZER_FOLDER
+        try:
+            with plain_shards_alone(shards):
+                load_optimizer_distributed(trainer.model, trainer.optimizer, str(shards))
+        except (RuntimeError, KeyError, ValueError, CheckpointException) as error:
+            raise UserError(
+                f"{shards} holds states of other weights than this process has ({first_line(error)}); go on with the "
+                f"{FIELD} that the run began with"
+            ) from error
+        trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_FILE, weights_only=True))
+
+    def save_states(self, trainer, folder: Path, by_trainer) -> None:
+        from transformers.distributed.checkpoint import save_optimizer_distributed
+
+        save_optimizer_distributed(trainer.model, trainer.optimizer, str(folder / OPTIMIZER_FOLDER))
+        if trainer.args.should_save:
+            torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_FILE)
 
 
 def distributed_config(settings: ParallelismSettings):
@@ -45,40 +193,8 @@ def distributed_config(settings: ParallelismSettings):
     )
 
 
-def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "PreTrainedModel":
-    """The model split over the processes, which have each built it with the same weights.
-
-    Raises UserError for a model that cannot be shared so.
-    """
-    check_model_shares(settings, model.config)
-    config = distributed_config(settings)
-    # One line for each tensor that crosses two dimensions of the mesh, which is what such a mesh is for.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    backends = {"attn_implementation": model.config._attn_implementation}
-    experts = getattr(model.config, "_experts_implementation", None)
-    backends |= {} if experts is None else {"experts_implementation": experts}
-    try:
-        shared = type(model).from_pretrained(
-            None,
-            config=model.config,
-            state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
-            dtype=model.dtype,
-            distributed_config=config,
-            **backends,
-        )
-    except (ValueError, RuntimeError, OSError) as error:  # torch's of an operation without a plan is a RuntimeError
-        raise UserError(f"{FIELD}={words_of(settings)} does not go with this model: {first_line(error)}") from error
-    if shared.can_generate():
-        shared.generation_config = model.generation_config
-    shared.train(model.training)
-    check_shared(shared, settings)
-    return shared
-
-
 def mesh_of(model) -> dict[str, int]:
     """{dimension: processes} over which a model's weights are split; {} of a model that is whole."""
-    from torch.distributed.tensor import DTensor
-
     found: dict[str, int] = {}
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
@@ -99,71 +215,6 @@ def check_shared(model, settings: ParallelismSettings) -> None:
             f"{FIELD}={words_of(settings)} was asked for, but no weight of {type(model).__name__} is split by "
             f"{missing} (its mesh is {found or 'none'})"
         )
-
-
-def share_out_rows(loader, shared: int) -> None:
-    """Change a loader that accelerate has prepared, so that `shared` processes after each other get the same batches.
-
-    accelerate does so itself where its own ParallelismConfig is set, which it refuses on CPUs.
-    """
-    from accelerate.data_loader import BatchSamplerShard
-
-    shard = getattr(loader, "batch_sampler", None)
-    if shared > 1 and isinstance(shard, BatchSamplerShard):
-        shard.process_index, shard.num_processes = shard.process_index // shared, shard.num_processes // shared
-        if shard.num_processes == 1:
-            shard.even_batches = False  # an epoch's last batch would be filled up with its first rows
-
-
-def whole_state(model, is_main: bool) -> dict[str, torch.Tensor]:
-    """The whole weights of a shared model on the main process, nothing on others; all have to call it."""
-    return model.gather_sharded_state_dict_for_save(
-        model, model.state_dict(), model.config.distributed_config, save_on_this_rank=is_main
-    )
-
-
-@contextmanager
-def saved_as_whole(config):
-    """A block in which save_pretrained takes a state dict of whole weights as it is."""
-    given = config.__dict__.pop("distributed_config", None)
-    try:
-        yield
-    finally:
-        if given is not None:
-            config.distributed_config = given
-
-
-def load_whole_weights(model, folder: Path) -> None:
-    """Give a shared model the weights of a folder that holds them whole, in one file or several."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    set_model_state_dict(
-        model, stored_weights(model, folder), options=StateDictOptions(full_state_dict=True, strict=True)
-    )
-
-
-def save_shared_optimizer(model, optimizer, checkpoint: Path) -> None:
-    from transformers.distributed.checkpoint import save_optimizer_distributed
-
-    save_optimizer_distributed(model, optimizer, str(Path(checkpoint) / OPTIMIZER_FOLDER))
-
-
-def load_shared_optimizer(model, optimizer, checkpoint: Path) -> None:
-    """Raises UserError for a checkpoint without the states of a shared optimizer."""
-    from torch.distributed.checkpoint import CheckpointException
-    from transformers.distributed.checkpoint import load_optimizer_distributed
-
-    folder = Path(checkpoint) / OPTIMIZER_FOLDER
-    if not folder.is_dir():
-        raise UserError(f"{checkpoint} holds no {OPTIMIZER_FOLDER}: it was not written by a run with {FIELD}")
-    try:
-        with plain_shards_alone(folder):
-            load_optimizer_distributed(model, optimizer, str(folder))
-    except (RuntimeError, KeyError, ValueError, CheckpointException) as error:
-        raise UserError(
-            f"{folder} holds states of other weights than this process has ({first_line(error)}); go on with the "
-            f"{FIELD} that the run began with"
-        ) from error
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ activations. transformers' own pipeline (pp_size) runs forward alone, and return
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from ...accounting.flops import FlopCount
 from ...data.batch_keys import IGNORE_INDEX
 from ...errors import UserError
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
-from ...recipes.schema import ParallelismSettings
+from ..checkpoints.stored_weights import stored_weights
 from .late_weights import fill
+from .mesh import Mesh
 
 PARTS_PER_STAGE = 4  # a pipeline of S stages waits for S - 1 of its parts: at 4 S parts a fifth of the time
 
@@ -50,18 +52,74 @@ class Stage(nn.Module):
             return done.loss.reshape(1)
 
 
-def cut_into_stages(model, settings: ParallelismSettings, device: torch.device):
-    """The model with this process's stage alone, on its device; `model.pipeline` trains and measures it.
+class Stages(Mesh):
+    """A mesh whose processes each have some layers; `model.pipeline` trains and measures them."""
 
-    Raises UserError for a model without a plan of stages (`pp_plan`).
-    """
-    check_model_shares(settings, model.config)
-    plan = getattr(model, "pp_plan", None) or {}
-    needed = {"embed_tokens", "layers", "norm", "lm_head"}
-    if {name.rsplit(".", 1)[-1] for name in plan} != needed:
-        raise UserError(f"{FIELD}={words_of(settings)}: {type(model).__name__} has no plan of stages; set pp to 1")
-    model.pipeline = Pipeline(model, settings.pp, settings.pp_parts, device)
-    return model
+    repeats_weights = False
+    clips_itself = True
+
+    def share(self, model, device):
+        """The model with this process's stage alone, on its device.
+
+        Raises UserError for a model without a plan of stages (`pp_plan`).
+        """
+        settings = self.parallelism
+        check_model_shares(settings, model.config)
+        plan = getattr(model, "pp_plan", None) or {}
+        needed = {"embed_tokens", "layers", "norm", "lm_head"}
+        if {name.rsplit(".", 1)[-1] for name in plan} != needed:
+            raise UserError(f"{FIELD}={words_of(settings)}: {type(model).__name__} has no plan of stages; set pp to 1")
+        model.pipeline = Pipeline(model, settings.pp, settings.pp_parts, device)
+        return model
+
+    def parameters_of(self, model, trained: bool = False) -> int:
+        return model.pipeline.parameters
+
+    def active_parameters(self, model) -> int:
+        return model.pipeline.parameters
+
+    def running(self, wrapped) -> str:
+        return f"Schedule1F1B(pp {self.parallelism.pp})"
+
+    # ---- what the trainer asks
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        with super().entered(trainer_settings):
+            yield
+        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage by itself; `grad_norm` does all
+
+    def check_begun(self, trainer) -> None:
+        """Nothing: `share` has cut the model, or raised an error."""
+
+    def check_losses(self, trainer) -> None:
+        has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
+        if has_parts or trainer.model_loss.function is not None or trainer.scorer is not None:
+            raise UserError(
+                f"{FIELD}={words_of(self.parallelism)} trains the loss of a causal model alone, without metrics of its "
+                f"answers and parts of its data; set pp to 1"
+            )
+
+    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+        weights = stored_weights(trainer.model, folder)  # of all stages
+        trainer.model.load_state_dict({name: weights[name] for name in trainer.model.state_dict()}, strict=True)
+
+    def whole_state(self, trainer) -> dict:
+        return trainer.model.pipeline.whole_state()
+
+    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
+        trainer.model.train()
+        inputs, last = trainer._prepare_inputs(inputs), trainer.accelerator.sync_gradients
+        return trainer.model.pipeline.train_step(inputs, labels_counted, last, trainer.accelerator.autocast)
+
+    def grad_norm(self, trainer, by_trainer):
+        return by_trainer(grad_norm=trainer.model.pipeline.clip_gradients(self.section.max_grad_norm))
+
+    def summed_loss(self, trainer, inputs: dict):
+        return trainer.model.pipeline.summed_loss(inputs, trainer.accelerator.autocast)
+
+    def flop_count(self, model):
+        return model.pipeline.flop_count
 
 
 class Pipeline:
@@ -96,11 +154,6 @@ class Pipeline:
         model._is_distributed_loading_by_transformers = True
         self.model, self.stage, self.schedules = model, Stage(model, self.is_first, self.is_last), {}
         self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # called by all, also by those between
-
-    @property
-    def name(self) -> str:
-        """What trains, for run.json."""
-        return f"Schedule1F1B(pp {self.stages})"
 
     def train_step(self, inputs: dict, labels_counted, is_last_of_step: bool, autocast=nullcontext) -> torch.Tensor:
         """Add the gradients of a batch, divided by labels_counted; return its loss, the same on all processes."""
@@ -172,7 +225,7 @@ class Pipeline:
         return self._told_by_last(done.sum() if self.is_last else None)
 
     def clip_gradients(self, most: float) -> torch.Tensor:
-        """Scale the gradients of all stages to a norm of `most` together; return the norm that they had."""
+        """Scale the gradients of all stages to a norm of `most` together (0: do not); return the norm that they had."""
         own = [p.grad for p in self.model.parameters() if p.grad is not None]
         counted = own
         if self.is_tied and self.is_last and not self.is_first:  # the first stage counts what both have
@@ -180,7 +233,7 @@ class Pipeline:
         squares = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
         dist.all_reduce(squares)
         norm = squares.sqrt()
-        if most != float("inf"):
+        if most > 0:
             scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             for gradient in own:
                 gradient.mul_(scale)
@@ -192,11 +245,6 @@ class Pipeline:
         found = [None] * self.stages if self.is_first else None
         dist.gather_object(own, found, 0)
         return {name: x for weights in found or [] for name, x in weights.items()}
-
-    def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Give this stage its own of whole weights."""
-        own = self.model.state_dict()
-        self.model.load_state_dict({name: weights[name] for name in own}, strict=True)
 
 
 def with_filled_rows(inputs: dict, parts: int) -> dict:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from ..checkpoints.stored_weights import has_other_names, stored_weights
+from ..lora import is_adapted
 from .engine import Engine
 
 
@@ -11,13 +13,12 @@ class OneProcess(Engine):
     whole = True
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
-        from ..checkpoints.stored_weights import load_stored
-        from ..lora import is_adapted
-
-        if is_adapted(trainer.model):
-            by_trainer()
+        """Trainer itself reads files whose names are the model's."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if not is_adapted(model) and has_other_names(model, folder):
+            model.load_state_dict(stored_weights(model, folder), strict=True)
         else:
-            load_stored(trainer.accelerator.unwrap_model(trainer.model), folder, by_trainer)
+            by_trainer()
 
 
 class DDP(Engine):

@@ -85,7 +85,7 @@ def try_step(session, model) -> tuple:
     rows, objective, micro_batch = data.rows["train"], data.objective, arguments.per_device_train_batch_size
     run = None
     if session.stages:  # that of the largest batch is tried
-        run = max(session.stages, key=StageRun.tokens_at_a_time)
+        run = max(session.stages, key=lambda stage: stage.micro_batch * stage.row_length)
         recipe, rows, objective, micro_batch = run.stage.recipe, run.rows, run.objective, run.micro_batch
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)

@@ -49,10 +49,3 @@ class SampleAudit(TrainerCallback):
             line["documents"] = documents
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-
-def read_audit(output_dir: str | Path) -> list[dict]:
-    """The lines of all processes of a run, by step."""
-    files = sorted((Path(output_dir) / FOLDER).glob("*.jsonl"))
-    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return sorted(lines, key=lambda line: line["step"])

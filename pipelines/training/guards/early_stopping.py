@@ -2,8 +2,6 @@
 
 from transformers import EarlyStoppingCallback
 
-from ..checkpoints.resume_settings import saved_attributes
-
 
 class EarlyStopping(EarlyStoppingCallback):
     """transformers' callback, which counts the validations since the best one, for AnyformerTrainer.
@@ -18,8 +16,10 @@ class EarlyStopping(EarlyStoppingCallback):
         return self.early_stopping_patience_counter >= self.early_stopping_patience
 
     def on_train_begin(self, args, state, control, **kwargs):
-        saved = saved_attributes(state, self).get("early_stopping_patience_counter", 0)
-        self.early_stopping_patience_counter = 0 if state.best_metric is None else saved
+        # A checkpoint that does not know this callback gets a place for it: Trainer would look for it at the next one.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state()).get("attributes", {})
+        counted = saved.get("early_stopping_patience_counter", 0)
+        self.early_stopping_patience_counter = 0 if state.best_metric is None else counted
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if f"eval_{args.metric_for_best_model}" in metrics:  # not the whole splits at the end

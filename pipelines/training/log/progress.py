@@ -18,9 +18,11 @@ from ...storage.json_text import json_text
 from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import human_time, short_metric
 
+FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f} GB", "skipped_steps": "left out {}"}
 
-def progress_words(logs: dict, eta: float | None = None) -> list[str]:
-    """The numbers of one progress line, most important first."""
+
+def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
+    """A progress line, most important numbers first; those that do not fit into `width` columns are left out."""
     words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
     words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
     for name, word in RATES.items():
@@ -30,22 +32,9 @@ def progress_words(logs: dict, eta: float | None = None) -> list[str]:
         words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
     if eta is not None:
         words.append(f"ETA {human_time(eta)}")
-    if "mfu" in logs:
-        words.append(f"MFU {logs['mfu']:.0%}")
-    if "data_share" in logs:
-        words.append(f"data {logs['data_share']:.0%}")
-    if "memory_gb" in logs:
-        words.append(f"{logs['memory_gb']:.1f} GB")
-    if "skipped_steps" in logs:
-        words.append(f"left out {logs['skipped_steps']}")
+    words += [form.format(logs[name]) for name, form in FURTHER.items() if name in logs]
     if "router_load_max" in logs:
         words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
-    return words
-
-
-def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
-    """The text of a progress line; numbers that do not fit into `width` columns are left out."""
-    words = progress_words(logs, eta)
     while width is not None and len(words) > 1 and len("  ".join(words)) > width:
         words.pop()
     return "  ".join(words)

@@ -1,6 +1,5 @@
 """Exact evaluation: sums over every counted label of every row, on all processes."""
 
-from collections.abc import Sequence
 from itertools import chain, islice, repeat
 
 import torch
@@ -14,15 +13,6 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def sums_of_parts(parts_of, rows, shifts_labels: bool, device: torch.device) -> PartLosses | None:
-    """The sums of the losses of each part of some rows; None: they have no parts. parts_of: as Objective.parts_of."""
-    parts = parts_of_rows(parts_of, rows)
-    if parts is None:
-        return None
-    sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=float64_device(device))
-    return PartLosses(*parts, shifts_labels, sums)
-
-
 class EvaluationSums:
     """The loss and the predictions of one pass over the evaluation rows.
 
@@ -30,30 +20,24 @@ class EvaluationSums:
     weight.
 
     Args:
-        device: of the model.
-        scorer: has predictions(logits, labels) -> (N, K) numbers, of each row or of each label, and
-            compute_metrics(predictions) -> dict from all of them but those with a -100; None: the loss alone is
-            measured. They come in the order of the rows, also where batches are of rows of similar length and several
-            processes share them. labels_of_tokens of it: whether predictions are of labels, several in a row.
-        parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
-        part_losses: sums the losses of the parts that rows are of; None: there is one part.
-        counts: whether the rows of this process count; of processes that read the same rows those of one do.
-        order: the numbers of the rows as one process reads them, for batches that do not say which rows they hold.
+        trainer: whose model is measured, an AnyformerTrainer. Its `scorer` has predictions(logits, labels) -> (N, K)
+            numbers, of each row or of each label, and compute_metrics(predictions) -> dict from all of them but those
+            with a -100; None: the loss alone is measured. They come in the order of the rows, also where batches are of
+            rows of similar length and several processes share them. labels_of_tokens of it: whether predictions are of
+            labels, several in a row. Its `counts_rows`: whether the rows of this process count; of processes that read
+            the same rows those of one do.
+        dataset: the PaddedEvalDataset that is passed over; its `order` is for batches that do not say which rows they
+            hold.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        scorer=None,
-        parts=None,
-        part_losses: PartLosses | None = None,
-        counts: bool = True,
-        order: Sequence[int] = (),
-    ):
-        self.order = chain(order, repeat(len(order)))
-        self.counts = counts
-        self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
-        self.told_apart_by, self.parts, self.part_losses = parts, {}, part_losses
+    def __init__(self, trainer, dataset):
+        device, parts = float64_device(trainer.args.device), parts_of_rows(trainer.parts_of, dataset.rows)
+        self.order = chain(dataset.order, repeat(len(dataset.order)))
+        self.counts, self.scorer, self.told_apart_by = trainer.counts_rows, trainer.scorer, trainer.parts.told_apart_by
+        self.sums, self.parts, self.part_losses = torch.zeros(2, dtype=torch.float64, device=device), {}, None
+        if parts is not None:
+            sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=device)
+            self.part_losses = PartLosses(*parts, trainer.shifts_labels, sums)
         self.predictions: list[torch.Tensor] = []
         self.numbers: list[torch.Tensor] = []  # of the rows of the predictions
 

@@ -31,7 +31,7 @@ class ModelLoss:
         logits_of: as in Objective (objectives/base.py).
 
     `function(outputs, labels)`: the training loss, router losses included; it gets the whole batch if the objective
-    has its own loss. None: the model computes it.
+    has its own loss. None: the model computes it, and takes `training_extras` for it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ModelLoss:
         self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in known)
-        self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
+        self.training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
             self.function = functools.partial(self._loss_of_logits, label_smoothing=label_smoothing)
@@ -101,10 +101,6 @@ class ModelLoss:
     def _seen(self, batch: dict) -> dict:
         """What of a batch the model gets where the loss is the objective's."""
         return {name: x for name, x in batch.items() if name not in self.own.beside}
-
-    def training_inputs(self, inputs: dict) -> dict:
-        """The arguments of a forward pass that computes the training loss itself."""
-        return {**inputs, **self._training_extras}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
         """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.

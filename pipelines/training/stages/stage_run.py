@@ -39,10 +39,6 @@ class StageRun:
         """Tokens of a row, at most; 1 where only the model knows."""
         return self.objective.row_lengths()[0] or 1
 
-    def tokens_at_a_time(self) -> int:
-        """Of a forward pass."""
-        return self.micro_batch * self.row_length
-
     def words(self) -> str:
         """`80 steps of 32 rows x 512 tokens, learning rate constant`."""
         said = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.objective.step_words()}"

@@ -4,15 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.pipelines.accounting import flops
-from anyformer.pipelines.accounting.flops import (
-    FlopCount,
-    active_parameters,
-    count_tokens,
-    flops_per_token,
-    measured_flops,
-)
+from anyformer.pipelines.accounting.flops import FlopCount, active_parameters, count_tokens, measured_flops
 from anyformer.pipelines.accounting.precision import prefers_bf16
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -29,32 +22,11 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
 )
 
-from anyformer import AnyformerDecoderForCausalLM, AnyformerMoeForCausalLM
+import anyformer
 
-
-def counted_flops(model, length):
-    """FLOPs of one training step per token, counted by torch on eager attention (all pairs: the PaLM convention)."""
-    ids = torch.randint(3, model.config.vocab_size, (2, length))
-    with FlopCounterMode(display=False) as counter:
-        model.train()(ids, labels=ids).loss.backward()
-    return counter.get_total_flops() / ids.numel()
-
-
-def test_native_models_count_too():
-    model = GPT2LMHeadModel._from_config(
-        GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), attn_implementation="eager"
-    )
-    assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
-
-
-def test_modules_that_predict_further_ahead_count_with_their_layer_and_head(tiny_config):
-    model = AnyformerDecoderForCausalLM._from_config(
-        tiny_config(num_nextn_predict_layers=2), attn_implementation="eager"
-    )
-    assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
-
-
-ENCODER = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+TINY = SIZES | {"vocab_size": 97}
+ENCODER, DECODER = BertConfig(**TINY), {"num_key_value_heads": 4, "tie_word_embeddings": False}
 SEQ2SEQ = MarianConfig(
     vocab_size=97,
     d_model=32,
@@ -67,38 +39,76 @@ SEQ2SEQ = MarianConfig(
     pad_token_id=0,
     decoder_start_token_id=0,
 )
+EXPERTS = DECODER | {"num_experts_per_tok": 2}
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), (3, 40)),
+    # Modules that predict further ahead, with their layer and the head.
+    "ahead": (
+        anyformer.AnyformerDecoderForCausalLM,
+        anyformer.AnyformerDecoderConfig(**TINY, **DECODER, num_nextn_predict_layers=2),
+        (3, 40),
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**TINY, **EXPERTS, num_local_experts=4), (3, 40)),
+    "moe": (anyformer.AnyformerMoeForCausalLM, anyformer.AnyformerMoeConfig(**TINY, **EXPERTS, num_experts=4), (3, 40)),
+    "decoder": (anyformer.AnyformerDecoderForCausalLM, anyformer.AnyformerDecoderConfig(**TINY, **DECODER), (3, 40)),
+    "encoder": (anyformer.AnyformerEncoderForMaskedLM, anyformer.AnyformerEncoderConfig(**TINY), (3, 40)),
+    "seq2seq": (
+        anyformer.AnyformerSeq2SeqForConditionalGeneration,
+        anyformer.AnyformerSeq2SeqConfig(**TINY, decoder_start_token_id=0),
+        (3, 17),
+    ),
+    # What the last layer of images leaves out goes by the pooler.
+    **{
+        f"vit {pooler}": (
+            anyformer.AnyformerViTForImageClassification,
+            anyformer.AnyformerViTConfig(**SIZES, image_size=16, patch_size=4, pooler_type=pooler),
+            (3,),
+        )
+        for pooler in ("cls", "mean")
+    },
+    "bert": (BertForMaskedLM, ENCODER, (3, 40)),
+    "bert of rows": (BertForSequenceClassification, ENCODER, (3,)),
+    "marian": (MarianMTModel, SEQ2SEQ, (3, 17)),
+}
 
 
-@pytest.mark.parametrize(
-    "model_class, config, labels",
-    [
-        (BertForMaskedLM, ENCODER, (3, 40)),
-        (BertForSequenceClassification, ENCODER, (3,)),
-        (MarianMTModel, SEQ2SEQ, (3, 17)),
-    ],
-)
-def test_batches_of_encoders_and_encoder_decoders_count_too(model_class, config, labels):
-    model = model_class._from_config(config, attn_implementation="eager")
-    batch = {"input_ids": torch.randint(3, 97, (3, 40)), "labels": torch.randint(0, 2, labels)}
+def built(model_class, config):
+    """The model on the backends whose products torch counts."""
+    experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    return model_class._from_config(config, attn_implementation="eager", **experts).train()
+
+
+def counted_flops(model, batch) -> int:
+    """FLOPs of one training step, counted by torch on eager attention (all pairs: the PaLM convention)."""
     with FlopCounterMode(display=False) as counter:
-        model.train()(**batch).loss.backward()
-    assert FlopCount(model).of_batch(batch) == pytest.approx(counter.get_total_flops(), rel=0.02)
+        model(**batch).loss.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_of_a_batch_are_those_that_torch_counts(name):
+    model_class, config, labels = MODELS[name]
+    model, is_image = built(model_class, config), name.startswith("vit")
+    batch = {"pixel_values": torch.rand(3, 3, 16, 16)} if is_image else {"input_ids": torch.randint(3, 97, (3, 40))}
+    batch["labels"] = torch.randint(0, 2, labels)
+    # The pixels need no gradient, a third of the first product's work.
+    counted = counted_flops(model, batch) + (2 * 3 * 16 * 48 * 32 if is_image else 0)
+    with torch.device("meta"):
+        without_weights = model_class(config)
+    rel = 0.02 if name in ("bert", "bert of rows", "marian") else 0.01
+    assert float(FlopCount(without_weights).of_batch(batch)) == pytest.approx(counted, rel=rel)
+    if name in ("mixtral", "moe"):
+        idle = 2 * 2 * 3 * 32 * 48  # layers, experts, matrices
+        assert active_parameters(model) == sum(p.numel() for p in model.parameters()) - idle
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_hidden_groups": 1}, {"norm_position": "post"}])
 def test_what_labelled_positions_alone_need_counts_for_those(fields):
-    from anyformer import AnyformerEncoderConfig, AnyformerEncoderForMaskedLM
-
-    sizes = {"vocab_size": 500, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = AnyformerEncoderConfig(intermediate_size=128, **sizes, **fields)
-    model = AnyformerEncoderForMaskedLM._from_config(config, attn_implementation="eager")
-    row = torch.ones(2, 40, dtype=torch.long)
-    few = torch.where(torch.arange(40) % 10 == 0, row, -100)
-    for labels in (row, few):
+    config = anyformer.AnyformerEncoderConfig(**TINY | {"vocab_size": 500, "intermediate_size": 128}, **fields)
+    model, row = built(anyformer.AnyformerEncoderForMaskedLM, config), torch.ones(2, 40, dtype=torch.long)
+    for labels in (row, torch.where(torch.arange(40) % 10 == 0, row, -100)):
         batch = {"input_ids": row, "labels": labels}
-        with FlopCounterMode(display=False) as counter:
-            model.train()(**batch).loss.backward()
-        assert int(FlopCount(model).of_batch(batch)) == pytest.approx(counter.get_total_flops(), rel=0.01)
+        assert int(FlopCount(model).of_batch(batch)) == pytest.approx(counted_flops(model, batch), rel=0.01)
 
 
 def test_tokens_are_counted_without_padding():
@@ -140,21 +150,6 @@ def test_a_card_has_the_peak_of_its_own_name(monkeypatch):
 def test_a_cpu_computes_in_bf16_where_that_is_faster(monkeypatch, capabilities, expected):
     monkeypatch.setattr("anyformer.pipelines.accounting.precision.KNOWN_OF_CPU", capabilities)
     assert prefers_bf16("cpu") is expected
-
-
-TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-
-
-def test_of_experts_those_that_see_a_token_count():
-    tiny = TINY | {"num_key_value_heads": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
-    backends = {"attn_implementation": "eager", "experts_implementation": "eager"}  # whose products torch counts
-    for model in (
-        MixtralForCausalLM._from_config(MixtralConfig(**tiny, num_local_experts=4), **backends),
-        AnyformerMoeForCausalLM._from_config(AnyformerMoeConfig(**tiny, num_experts=4), **backends),
-    ):
-        assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
-        idle = 2 * 2 * 3 * 32 * 48  # layers, experts, matrices
-        assert active_parameters(model) == sum(p.numel() for p in model.parameters()) - idle
 
 
 def test_a_switch_transformer_counts_one_expert_of_each_sparse_layer():

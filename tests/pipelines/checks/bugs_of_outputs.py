@@ -24,17 +24,6 @@ class DocumentsKeptApartInEagerAlone:
         return super().forward(attention_mask=attention_mask, **inputs)
 
 
-@bug("llama", "packing")
-class AStateCarriedAcrossDocuments:
-    def plant(self):
-        become(self.model.layers[0], SeesTheTokenBefore)
-
-
-class SeesTheTokenBefore:
-    def forward(self, hidden_states, *args, **inputs):
-        return super().forward(hidden_states + pad(hidden_states[:, :-1], (0, 0, 1, 0)) / 2, *args, **inputs)
-
-
 @bug("bert:masked", "padding")
 class ThePaddingMaskIgnored:
     def forward(self, attention_mask=None, **inputs):
@@ -93,17 +82,6 @@ class SeesLaterTokens:
             tokens = hidden_states.shape[1]
             attention_mask = hidden_states.new_zeros(1, 1, tokens, tokens)
         return super().forward(hidden_states, attention_mask=attention_mask, **inputs)
-
-
-@bug("mamba", "causality")
-class AConvolutionLooksAhead:
-    def plant(self):
-        become(self.backbone.layers[0].mixer, LooksAhead)
-
-
-class LooksAhead:
-    def forward(self, hidden_states, *args, **inputs):
-        return super().forward(pad(hidden_states[:, 1:], (0, 0, 0, 1)), *args, **inputs)
 
 
 # ----------------------------------------------------------------------------------------------------------- cache

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import io
 
+import bugs_of_outputs  # noqa: F401 (plants them)
+import bugs_of_training  # noqa: F401
 import pytest
 from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.findings import Verdict
 from anyformer.pipelines.checks.laws import LAWS
 from anyformer.pipelines.checks.subject import TOLERANCE
-from planted import BUGS, twin
+from planting import BUGS, twin
 
 SLOW = ("compiled",)
 FIRST = {bug.law: bug for bug in reversed(BUGS)}  # of each law; by default it catches this one alone

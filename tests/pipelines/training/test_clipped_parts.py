@@ -5,9 +5,7 @@ import math
 
 import pytest
 import torch
-from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipes.schema import ParallelismSettings, PartNorms, Recipe, TrainingSection
-from anyformer.pipelines.training.engines.asked import engine_for
+from anyformer.pipelines.recipes.schema import PartNorms
 from anyformer.pipelines.training.guards.clipped_parts import ClippedParts
 from run_folders import lines_of
 
@@ -51,19 +49,3 @@ def test_norms_of_parts_are_logged_and_a_killed_run_ends_bit_identical(tiny_reci
     for line in (line for line in lines_of(whole) if "grad_norm" in line):
         parts = [value for name, value in line.items() if name.startswith("grad_norm_")]
         assert math.hypot(*parts) == pytest.approx(line["grad_norm"], rel=1e-5) and line["grad_norm_layers"] > 0.01
-
-
-def test_engines_that_clip_by_one_norm_and_norms_of_layers_are_refused(monkeypatch):
-    section = TrainingSection(output_dir="x", max_grad_norm=PartNorms())
-    engine_for(section).check_run(Recipe(training=section), False)
-    section.parallelism = ParallelismSettings(pp=2)
-    with pytest.raises(UserError, match=r"max_grad_norm has .* but training.parallelism clips all gradients by one"):
-        engine_for(section).check_run(Recipe(training=section), False)
-    section.parallelism = None
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(UserError, match="but DeepSpeed clips all gradients by one norm; set it to a number"):
-        engine_for(section).check_run(Recipe(training=section), False)
-    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
-    section.log_gradient_norms_per_layer = True
-    with pytest.raises(UserError, match="log_gradient_norms_per_layer=true reckons with one norm"):
-        engine_for(section).check_run(Recipe(training=section), False)

@@ -5,7 +5,6 @@ import json
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.engines.asked import engine_for
 from processes import end_in_micro_batch, logged_losses
 from run_folders import facts_of
 from task_data import task_recipe
@@ -101,17 +100,6 @@ def test_answers_of_some_rows_may_choose_the_best_one(tmp_path, command):
     kept = facts_of(tmp_path / "run")
     assert all({"bleu", "chrf", "loss"} <= entry.keys() for entry in kept["validations"])
     assert kept["metrics"]["validation_chrf"] != max(entry["chrf"] for entry in kept["validations"])  # of all rows
-
-
-def test_the_best_answers_need_a_whole_model(tmp_path, monkeypatch):
-    evaluation = {"metrics": ["bleu"], "best_metric": "bleu"}
-    recipe = load_recipe(str(task_recipe(tmp_path, "translation", evaluation=evaluation)))
-    engine_for(recipe.training).check_run(recipe, False)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UserError, match="best_metric=bleu is measured on answers of the whole model, but FSDP splits"):
-        engine_for(recipe.training).check_run(recipe, False)
-    recipe.evaluation.best_metric = "loss"
-    engine_for(recipe.training).check_run(recipe, False)
 
 
 def test_a_metric_of_whole_texts_is_none_of_validations(tiny_recipe):

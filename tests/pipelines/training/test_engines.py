@@ -1,7 +1,11 @@
-"""An engine is a class, and a row that says when it is asked for."""
+"""An engine is a class, and a row that says when it is asked for; what it cannot do is refused."""
 
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines import asked
 from anyformer.pipelines.training.engines.whole import OneProcess
+from anyformer.pipelines.training.guards.step_guard import StepGuard
 from processes import logged_losses
 
 
@@ -34,3 +38,54 @@ def test_an_engine_of_one_class_and_one_row_refuses_trains_and_resumes(
     (tmp_path / "twice" / "run.json").unlink()
     assert command("train", recipe, "training.save_steps=2", again) == 0  # from its last checkpoint
     assert logged_losses(tmp_path / "twice") == plain
+
+
+PART_NORMS = "training.max_grad_norm={embeddings: 1.0}"
+PER_LAYER = "training.log_gradient_norms_per_layer=true"
+AVERAGED = "evaluation.average_checkpoints=2"
+STAGES = "training.parallelism={pp: 2}"
+
+
+@pytest.mark.parametrize(
+    "engine, settings, sentence",
+    [
+        ("FSDP", [PER_LAYER], f"{PER_LAYER} needs whole weights, but FSDP splits them; leave it out, or train by one"),
+        (None, [PER_LAYER, "training.parallelism={tp: 2}"], "but training.parallelism splits them"),
+        (None, [PER_LAYER, PART_NORMS], "reckons with one norm"),
+        ("FSDP", ["evaluation.minimal_pairs={files: x}"], "evaluation.minimal_pairs needs whole weights, but FSDP"),
+        (
+            "FSDP",
+            ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null"],
+            "best_metric=bleu needs whole weights, but FSDP",
+        ),
+        ("DEEPSPEED", ["training.bad_step=skip"], "training.bad_step=skip looks at losses and gradients of whole"),
+        ("DEEPSPEED", ["training.loss_spike=3"], "training.loss_spike=3"),
+        ("DEEPSPEED", [PART_NORMS], "but DeepSpeed clips all gradients by one norm; set it to a number"),
+        (None, [PART_NORMS, STAGES], "but training.parallelism clips all gradients by one norm"),
+        ("DEEPSPEED", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but DeepSpeed splits"),
+        ("FSDP", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but FSDP splits"),
+        ("FSDP", [AVERAGED], "average_checkpoints=2 needs a model that a process holds whole, but FSDP splits it"),
+        ("DEEPSPEED 3", [AVERAGED], "average_checkpoints=2 needs a model that a process holds whole, but ZeRO-3"),
+        ("DEEPSPEED 2", [AVERAGED], ""),  # whose processes hold it whole
+        ("DEEPSPEED", ["evaluation.best_metric=loss"], ""),
+    ],
+)
+def test_what_an_engine_splits_or_keeps_to_itself_is_refused(engine, settings, sentence, without_launcher, monkeypatch):
+    name = "multi30k_en_de" if "bleu" in settings[0] else "quickstart"
+    recipe = load_recipe(name, ["training.optim=adamw", *settings])
+    if engine is not None:
+        variable, _, stage = engine.partition(" ")
+        monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage or "2")
+    running = asked.engine_for(recipe.training)
+
+    def check():
+        running.check(recipe, "cuda", 1)
+        running.check_run(recipe, StepGuard(recipe.training).decides)
+
+    if not sentence:
+        check()
+        return
+    with pytest.raises(UserError) as refused:
+        check()
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)

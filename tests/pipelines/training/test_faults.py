@@ -16,7 +16,7 @@ from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lo
 from anyformer.pipelines.training import finish, run, session
 from anyformer.pipelines.training.guards import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import Process, end_in_micro_batch, free_port, logged_losses
+from processes import Process, end_in_micro_batch, logged_losses, rank_environments
 from run_folders import assert_same_weights, make_checkpoint
 from task_data import task_recipe
 from test_distributed import forget_the_parents_state
@@ -226,14 +226,13 @@ def test_sigterm_during_an_evaluation_ends_at_its_step_with_a_checkpoint_also_af
 def test_all_processes_stop_after_an_evaluation_in_which_one_got_the_signal(short_recipe, command, tmp_path):
     """And a second later once more, as from a launcher: they have ended in order by then, or do."""
     words = (command, "train", short_recipe, "evaluation.every_steps=2", "training.save_steps=4")
-    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
         Process(
             *(signals_in, "on_prediction_step", 2, [0, 0.5] if rank else [], *words),
             output=tmp_path / f"{rank}.txt",
-            env=shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"},
+            env=environment,
         )
-        for rank in (0, 1)
+        for rank, environment in enumerate(rank_environments(2))
     ]
     assert [rank.wait(60) for rank in ranks] == [143, 143], [rank.text() for rank in ranks]
     assert "stopped by signal 15 after step 2; saved " in ranks[0].text()

@@ -4,21 +4,15 @@ import importlib.util
 import json
 import math
 import sqlite3
-import types
 
 import pytest
 import torch
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import wilson
-from anyformer.pipelines.recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
-from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.learning_rate import begin_above_zero
-from anyformer.pipelines.training.log.trackers import Wandb
 from run_folders import lines_of
 from transformers import get_scheduler
-from transformers.integrations import WandbCallback
 
 SCHEDULES = {
     "linear": {},
@@ -186,46 +180,6 @@ def test_a_share_of_examples_is_shown_with_wilsons_interval():
     assert with_interval("accuracy", 0.8, {}) == "0.8000" and with_interval("f1", 0.8, {"examples": 9}) == "0.8000"
 
 
-class FakeWandb:
-    """What WandbCallback touches of wandb, offline: the runs that are begun and finished, and what is logged."""
-
-    def __init__(self):
-        self.run, self.runs = None, []
-
-    def init(self, **settings):
-        self.run = types.SimpleNamespace(name=settings["name"], logged=[])
-        self.runs.append(self.run)
-
-    def log(self, numbers):
-        self.run.logged.append(numbers)
-
-    def finish(self):
-        self.run = None
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monkeypatch):
-    fake = FakeWandb()
-    begin = lambda self, args, *_, **kwargs: fake.run or fake.init(name=args.run_name)  # noqa: E731
-    monkeypatch.setattr(WandbCallback, "setup", begin)
-    state = types.SimpleNamespace(is_world_process_zero=True, global_step=3, is_hyper_param_search=False)
-    args = types.SimpleNamespace(run_name="mine", output_dir="runs/mine")
-    for _ in range(2):
-        tracker = Wandb.__new__(Wandb)
-        tracker._wandb, tracker._initialized = fake, False
-        tracker._log_model = types.SimpleNamespace(is_enabled=False)
-        tracker.on_train_begin(args, state, None)
-        tracker.on_log(args, state, None, logs={"loss": 1.0, "validation_loss": 2.0})
-        if not fails:
-            tracker.on_train_end(args, state, None)
-            tracker.on_log(args, state, None, logs={"test_loss": 3.0})
-        tracker.close()
-        tracker.close()
-    assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
-    assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
-    assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
-
-
 def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, command, tmp_path):
     """Also where gradients are clipped to much less."""
     training = {"max_steps": 5, "max_grad_norm": 0.01, "logging_steps": 2, "log_gradient_norms_per_layer": True}
@@ -243,15 +197,3 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
         (norms,) = layers_of(line).values()
         assert [*norms] == [1, 2] and min(norms.values()) > 0
     assert "Gradient norm by layer" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_engines_that_split_gradients_are_refused(monkeypatch):
-    section = TrainingSection(output_dir="x", log_gradient_norms_per_layer=True)
-    engine_for(section).check_run(Recipe(training=section), False)
-    section.parallelism = ParallelismSettings(tp=2)
-    with pytest.raises(UserError, match="parallelism splits them"):
-        engine_for(section).check_run(Recipe(training=section), False)
-    section.parallelism = None
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UserError, match="FSDP splits them"):
-        engine_for(section).check_run(Recipe(training=section), False)

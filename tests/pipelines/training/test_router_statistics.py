@@ -11,8 +11,8 @@ from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics
 from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import run_ranks
-from test_distributed import rank_main
+from run_folders import lines_of
+from test_distributed import DOUBLED
 from test_trainer import PatternRows
 from training_steps import small_arguments
 
@@ -40,14 +40,6 @@ def test_means_are_over_tokens_and_losses_over_steps(tmp_path):
     statistics.add({"loss": torch.tensor(1.0)}, tokens=9)  # no experts
     statistics.add((torch.tensor(1.0),), tokens=9)
     assert statistics.collect(4, lambda sums: sums) == {}
-
-
-def test_counting_a_batch_copies_no_number_to_the_device(tmp_path, monkeypatch):
-    """A copy from the host would make it wait for a GPU in every step."""
-    outputs = reported([0.5, 0.5], aux_loss=0.5)
-    for name in ("tensor", "as_tensor", "asarray"):
-        monkeypatch.setattr(torch, name, None)
-    RouterStatistics(tmp_path).add(outputs, tokens=30)
 
 
 @pytest.fixture
@@ -102,18 +94,14 @@ def test_gradient_accumulation_does_not_change_the_statistics(train):
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, command, tmp_path):
+def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, alone, ranks):
     """DDP: the balance loss, the biases that balance without one, and the statistics are of the whole batch."""
     mixture = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 32}
     mixture |= {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1, "router_bias_update_rate": 0.01}
     recipe = tiny_recipe(model=mixture, training={"max_steps": 6}, evaluation={"metrics": ["perplexity"]})
-    single, folder = tmp_path / "single", tmp_path / "ranks"
-    folder.mkdir()
-    assert command("train", recipe, f"training.output_dir={single}", "training.gradient_accumulation_steps=2") == 0
-    run_ranks(2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", folder=folder)
-    facts = json.loads((folder / "run" / "run.json").read_text())
-    assert facts["world_size"] == 2 and facts["engine"] == "DistributedDataParallel"
-    runs = [[json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (single, folder / "run")]
+    facts, _, run = ranks(2, recipe)
+    assert facts["engine"] == "DistributedDataParallel"
+    runs = [lines_of(each) for each in (alone(recipe, DOUBLED)[2], run)]
     for one, other in zip(*([line for line in run if "loss" in line] for run in runs), strict=True):
         for name in ("loss", *(f"router_{name}" for name in KEYS)):
             assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (one["step"], name)

@@ -1,10 +1,8 @@
 """Stages of a run: length, rows of a step, schedule and weight decay that change at borders, and going on exactly."""
 
 import json
-import time
 from collections import Counter
 from functools import partial
-from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -19,20 +17,16 @@ from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
 from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
-from anyformer.pipelines.training.guards.audit import read_audit
 from anyformer.pipelines.training.learning_rate import share_of_steps
-from anyformer.pipelines.training.log.progress import ProgressLine
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
 from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STAGES, StagedTrainer
-from anyformer.pipelines.words import human_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, free_port, run_ranks
-from rich.console import Console
-from run_folders import assert_same_weights
+from run_folders import assert_same_weights, read_audit
 from test_distributed import assert_close, needs_deepspeed, rank_main
 from test_elastic import dying
-from transformers import Trainer, TrainerState
+from transformers import Trainer
 
 FIRST = {"until": 4, "sequence_length": 16, "learning_rate": "constant"}
 SECOND = {"until": 8, "global_batch_size": 8, "per_device_train_batch_size": 2, "weight_decay": 0.0}
@@ -238,21 +232,13 @@ def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
     assert rows.tokens_before(10) == {"web": 70, "code": 30} and rows.tokens_before(22) == {"web": 90, "code": 130}
 
 
-def test_the_time_that_is_left_follows_the_tokens_of_the_stages_to_come(monkeypatch):
+def test_the_time_that_is_left_follows_the_tokens_of_the_stages_to_come():
     def run(stage, rows, length):
         return StageRun(stage, SimpleNamespace(row_lengths=lambda: (length, length)), None, rows, rows, 1, 0)
 
     stages = stages_of(run_of(20, {"until": 10}, {"until": 1.0}))
     staged = StagedTraining([run(stages[0], 4, 16), run(stages[1], 8, 48)], None, None)
     assert [staged.work(step) for step in (0, 4, 10, 20)] == [0, 4 * 64, 640, 640 + 10 * 384]
-    clock, text, state = [0.0], StringIO(), TrainerState(max_steps=20, is_world_process_zero=True)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    progress = ProgressLine(Console(file=text), staged.work)
-    progress.on_train_begin(None, state, None)
-    for clock[0], state.global_step in ((0.0, 6), (2.0, 8)):  # two steps of the first stage in two seconds
-        progress.on_log(None, state, None, logs={"loss": 1.0, "learning_rate": 1.0})
-        progress.on_step_begin(None, state, None)
-    assert f"ETA {human_time(2 * (4480 - 8 * 64) / 128)}" in text.getvalue()
 
 
 def test_a_stage_alone_has_the_schedule_of_transformers():

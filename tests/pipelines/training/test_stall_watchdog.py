@@ -6,7 +6,7 @@ import pytest
 from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
 from anyformer.pipelines.training.guards.stall_watchdog import EXIT_STALLED, SLOWEST_DISK, StallWatchdog
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import Process, free_port, logged_losses
+from processes import Process, logged_losses, rank_environments
 from transformers import TrainerState
 
 LIMIT = 0.05  # minutes
@@ -49,15 +49,11 @@ def test_a_stalled_run_ends_with_its_stacks_and_the_same_command_goes_on(tiny_re
 
 @pytest.mark.slow
 def test_all_processes_end_where_one_stalls(tiny_recipe, command, tmp_path):
-    path, port = tiny_recipe(training={"max_steps": 4, "save_steps": 2}), free_port()
+    path = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
+    job = (hangs_in_micro_batch, 4, 1, command, "train", path, f"training.stall_minutes={LIMIT}")
     ranks = [
-        Process(
-            *(hangs_in_micro_batch, 4, 1, command, "train", path, f"training.stall_minutes={LIMIT}"),
-            output=tmp_path / f"{rank}.txt",
-            env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
+        Process(*job, output=tmp_path / f"{rank}.txt", env=environment)
+        for rank, environment in enumerate(rank_environments(2))
     ]
     assert [rank.wait() for rank in ranks] == [EXIT_STALLED] * 2, [rank.text() for rank in ranks]
     waits = [(tmp_path / "run" / f"stall-rank{rank}.txt").read_text() for rank in range(2)]

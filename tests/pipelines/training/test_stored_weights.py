@@ -1,9 +1,13 @@
 """Checkpoints of native classes whose files have other names than the model: Mixtral's hold its experts one by one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from anyformer.pipelines.training.checkpoints.stored_weights import load_stored, stored_weights
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.checkpoints.stored_weights import stored_weights
 from anyformer.pipelines.training.checkpoints.weight_average import load_average
+from anyformer.pipelines.training.engines.whole import OneProcess
 from native_models import native_model
 from safetensors.torch import load_file
 
@@ -17,7 +21,9 @@ def test_a_checkpoint_gives_every_weight_back(name, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    load_stored(model, tmp_path, lambda: model.load_state_dict(load_file(tmp_path / "model.safetensors")))
+    trainer = SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped))
+    by_trainer = lambda: model.load_state_dict(load_file(tmp_path / "model.safetensors"))  # noqa: E731
+    OneProcess(TrainingSection("")).load_weights(trainer, tmp_path, by_trainer)
     assert all(torch.equal(x, expected[key]) for key, x in model.state_dict().items())
 
 

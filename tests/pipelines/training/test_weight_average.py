@@ -6,9 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.weight_average import AVERAGE_FILE, WeightAverage
-from anyformer.pipelines.training.engines.asked import engine_for
 from processes import end_in_micro_batch, logged_losses
 from run_folders import assert_same, assert_same_weights, saved_weights
 
@@ -92,22 +90,3 @@ REFUSED = {
 def test_averages_that_mean_nothing_are_refused(overrides):
     with pytest.raises(UserError, match=REFUSED[overrides]):
         load_recipe("quickstart", list(overrides))
-
-
-@pytest.mark.parametrize("engine", ["DEEPSPEED", "FSDP"])
-def test_an_average_is_refused_where_an_engine_splits_the_weights(engine, monkeypatch):
-    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
-    with pytest.raises(UserError, match=r"training\.ema_decay=0\.9 needs whole weights, but (DeepSpeed|FSDP) splits"):
-        training_arguments(load_recipe("quickstart", ["training.ema_decay=0.9", "training.optim=adamw"]))
-
-
-@pytest.mark.parametrize(("engine", "stage"), [("DEEPSPEED", "3"), ("FSDP", "2")])
-def test_checkpoints_of_a_model_that_no_process_holds_whole_are_not_averaged(engine, stage, monkeypatch):
-    recipe = load_recipe("quickstart", ["evaluation.average_checkpoints=2", "training.optim=adamw"])
-    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage)
-    with pytest.raises(UserError, match=r"average_checkpoints=2 needs a model .* whole, but (ZeRO-3|FSDP) splits it"):
-        training_arguments(recipe)
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")  # whose processes hold it whole
-    if engine == "DEEPSPEED":
-        assert engine_for(recipe.training).splits_weights is None
