@@ -235,7 +235,7 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
         recipe["model"] = {"name_or_path": str(base)}
         del recipe["tokenizer"]
     for section, values in sections.items():
-        recipe[section] = {**recipe.get(section, {}), **values}
+        recipe[section] = None if values is None else {**recipe.get(section, {}), **values}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return path

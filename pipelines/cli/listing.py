@@ -4,12 +4,10 @@ import ast
 import re
 import shutil
 import sys
-import textwrap
 from collections import Counter
 from functools import partial
 from importlib import resources
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError, did_you_mean
@@ -114,9 +112,7 @@ def print_fields(family: str | None, as_json: bool = False) -> None:
     """Print every field that `model:` takes for a family."""
     families = introspection.family_names()
     if family not in families:
-        raise UserError(
-            f"list fields: name a family, such as anyformer list fields decoder{did_you_mean(str(family), families)}"
-        )
+        raise UserError(f"list fields: name a family, such as list fields decoder{did_you_mean(str(family), families)}")
     print_json([vars(row) for row in describe_family(family)]) if as_json else print(explained(describe_family(family)))
 
 
@@ -149,10 +145,6 @@ def print_summary() -> None:
     print("what goes together in a model: anyformer list --legal")
 
 
-SHORT = 24  # letters of a fact that stands beside the name
-NARROW = 100  # columns of a terminal below which a table of more than two columns has a line for each record's text
-
-
 def print_tables(kind: str | None = None, as_json: bool = False) -> None:
     """Print one table, or where `kind` is None all in a pipe, and their names on a terminal."""
     if as_json:
@@ -172,22 +164,7 @@ def print_tables(kind: str | None = None, as_json: bool = False) -> None:
             table.add_row(*row)
         if number:
             console.print()
-        if len(columns) > 2 and console.width < NARROW:
-            _print_records(console, name, make())
-        else:
-            console.print(table)
-
-
-def _print_records(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
-    """Each record as a line with its name and facts, and its text below, broken at words."""
-    console.print(title, style="bold")
-    for name, *facts in rows:
-        short = [fact for fact in facts[:-1] if len(fact) <= SHORT]
-        console.print(f"[cyan]{name}[/]  {'  '.join(short)}".rstrip())
-        for text in facts:
-            if text not in short:
-                lines = textwrap.wrap(text, console.width - 5)
-                console.print("\n".join(f"    {line}" for line in lines), markup=False)
+        console.print(table)
 
 
 def _records(kind: str) -> list[dict[str, str]]:

@@ -90,9 +90,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
             words = [args.model, *([] if args.recipe is None else [args.recipe]), *args.overrides]
             args.models, args.recipe, args.overrides = told_apart(words)
         elif is_setting(args.recipe or ""):
-            raise UserError(
-                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
-            )
+            raise UserError(f"{args.recipe!r} stands where the recipe belongs: anyformer {verb} RECIPE {args.recipe}")
     return args
 
 
@@ -201,6 +199,14 @@ def at_least(low: int):
 
     whole_number.__name__ = "whole number"  # argparse's errors name it
     return whole_number
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The type of whole numbers with commas between them, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text} is no list of whole numbers, such as 0,4,8")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def seeds_of(text: str, first: int) -> list[int]:

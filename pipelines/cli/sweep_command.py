@@ -80,13 +80,14 @@ def run(args) -> int:
         words = ["evaluate", settings.evaluate, settings.recipe, *most]
     words = [*plugins, *words, *["--trust-remote-code"] * args.trust_remote_code, *sweep.fixed]
 
-    from ..experiments.afterwards import check_by_position
     from ..experiments.columns import check_columns
     from ..experiments.measurements import SweepMeasurements
     from ..experiments.sweep import ONE_SEED, SweepRuns
+    from ..reporting.plots import check_by_position
 
     check_columns(settings.columns, recipe)
-    check_by_position(settings.by_position, recipe)
+    if settings.by_position is not None:
+        check_by_position(f"by_position={settings.by_position}", recipe)
     seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
 
     place = Path(args.out) if args.out else folder

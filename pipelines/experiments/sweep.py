@@ -104,10 +104,7 @@ class SweepRuns:
         objective = objective_of(self.recipe)
         known = ["loss", *(objective.metrics_of_answers() or objective.metrics)]
         if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
-            raise UserError(
-                f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
-                f"evaluation.metrics"
-            )
+            raise UserError(f"--metric {given}: the recipe measures {', '.join(known)}; name one of evaluation.metrics")
         return name
 
     def metric_asked_for(self) -> tuple[str, str, str]:

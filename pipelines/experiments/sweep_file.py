@@ -103,10 +103,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
         else:
             sweep.varied[key] = values
     if not sweep.varied and len(sweep.variants) < 2:
-        raise UserError(
-            f"sweep {name_or_path}: nothing varies; give values in brackets, such as "
-            f"'training.learning_rate=[1e-3,3e-3]'"
-        )
+        raise UserError(f"sweep {name_or_path}: nothing varies; give values in brackets, such as 'training.seed=[1,2]'")
     _check_sampler(sweep)
     _check_evaluate(sweep.settings)
     return sweep
@@ -178,9 +175,7 @@ def _check_evaluate(settings: SweepSettings) -> None:
     """Raise UserError for what goes with training alone, or the other way round."""
     if settings.evaluate is None:
         if settings.max_examples is not None and settings.by_position is None:
-            raise UserError(
-                f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add one of them"
-            )
+            raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")
         return
     for name in ("seeds", "by_position"):
         if getattr(settings, name) is not None:

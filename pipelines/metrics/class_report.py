@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..lazy import np
-from .probabilities import BINS, bin_of
+from .numbers import BINS, bin_of
 
 MOST_CLASSES = 100  # of a confusion matrix
 MOST_PAIRS, MOST_MISTAKES = 20, 10

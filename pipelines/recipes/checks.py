@@ -141,7 +141,7 @@ def check_recipe(recipe: Recipe) -> None:
     if any(data.streaming for data in objective.data_sections()):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
-        from .epochs import in_steps
+        from .usual_rates import in_steps
 
         in_steps(recipe, None)
     objective.check_family()
@@ -232,10 +232,7 @@ def _check_heads(recipe: Recipe, objective) -> None:
         )
     modules = fields.get("num_nextn_predict_layers")
     if modules and objective.auto_class != "AutoModelForCausalLM":
-        raise UserError(
-            f"model.num_nextn_predict_layers={modules} predicts next tokens, and {objective.setting} does not; "
-            f"remove it"
-        )
+        raise UserError(f"model.num_nextn_predict_layers={modules} is of next tokens, which {objective.setting} is not")
     if modules and smoothing:
         raise UserError(
             f"training.label_smoothing_factor={smoothing} computes the loss without the modules of "
@@ -248,9 +245,7 @@ def _check_training(recipe: Recipe) -> None:
     if not training.output_dir:
         raise UserError("training.output_dir is not set; it is the folder of the run, such as runs/mine")
     if training.max_steps != -1 and training.max_steps < 1:
-        raise UserError(
-            f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
-        )
+        raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
         ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
         ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
@@ -265,9 +260,7 @@ def _check_training(recipe: Recipe) -> None:
                 f"training.report_to={show(training.report_to)} must be none, or any of {', '.join(TRACKERS)}"
             )
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
-        raise UserError(
-            f"training.restarts={show(training.restarts)} must be steps above 0, each larger than the one before"
-        )
+        raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
     for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
@@ -307,9 +300,7 @@ def check_schedule(training: TrainingSection, total: int) -> None:
     total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest stretch
     warmup = training.warmup_steps
     if warmup >= 1 and warmup > total:
-        raise UserError(
-            f"training.warmup_steps={show(warmup)} is more than all {total} steps; a number below 1 is a share of them"
-        )
+        raise UserError(f"training.warmup_steps={show(warmup)} is more than all {total} steps; below 1 it is a share")
     if training.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
         return
     decay = training.lr_scheduler_kwargs.get("num_decay_steps", training.decay_steps)
@@ -422,9 +413,7 @@ def check_model(recipe: Recipe) -> None:
     for name in ("attention_pattern", "mlp_pattern"):
         pattern, layers = getattr(config, name, None) or (), config.num_hidden_layers
         if len(pattern) > layers:
-            raise UserError(
-                f"model.{name} names {len(pattern)} layers, but model.num_hidden_layers={layers}; name at most {layers}"
-            )
+            raise UserError(f"model.{name} names {len(pattern)} layers, and there are model.num_hidden_layers={layers}")
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
 
 

@@ -293,9 +293,7 @@ def _model_section(data: Any) -> ModelSection:
     if section.name_or_path is not None:
         for name in ("preset", "family"):
             if getattr(section, name) is not None:
-                raise UserError(
-                    f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
-                )
+                raise UserError(f"model.{name} and model.name_or_path are both set; a checkpoint has an architecture")
         from .checkpoint_overrides import checkpoint_field
 
         section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}

@@ -224,9 +224,7 @@ def check_data(data: DataSection) -> None:
         why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
         raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
     if data.mixture and data.max_documents is not None:
-        raise UserError(
-            "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
-        )
+        raise UserError("data.max_documents does not go with data.mixture; set max_documents in its sources")
     for name in ("validation_split", "test_split"):
         if getattr(data, name) is not None and data.dataset is None:
             raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
@@ -263,8 +261,6 @@ def check_clean(objective, data: DataSection) -> None:
             "data.clean.exact_duplicates=true, or remove it"
         )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
-        raise UserError(
-            f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}; swap them"
-        )
+        raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):
         raise UserError(f"data.clean.filter={show(clean.filter)} names no function, such as my_filters.py:is_english")

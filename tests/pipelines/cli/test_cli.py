@@ -107,7 +107,6 @@ def test_a_command_loads_the_files_that_it_runs_alone():
     "argv, words",
     [
         (["trian"], "'trian': no such command; did you mean train?"),
-        (["train"], "RECIPE"),
         (["train", "quickstart", "--dry"], "'--dry': no such argument"),
         (["train", "training.seed=1"], "anyformer train RECIPE training.seed=1"),
         (["preview", "quickstart", "--rows", "x"], "whole number"),
@@ -115,11 +114,7 @@ def test_a_command_loads_the_files_that_it_runs_alone():
         (["evaluate", "runs"], "TASK"),
         (["evaluate", "runs", "task.num_beams=1"], "anyformer evaluate MODEL TASK task.num_beams=1"),
         (["evaluate", os.path.dirname(__file__), "task.num_beams=1"], "no model in this folder"),
-        (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
-        (["list", "fields"], "list fields: name a family, such as anyformer list fields decoder"),
         (["list", "fields", "decodr"], "did you mean decoder?"),
-        (["generate", "runs"], "PROMPT"),
-        (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
         (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
         (["generate", "runs", "text", "--top-p", "1.5"], "top_p=1.5"),
         (["publish", "runs"], "REPO_ID"),
@@ -215,25 +210,13 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
 
 
 def test_list_names_what_a_recipe_may_say():
-    from typing import get_args, get_type_hints
-
     from anyformer.pipelines.plugins import METRICS, OBJECTIVES
-    from anyformer.pipelines.recipes.schema import ModelSection
-
-    import anyformer
 
     listed = {kind: make() for kind, (make, _) in TABLES.items()}
     names = {kind: [row[0] for row in rows] for kind, rows in listed.items()}
     assert all(len(set(rows)) == len(rows) for rows in names.values())
     assert all(cell for rows in listed.values() for row in rows for cell in row)
-    assert names["families"] == list(get_args(get_args(get_type_hints(ModelSection)["family"])[0]))
-    assert {*names["objectives"], *names["tasks"]} == set(OBJECTIVES)
-    assert all(OBJECTIVES[name].section == "task" for name in names["tasks"])
-    assert names["metrics"] == list(METRICS)
-    heads = {
-        name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
-    }
-    assert {head for row in listed["families"] for head in row[2].split(", ")} == heads
+    assert [*names["objectives"], *names["tasks"]] == list(OBJECTIVES) and names["metrics"] == list(METRICS)
 
 
 @pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich

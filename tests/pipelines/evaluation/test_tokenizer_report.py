@@ -89,7 +89,7 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
     ("words", "sentence"),
     [
         (["runs/nothing"], "'runs/nothing': no such recipe, and no such folder"),
-        (["."], "'.' has no recipe beside it whose text could be measured; say which: --on FILE, or a TEXT"),
+        (["."], "'.' has no recipe beside it whose text is measured; add --on FILE, or a TEXT"),
         (["quickstart", "text", "--on", "x.txt"], "TEXT and --on FILE are two texts to measure on"),
         (["quickstart", "text", "--split", "train"], "--split train is of the recipe's own text; remove it, or TEXT"),
         (["quickstart", " "], "TEXT is empty; give some words"),

@@ -7,12 +7,12 @@ import time
 
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.experiments.afterwards import check_by_position
 from anyformer.pipelines.experiments.columns import check_columns
 from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
 from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.reporting.plots import check_by_position
 from anyformer.pipelines.storage.folder_lock import folder_lock
 from processes import Process
 
@@ -162,12 +162,11 @@ def test_columns_and_perplexities_by_position_are_of_models_that_have_them():
     words, masked = load_recipe("quickstart", []), load_recipe("wikitext2_mlm", [])
     check_columns(["mfu", "decoding_tokens_per_second"], words)
     check_columns(["mfu"], masked)
-    check_by_position(64, words)
-    check_by_position(None, masked)
+    check_by_position("by_position=64", words)
     with pytest.raises(UserError, match="decoding_tokens_per_second is of models that write text, and objective"):
         check_columns(["decoding_tokens_per_second"], masked)
     with pytest.raises(UserError, match="by_position=64 measures next-token predictions"):
-        check_by_position(64, masked)
+        check_by_position("by_position=64", masked)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from transformers import BartConfig, BartModel, T5Config, T5Model
 import anyformer
 
 EXACT = 1e-9
+OF_STACK = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
 def kept_by_eager(model, inputs) -> list[torch.Tensor]:
@@ -61,9 +62,7 @@ def test_maps_of_segments_are_those_of_rows(segment, memory):
     ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
     place = torch.arange(24)
     seen = (place[None] <= place[:, None]) & (place[None] >= place[:, None] // segment * segment - memory)
-    mask = (
-        torch.zeros(24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)[None, None].expand(2, 1, -1, -1)
-    )
+    mask = torch.zeros(2, 1, 24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)
     (got,), (expected,) = (
         attention_maps(recurrent, input_ids=ids),
         attention_maps(full, input_ids=ids, attention_mask=mask),
@@ -72,19 +71,8 @@ def test_maps_of_segments_are_those_of_rows(segment, memory):
 
 
 def test_native_models_are_mapped_by_what_they_say_of_themselves():
-    bart = BartModel(
-        BartConfig(
-            vocab_size=97,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=64,
-        )
-    ).eval()
+    sizes = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in OF_STACK.items()}
+    bart = BartModel(BartConfig(vocab_size=97, d_model=32, max_position_embeddings=64, **sizes)).eval()
     t5 = T5Model(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)).eval()
     inputs = {"input_ids": torch.arange(3, 12)[None], "decoder_input_ids": torch.arange(3, 9)[None]}
     for model in (bart, t5):

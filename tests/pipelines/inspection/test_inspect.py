@@ -38,7 +38,7 @@ def finished_run(tiny_recipe, command, tmp_path):
 MISTAKES = {
     ("--word", "absent"): "--word 'absent' is not in the text 'a text'",
     ("--layers", "9"): "--layers 9: the model has ",
-    ("--layers", "x"): "--layers x is no list of numbers",
+    ("--layers", "x"): "--layers: x is no list of whole numbers",
 }
 
 
