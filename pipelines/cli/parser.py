@@ -111,10 +111,7 @@ def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
     if len(names) > 3:
         raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")
     if len(names) == 2 and (Path(names[1]).expanduser() / "config.json").is_file():
-        raise UserError(
-            f"TASK={names[1]} is a model; to compare two models name the task as well: anyformer evaluate "
-            f"{names[0]} {names[1]} TASK"
-        )
+        raise UserError(f"TASK={names[1]} is a model; to compare two models name the task as well: A B TASK")
     models = names[: max(1, len(names) - 1)]
     return models, names[-1] if len(names) > 1 else None, overrides
 

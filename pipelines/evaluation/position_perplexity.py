@@ -48,10 +48,7 @@ def evaluate_by_position(
     rows = data.rows[split]
     whole = [i for i in range(len(rows)) if rows.documents(i)[0][2] == rows.sequence_length]
     if not whole:
-        raise UserError(
-            f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.name}; "
-            f"choose shorter rows"
-        )
+        raise UserError(f"objective.sequence_length={rows.sequence_length}: all documents of {rows.name} are shorter")
     if max_examples is not None and max_examples < len(whole):
         whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
     model = load(getattr(transformers, data.objective.auto_class), recipe)

@@ -87,10 +87,7 @@ class Texts:
     def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
         model, most = asked.model, most_tokens(asked.model.config) - asked.most
         if model.config.is_encoder_decoder or most < 1:
-            raise UserError(
-                f"--shots has {asked.most} tokens of a text written after the prompt, by a decoder with room for them; "
-                f"evaluation.sample_tokens sets how many"
-            )
+            raise UserError(f"--shots has {asked.most} tokens written by a decoder; lower evaluation.sample_tokens")
         pairs = encode_pairs(asked.tokenizer, [(prompt, " a") for prompt in prompts])
         ids = [context for context, _ in pairs]
         finished = FinishedModel(model.config.name_or_path, lambda: model, asked.rows)
@@ -110,10 +107,7 @@ def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
     """The words of the classes; raises UserError where they are not one for each class, all different, or no words."""
     names = objective.label_names
     if given is None and are_unnamed(names):
-        raise UserError(
-            f"--shots asks for words, and the classes have no names but {', '.join(names[:8])}; add --label-words with "
-            f"a word for each of the {len(names)}, in this order"
-        )
+        raise UserError(f"--shots asks for words, and the classes have no names but {names[0]}, ...; add --label-words")
     words = [word.strip() for word in (names if given is None else given)]
     if len(words) != len(names):
         raise UserError(f"--label-words has {len(words)}, but there are {len(names)} classes: {', '.join(names)}")

@@ -131,10 +131,7 @@ class SweepRuns:
             with folder_lock(self.folder):
                 return self._train(at_once, watch)
         except FolderInUse as holder:
-            raise UserError(
-                f"the sweep in {self.folder} is being made by {holder}; wait for its end, or choose another folder by "
-                f"--out"
-            ) from None
+            raise UserError(f"the sweep in {self.folder} is being made by {holder}; wait, or choose an --out") from None
 
     def _train(self, at_once: int, watch: Callable[[list[str]], None]) -> int:
         code = run_commands(

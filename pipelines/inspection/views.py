@@ -116,10 +116,7 @@ def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tens
     Raises UserError where it generates nothing, and no target is given.
     """
     if target is None and not model.can_generate():
-        raise UserError(
-            f"{type(model).__name__} has no head that writes; say what its decoder reads by --target, such as the text "
-            f"itself"
-        )
+        raise UserError(f"{type(model).__name__} has no head that writes; say what its decoder reads by --target")
     if target is None:
         return model.generate(**inputs, max_new_tokens=48, num_beams=1, do_sample=False)[:, :-1]
     ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"]

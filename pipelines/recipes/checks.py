@@ -277,10 +277,7 @@ def _check_training(recipe: Recipe) -> None:
         if getattr(training, name) in (None, []):
             continue
         if recipe.model.name_or_path is None:
-            raise UserError(
-                f"training.{name} {does} weights that were trained, and this model's are fresh; set "
-                f"model.name_or_path, or remove training.{name}"
-            )
+            raise UserError(f"training.{name} {does} weights, and this model's are fresh; set model.name_or_path")
         if name != "lora" and training.lora is not None:
             raise UserError(f"training.{name} has no effect with training.lora, which freezes the checkpoint; keep one")
     if training.ema_decay is None and not training.ema_warmup:

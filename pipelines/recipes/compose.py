@@ -118,10 +118,7 @@ def load_recipe(
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
     if is_file_of(str(name_or_path), "stories", "steps"):
-        raise UserError(
-            f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take; name a recipe, "
-            f"such as the recipe.yaml in the folder of one of its steps"
-        )
+        raise UserError(f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take")
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     given = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)

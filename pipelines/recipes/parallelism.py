@@ -114,15 +114,9 @@ def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None
     """Raise UserError for LoRA beside anything but FSDP2, which splits the frozen weights and not the adapter."""
     other = next((name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1), None)
     if other is not None:
-        raise UserError(
-            f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone, and {words} asks for {other}; leave "
-            f"it out, or train the adapter by --launch ddp"
-        )
+        raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {other}")
     if merges:
-        raise UserError(
-            f"training.lora.merge=true needs whole weights, and {words} shares them; leave it out, and make a whole "
-            f"model of the run's folder with anyformer merge"
-        )
+        raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
 
 
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
@@ -137,9 +131,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
-        raise UserError(
-            f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to muon or adamw"
-        )
+        raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
     if training.lora is not None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
@@ -155,10 +147,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
     length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
     if not OBJECTIVES[recipe.learned.name].in_parts_of_rows:
-        raise UserError(
-            f"{words} shares the rows of {_all_with('in_parts_of_rows')} alone, and {recipe.learned_section}.name is "
-            f"{recipe.learned.name}"
-        )
+        raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_with('in_parts_of_rows')}")
     parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # of a ring each has one from either end of a row
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
@@ -178,10 +167,7 @@ def _all_with(trait: str) -> str:
 def _check_pipeline(words: str, recipe: Recipe) -> None:
     training = recipe.training
     if not OBJECTIVES[recipe.learned.name].in_stages:
-        raise UserError(
-            f"{words} trains {_all_with('in_stages')} alone, and {recipe.learned_section}.name is "
-            f"{recipe.learned.name}; set pp to 1"
-        )
+        raise UserError(f"{words} trains {_all_with('in_stages')} alone, not {recipe.learned.name}; set pp to 1")
     if recipe.data.mixture:
         raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):

@@ -83,10 +83,7 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     for stage in stages:
         where, section = f"stages.{stage.number}", stage.section
         if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
-            raise UserError(
-                f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
-                f"one length; leave it out"
-            )
+            raise UserError(f"{where}.sequence_length does not go with a teacher, which answers rows of one length")
         if section.mixture is not None and (objective.parts or recipe.task is not None):
             raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
         _check_mixture(recipe.data, section, where)
@@ -154,10 +151,7 @@ def _check_rates(recipe: Recipe) -> None:
         number = named.index(False)
         raise UserError(f"stages.{number}.learning_rate is not set, and other stages' is; set cosine or another")
     if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
-        raise UserError(
-            f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect where the stages say their "
-            f"learning_rate; remove one of them"
-        )
+        raise UserError(f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect beside stages' rates")
     for stage, rates in rates_of(recipe):
         where, section = f"stages.{stage.number}", stage.section
         if stage.warmup > stage.steps:
@@ -218,14 +212,10 @@ def _check_batch(training: TrainingSection, section: StageSection, where: str) -
     rows = section.per_device_train_batch_size
     if rows is not None and section.global_batch_size is None and training.global_batch_size is None:
         raise UserError(
-            f"{where}.per_device_train_batch_size={rows} leaves open how many rows a step has; set "
-            f"{where}.global_batch_size or training.global_batch_size"
+            f"{where}.per_device_train_batch_size leaves open how many rows a step has; set global_batch_size"
         )
     if section.weight_decay and not training.weight_decay:
-        raise UserError(
-            f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0; set that above 0, "
-            f"and 0 in the stages without"
-        )
+        raise UserError(f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0")
 
 
 @contextmanager

@@ -80,10 +80,7 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
             raise UserError(f"RUN={second.folder} is named twice; name each run once")
     for log in logs:
         if not log.train:
-            raise UserError(
-                f"RUN={log.folder} has logged nothing yet, so there is nothing to compare; leave it out, or go on with "
-                f"it by the same training command"
-            )
+            raise UserError(f"RUN={log.folder} has logged nothing yet, so there is nothing to compare; leave it out")
     return logs
 
 

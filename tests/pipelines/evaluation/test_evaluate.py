@@ -333,7 +333,7 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
         (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
-        (["runs/classes", "runs/masked"], "to compare two models name the task as well: anyformer evaluate"),
+        (["runs/classes", "runs/masked"], "to compare two models name the task as well: A B TASK"),
         (["a", "b", "c", "d"], "'d' is one name too many; write anyformer evaluate A B TASK"),
         (["runs/text", "text.yaml", "--predictions", "x.jsonl"], "compares no predictions with references"),
         (["runs/classes", "classes.yaml", "--predictions", "runs"], "--predictions runs is a folder"),
