@@ -12,9 +12,8 @@ from test_distributed import rank_main
 
 
 def recipe_of(folder, **sections):
-    return task_recipe(
-        folder, "sequence_classification", training={"max_steps": 4}, evaluation={"every_steps": None}, **sections
-    )
+    how = {"training": {"max_steps": 4}, "evaluation": {"every_steps": None}}
+    return task_recipe(folder, "sequence_classification", **how | sections)
 
 
 def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, command, capsys):
@@ -34,10 +33,8 @@ def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, 
     written = (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns
     assert command("train", recipe, "--seeds", "7,9") == 0  # the first is finished
     assert (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns == written
-    assert json.loads((folder / "seeds.json").read_text())["metrics"]["test_loss"]["values"].keys() == {
-        "seed-7",
-        "seed-9",
-    }
+    found = json.loads((folder / "seeds.json").read_text())["metrics"]
+    assert found["test_loss"]["values"].keys() == {"seed-7", "seed-9"}
 
 
 def test_one_run_has_no_deviation_and_only_common_metrics_are_compared():

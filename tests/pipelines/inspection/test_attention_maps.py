@@ -42,9 +42,8 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
             else:
                 assert (sums - 1).abs().max() < EXACT, layer.name
     kinds = [ATTENTION_KINDS[kind] for kind in getattr(model.config, "attention_kinds", None) or ()]
-    with_states = (
-        [kind.keeps_states for kind in kinds] if any(kind.keeps_states for kind in kinds) else [False] * len(maps)
-    )
+    with_states = [kind.keeps_states for kind in kinds]
+    with_states = with_states if any(with_states) else [False] * len(maps)
     same = [layer for layer, states in zip(maps, with_states, strict=True) if not states]
     for layer, weights in zip(same, kept_by_eager(model, inputs), strict=True):
         assert (layer.weights - weights).abs().max() <= EXACT, layer.name

@@ -242,9 +242,8 @@ def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_t
             others = ", ".join(other for other in fields if name in fields[other])
             expected = f"model.{name} is a setting of {others}; this model's family is {family}"
             assert sentence("quickstart", *model, f"model.{name}=1") == expected
-    assert sentence("quickstart", "model.n_experts=4").startswith(
-        "model.num_experts is a setting of moe, encoder, seq2"
-    )
+    near = "model.num_experts is a setting of moe, encoder, seq2"
+    assert sentence("quickstart", "model.n_experts=4").startswith(near)
 
 
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -526,9 +525,8 @@ def test_settings_an_older_version_did_not_know_count_as_their_defaults():
 def test_settings_of_sources_that_an_older_version_did_not_know_count_as_their_defaults():
     parts = [{"name": "causal", "data": {"source": "stdlib"}}, {"name": "prefix_lm"}]
     mixture = {"source": None, "mixture": [{"source": "stdlib"}]}
-    recipe = load_recipe(
-        "quickstart", data=mixture, objective={"name": "mixture", "parts": parts}, evaluation={"metrics": []}
-    )
+    objective = {"name": "mixture", "parts": parts}
+    recipe = load_recipe("quickstart", data=mixture, objective=objective, evaluation={"metrics": []})
     old, new = recipe.to_dict(), recipe.to_dict()
     del old["data"]["mixture"][0]["name"]
     del old["objective"]["parts"][0]["data"]["encoding"]
