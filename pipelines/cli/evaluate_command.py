@@ -42,16 +42,10 @@ def add_arguments(add_parser) -> None:
         help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
     )
     add_overrides(parser)
-    parser.add_argument(
-        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
-    )
+    parser.add_argument("--split", choices=("test", "validation"), help="data to measure on (default: test, if any)")
     parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
-    parser.add_argument(
-        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
-    )
-    parser.add_argument(
-        "--predictions", metavar="FILE", help="JSONL to write: file and line, texts, prediction, scores, reference"
-    )
+    parser.add_argument("--output", metavar="FILE", help="JSON to write (default: MODEL/evaluation-TASK.json)")
+    parser.add_argument("--predictions", metavar="FILE", help="JSONL to write: place, texts, prediction, reference")
     _add_few_shot(parser)
     parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
@@ -68,9 +62,7 @@ def _add_few_shot(parser) -> None:
         metavar="K,K,...",
         help="a language model answers a task of classes, numbers or texts after so many solved examples: 0,1,4,8",
     )
-    parser.add_argument(
-        "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
-    )
+    parser.add_argument("--template", help="--shots: the question, columns in braces: 'Review: {text}\\nSentiment:'")
     parser.add_argument(
         "--label-words",
         metavar="WORD,WORD,...",

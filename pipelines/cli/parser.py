@@ -180,9 +180,7 @@ def add_backends(parser, what: str) -> None:
 
 
 def add_json(parser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value on the standard output, nothing else")
 
 
 def at_least(low: int):

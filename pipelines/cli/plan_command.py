@@ -32,26 +32,14 @@ def add_arguments(add_parser) -> None:
         "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --output plan.json",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
-    parser.add_argument(
-        "--devices", metavar="8xH100-80GB", help=f"how many of what (default: 1x{CPU}); {', '.join(MEMORY)} or {CPU}"
-    )
+    parser.add_argument("--devices", metavar="8xH100-80GB", help=f"how many of {', '.join(MEMORY)} or {CPU} (1x{CPU})")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first way that fits; 0: DDP)"
-    )
+    how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first that fits; 0: DDP)")
     how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
-    parser.add_argument(
-        "--context", type=at_least(1), help="tokens in the cache of generation (default: the model's positions)"
-    )
-    parser.add_argument(
-        "--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a quantised cache (QuantizedCache)"
-    )
-    parser.add_argument(
-        "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
-    )
-    parser.add_argument(
-        "--per-node", type=at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
-    )
+    parser.add_argument("--context", type=at_least(1), help="tokens in the cache (default: the model's positions)")
+    parser.add_argument("--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a QuantizedCache")
+    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak FLOP/s that is reached (default 0.4)")
+    parser.add_argument("--per-node", type=at_least(1), default=8, help="devices of a machine, with one memory (8)")
     parser.add_argument("--price", type=float, help="of a device for an hour, in any currency: the run's cost is said")
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)

@@ -20,12 +20,8 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--widths", type=whole_numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
     )
-    parser.add_argument(
-        "--steps", type=whole_numbers, help="lengths of the runs (default: 1/4, half and all of training.max_steps)"
-    )
-    parser.add_argument(
-        "--bootstrap", type=at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
-    )
+    parser.add_argument("--steps", type=whole_numbers, help="lengths of runs (default: 1/4, half and all of max_steps)")
+    parser.add_argument("--bootstrap", type=at_least(0), default=200, help="resamples for intervals (200; 0: none)")
     add_json(parser)
     add_trust(parser)
 

@@ -26,9 +26,7 @@ def add_arguments(add_parser) -> None:
         default=[],
         help="text to measure on and to show; section.key=value after a recipe is a setting of it",
     )
-    parser.add_argument(
-        "--on", metavar="FILE", help="measure on this file or glob, of any format that data.files reads"
-    )
+    parser.add_argument("--on", metavar="FILE", help="measure on this file or glob, of any format of data.files")
     parser.add_argument("--text-field", default="text", help="--on: column or key that holds the text (default text)")
     parser.add_argument("--split", choices=("validation", "test", "train"), help="text of the recipe to measure on")
     parser.add_argument(

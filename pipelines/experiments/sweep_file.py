@@ -48,9 +48,7 @@ class SweepSettings:
     metric: str | None = doc("what runs are ordered by; null: validation_loss, or the recipe's evaluation.best_metric")
     sampler: Sampler = doc("grid: every combination; random: some of them; optuna: chosen by the results", "grid")
     runs: int | None = doc("combinations tried; null: all of a grid", at_least=1)
-    seeds: int | str | None = doc(
-        "a number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's own"
-    )
+    seeds: int | str | None = doc("number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's")
     columns: list[str] = doc("what is measured of each finished run beside its metrics, such as grad_norm", [])
     by_position: int | None = doc(
         "length of rows on which the perplexity by position of all finished runs is measured in the end, for one plot",

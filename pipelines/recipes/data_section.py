@@ -66,9 +66,7 @@ class CleanSettings:
     across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
-    filter: str | None = doc(
-        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
-    )
+    filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
     decontaminate: list[str] = doc(
         "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
         "recipes (their test split, else validation), suites",
@@ -133,9 +131,7 @@ class DataSection(SourceSection):
     )
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
-    test_fraction: float | None = doc(
-        "share of the labelled examples held back for the final test; null: none", above=0, below=1
-    )
+    test_fraction: float | None = doc("share of labelled examples held back for the test; null: none", above=0, below=1)
     stratify: bool | None = doc(
         "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
         "has one class for an example"
