@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import in_batches
@@ -22,6 +22,7 @@ from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.recipe_files import recipe_beside, shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
+from ..reporting.console import table_of
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
@@ -276,8 +277,7 @@ def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
         "entries never used": lambda one: f"{one.never_used:.1%}",
         "longest tokens": lambda one: "\n".join(one.longest_tokens),
     }
-    columns = [Column(Text(one.name), justify="right", overflow="fold") for one in found]
-    table = Table(Column("", no_wrap=True), *columns, show_edge=False)
+    table = table_of(["", *(one.name for one in found)], slice(1, None))
     for label, cell in rows.items():
         table.add_row(label, *(Text(cell(one)) for one in found))
     return table

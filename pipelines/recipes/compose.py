@@ -17,15 +17,7 @@ from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
 from .data_section import SOURCE_KINDS
 from .recipe_files import is_file_of, read_yaml_file
-from .schema import (
-    DEFAULT_NAMES,
-    LEARNED,
-    ModelSection,
-    ObjectiveSettings,
-    Recipe,
-    TrainingSection,
-    parts_of_recipe,
-)
+from .schema import DEFAULT_NAMES, LEARNED, ModelSection, ObjectiveSettings, Recipe, TrainingSection, parts_of_recipe
 from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
 from .types import as_mapping, build, convert, show, unknown_key, within_bounds
