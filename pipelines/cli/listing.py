@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import sys
+import textwrap
 from collections import Counter
 from functools import partial
 from importlib import resources
@@ -119,17 +120,6 @@ def print_fields(family: str | None, as_json: bool = False) -> None:
 MANY = 24  # names of a kind, of which one screen has the first only
 
 
-def some_of(names: list[str], most: int) -> str:
-    """The first names that take at most so many characters with how many there are beyond them."""
-    shown, most = [], most - len(f" and {len(names)} more")
-    for name in names:
-        most -= len(name) + 2
-        if most < 0:
-            return f"{', '.join(shown)} and {len(names) - len(shown)} more"
-        shown.append(name)
-    return ", ".join(shown)
-
-
 def print_summary() -> None:
     """Print the names that a recipe may say, on one screen; their meanings are a command away."""
     facts, width = [], max(40, shutil.get_terminal_size().columns - 1)
@@ -138,7 +128,8 @@ def print_summary() -> None:
         if kind == "presets":  # too many for a screen
             families = Counter(row[1] for row in preset_rows())
             names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
-        facts.append((kind, some_of(names, 2 * (width - 30)) if len(names) > MANY else ", ".join(names)))
+        text, more = ", ".join(names), f" and more, {len(names)} in all"
+        facts.append((kind, textwrap.shorten(text, 2 * (width - 30), placeholder=more) if len(names) > MANY else text))
     print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
     print("settings of one: anyformer list masked; of a model: anyformer list fields moe")

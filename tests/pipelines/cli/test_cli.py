@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+from unittest.mock import Mock
 
 import anyformer.pipelines.cli.commands as cli
 import pytest
@@ -38,18 +39,11 @@ def fake_module(monkeypatch):
     """Stand in for a heavy module behind a verb: records the call, returns or raises what is given."""
 
     def install(name, result):
-        calls = []
-
-        def function(*args, **kwargs):
-            calls.append((args, kwargs))
-            if isinstance(result, BaseException):
-                raise result
-            return result
-
         module = types.ModuleType(f"anyformer.pipelines.{name}")
-        module.train = module.preview = module.publish = function
+        fails = isinstance(result, BaseException)
+        module.train = Mock(side_effect=result) if fails else Mock(return_value=result)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        return calls
+        return module.train
 
     return install
 
@@ -176,10 +170,10 @@ def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, cap
 def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypatch):
     ignored = []  # in this process, which lives on, the signal keeps its meaning
     monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
-    calls = fake_module("training.run", 143)
+    train = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
     given = {"dry_run": True, "began": train_command.BEGAN}
-    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
+    train.assert_called_once_with(load_recipe("quickstart", ["training.seed=7"]), **given)
 
 
 def test_the_printed_recipe_is_the_composed_one(capsys):

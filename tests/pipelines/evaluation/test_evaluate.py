@@ -32,30 +32,25 @@ TEST_FILE = "sequence_classification-test.jsonl"
 ORDER_OF_SUMS = 1e-5
 
 
-OF_TEXT = {"task": None, "objective": {"sequence_length": 32}}
-RECIPES = {  # kind -> (task, what it has beside what task_data.py says)
-    "text": ("sequence_classification", OF_TEXT | {"model": {"family": "decoder"}}),
-    "masked": ("sequence_classification", OF_TEXT | {"objective": {"name": "masked", "sequence_length": 32}}),
-    "classes": ("sequence_classification", {"task": {"label_names": ["neg", "pos"], "max_length": 32}}),
-    "texts": ("translation", {"task": {"num_beams": 2, "max_new_tokens": 8}}),
+CLASSES, TEXTS = "sequence_classification", "translation"
+RECIPES = {  # kind -> (task whose data are taken, its metrics, what it has beside what task_data.py says)
+    "text": (CLASSES, ["perplexity", "unigram_perplexity", "word_perplexity"], {"task": None}),
+    "masked": (CLASSES, ["perplexity"], {"task": None, "objective": {"name": "masked"}}),
+    "classes": (CLASSES, ["accuracy", "f1"], {"task": {"label_names": ["neg", "pos"], "max_length": 32}}),
+    "texts": (TEXTS, ["bleu", "exact_match"], {"task": {"num_beams": 2, "max_new_tokens": 8}}),
 }
-METRICS = {
-    "text": ["perplexity", "unigram_perplexity", "word_perplexity"],
-    "masked": ["perplexity"],
-    "classes": ["accuracy", "f1"],
-    "texts": ["bleu", "exact_match"],
-}
+MODELS = {"text": {"family": "decoder"}, "classes": {"position_encoding": "learned"}}
 
 
 def recipes(folder: Path) -> list[Path]:
     """A recipe file of each kind: trained in seconds, evaluated in one."""
     paths = []
-    for kind, (task, sections) in RECIPES.items():
-        model = {"position_encoding": "learned"} if kind == "classes" else {}
+    for kind, (task, metrics, sections) in RECIPES.items():
         training = {"output_dir": str(folder / "runs" / kind), "max_steps": 6, "learning_rate": 1e-2, "warmup_steps": 0}
-        own = {"model": model | sections.get("model", {}), "training": training}
-        evaluation = {"metrics": METRICS[kind], "every_steps": None}
-        paths.append(task_recipe(folder, task, kind, **sections | own, evaluation=evaluation))
+        sections = sections | {"training": training, "evaluation": {"metrics": metrics, "every_steps": None}}
+        if sections["task"] is None:
+            sections["objective"] = {"sequence_length": 32} | sections.get("objective", {})
+        paths.append(task_recipe(folder, task, kind, model=MODELS.get(kind, {}), **sections))
     return paths
 
 

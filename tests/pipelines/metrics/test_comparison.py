@@ -21,7 +21,7 @@ def examples_of(compares: str, number: int = 23, seed: int = 0, classes: int = 2
         return Comparison([], probabilities.argmax(-1).tolist(), true.tolist(), probabilities)
     if compares == "label_sets":
         return Comparison([], *draw.integers(0, 2, (2, number, 3)).tolist())
-    if compares == "numbers":
+    if compares in ("numbers", "rewards"):
         x = draw.normal(size=number)
         return Comparison([], x.tolist(), (x + draw.normal(size=number)).tolist())
     if compares == "tags":
