@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import in_batches
-from ..errors import UserError, loading_reason, nearest
+from ..errors import UserError, did_you_mean, loading_reason
 from ..generation import HUB_NAME, RUNS
 from ..lazy import np, transformers
 from ..objectives.showing import pieces_text, token_text
@@ -185,11 +185,10 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        if folder.is_dir():
-            raise UserError(f"{place.name!r}: no tokenizer in this folder ({loading_reason(error)})") from error
-        near = nearest(place.name, shipped("recipes"))
-        hint = f"; did you mean {near}?" if near else f" ({loading_reason(error)})"
-        raise UserError(f"{place.name!r}: no such recipe, folder or tokenizer on the Hub{hint}") from error
+        where, near = (
+            ("this folder", "") if folder.is_dir() else ("the Hub", did_you_mean(place.name, shipped("recipes")))
+        )
+        raise UserError(f"{place.name!r}: no tokenizer in {where} ({loading_reason(error)}){near}") from error
     if not tokenizer.is_fast:
         raise UserError(f"{place.name!r} has no fast version (tokenizer.json), which is needed here")
     return tokenizer

@@ -84,10 +84,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
     gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
     if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
-        raise UserError(
-            f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh; set it to false, or "
-            f"one of these, such as dp_shard: 2"
-        )
+        raise UserError(f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh")
     if settings.pp_parts is not None and settings.pp == 1:
         raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
     rows = training.per_device_train_batch_size
@@ -97,10 +94,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
             f"least pp={settings.pp}"
         )
     if settings.pp > 1 and rows < settings.pp:
-        raise UserError(
-            f"training.per_device_train_batch_size={rows} is less than the stages of {words}, each of which works on a "
-            f"row at a time; set it to {4 * settings.pp}"
-        )
+        raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
     along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
     if along_rows is not None:
         beside = [n for n in ("tp", "ep", "sp", "cp") if n != along_rows and getattr(settings, n) > 1]
