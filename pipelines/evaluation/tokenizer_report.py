@@ -185,9 +185,8 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        where, near = (
-            ("this folder", "") if folder.is_dir() else ("the Hub", did_you_mean(place.name, shipped("recipes")))
-        )
+        near = "" if folder.is_dir() else did_you_mean(place.name, shipped("recipes"))
+        where = "this folder" if folder.is_dir() else "the Hub"
         raise UserError(f"{place.name!r}: no tokenizer in {where} ({loading_reason(error)}){near}") from error
     if not tokenizer.is_fast:
         raise UserError(f"{place.name!r} has no fast version (tokenizer.json), which is needed here")

@@ -203,7 +203,10 @@ def _check_parts(objective, data: DataSection) -> None:
     ]
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
-        raise UserError(f"data.{given[0]} divides examples or images, and {objective.setting} reads plain text here")
+        raise UserError(
+            f"data.{given[0]}={show(getattr(data, given[0]))} divides labelled examples or images, and "
+            f"{objective.setting} reads plain text here; remove it"
+        )
     if data.test_fraction is not None and (data.test_files or data.test_split):
         raise UserError("data.test_fraction has no effect with test data of its own; keep one of them")
     has_own = bool(data.validation_files or data.validation_split)
@@ -283,7 +286,10 @@ def _check_training(recipe: Recipe) -> None:
 def check_schedule(training: TrainingSection, total: int) -> None:
     """Raise UserError where the phases of the learning rate take more than the `total` steps of the run."""
     if training.restarts and training.restarts[-1] >= total:
-        raise UserError(f"training.restarts={show(training.restarts)} must be below the {total} steps of the run")
+        raise UserError(
+            f"training.restarts={show(training.restarts)} begins anew at step {training.restarts[-1]}, but the run has "
+            f"{total} steps; set training.max_steps above it"
+        )
     starts = [0, *training.restarts]
     total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest stretch
     warmup = training.warmup_steps

@@ -28,7 +28,10 @@ def micro_batches(section: TrainingSection, processes: int, rows: int) -> tuple[
     """
     own, most = section.gradient_accumulation_steps, section.per_device_train_batch_size
     if section.global_batch_size is not None and own > 1:
-        raise UserError(f"training.gradient_accumulation_steps={own} follows from global_batch_size; leave it out")
+        raise UserError(
+            f"training.gradient_accumulation_steps={own} follows from training.global_batch_size="
+            f"{section.global_batch_size} and the number of processes; leave it out"
+        )
     each, left = divmod(rows, processes)
     if left:
         possible = [n for n in range(1, 2 * processes + 1) if rows % n == 0]
