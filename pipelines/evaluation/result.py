@@ -21,7 +21,7 @@ class Result:
 
     answers: list[dict]
 
-    def __init__(self, recipe: Recipe, data: str, began: float, answers: list[dict], **facts: Any):
+    def __init__(self, recipe: Recipe, data: str, began: float, answers: list[dict], /, **facts: Any):
         self.model, self.task, self.data, self.answers = recipe.model.name_or_path, recipe.name, data, answers
         self.seconds, self.versions = round(time.time() - began, 1), package_versions()
         vars(self).update(facts)
