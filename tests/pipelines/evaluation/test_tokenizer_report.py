@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from anyformer.pipelines.evaluation.tokenizer_report import Sample, divide, measure_tokenizer
+from anyformer.pipelines.evaluation.tokenizer_report import Sample, measure_tokenizer
 from anyformer.pipelines.tokenizers import train
 
 from anyformer_main import main
@@ -47,12 +47,6 @@ def test_the_numbers_are_those_of_the_definitions(folders):
     assert fallback.unknown_rate == 0 and fallback.round_trip_failures == 0 and fallback.tokens < 12
     assert "·the" in fallback.longest_tokens or "the" in fallback.longest_tokens
     assert found["wordpiece"].algorithm == "WordPiece" and found["wordpiece"].round_trip_failures == 1
-
-
-def test_words_with_an_equals_sign_are_settings_after_a_recipe_and_text_elsewhere():
-    words = ["tokenizer.vocab_size=300", "x=1", "tokenizer={type: char}"]
-    assert divide("quickstart", words) == ([words[0], words[2]], ["x=1"])
-    assert divide("gpt2", words) == ([], words)
 
 
 def test_several_tokenizers_stand_beside_each_other_on_the_same_text(folders, tmp_path, capsys):
