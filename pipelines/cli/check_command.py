@@ -75,9 +75,8 @@ def print_report(report) -> None:
     from rich.markup import escape
 
     console = wide_console()
-    console.print(
-        f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}", markup=False
-    )
+    said = f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}"
+    console.print(said, markup=False)
     table = plain_table(("law", "compared", "difference", "tolerance", "verdict"), ("law", "compared", "verdict"))
     for answer in report.answers:
         worst = answer.worst

@@ -103,9 +103,8 @@ def print_settings(name: str, as_json: bool = False) -> None:
         return
     console = wide_console()
     console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
-    console.print(
-        f"families: {', '.join(cls.families)}; metrics: {', '.join(cls.metric_names()) or 'none'}", markup=False
-    )
+    families, metrics = ", ".join(cls.families), ", ".join(cls.metric_names()) or "none"
+    console.print(f"families: {families}; metrics: {metrics}", markup=False)
     print(explained(describe_objective(name)))
 
 

@@ -37,9 +37,7 @@ VERBS = {
     "publish": "push a finished model to the Hugging Face Hub",
     "completion": "a script by which bash, zsh or fish complete commands",
 }
-PLUGIN_HELP = (
-    "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
-)
+PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -9,7 +9,7 @@ from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..reporting.console import wide_console
-from ..words import aligned, counted, short_number
+from ..words import counted, short_number
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 from .parser import add_json, add_recipe, add_trust, at_least
 
@@ -178,9 +178,7 @@ def print_plan(plan: "Plan") -> None:
     if plan.by_stage:
         each = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
         console.print(table_of("stage", each))
-    console.print(
-        aligned([("launch", plan.advice), *(("note", text) for text in plan.notes)]), markup=False, soft_wrap=True
-    )
+    print_facts(console, [("launch", plan.advice), *(("note", text) for text in plan.notes)])
 
 
 def facts(plan: "Plan") -> list[tuple[str, str]]:

@@ -62,9 +62,8 @@ def mistakes_table(mistakes: list[dict]) -> Table:
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=MOST_CHARACTERS)
     for one in mistakes[:MOST_MISTAKES]:
         text = [Text(from_mark(one["text"]))] if "text" in one else []
-        table.add_row(
-            f"{one['row']:,}", f"{one['confidence']:.1%}", Text(one["given"]), Text(one["true"]), one["place"], *text
-        )
+        named = Text(one["given"]), Text(one["true"])
+        table.add_row(f"{one['row']:,}", f"{one['confidence']:.1%}", *named, one["place"], *text)
     return table
 
 

@@ -118,9 +118,8 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     rows = data.rows[split]
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     data.objective.keeps_scores = True
-    return PreparedEvaluation(
-        recipe, split, data.objective, names, rows, data.rows.get("train"), chosen, data.sources[split]
-    )
+    of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
+    return PreparedEvaluation(recipe, split, data.objective, names, *of_splits)
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:

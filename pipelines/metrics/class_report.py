@@ -79,9 +79,8 @@ def calibration(confidence: "np.ndarray", right: "np.ndarray") -> dict[str, Any]
     confidence: (N,) probabilities. right: (N,) of booleans.
     """
     bins = bin_of(confidence)
-    number, sure, good = (
-        np.bincount(bins, weights=w, minlength=BINS) for w in (None, confidence.astype(float), right.astype(float))
-    )
+    columns = None, confidence.astype(float), right.astype(float)
+    number, sure, good = (np.bincount(bins, weights=column, minlength=BINS) for column in columns)
     means = (confidence.mean(dtype=float), right.mean(dtype=float))
     return {
         "ece": float(np.abs(sure - good).sum() / len(right)),

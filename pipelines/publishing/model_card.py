@@ -55,9 +55,8 @@ class Kind:
     def fits(self, config: dict[str, Any]) -> bool:
         """Whether a saved model of this config is of this kind."""
         heads = config.get("architectures") or []
-        return any(name.endswith(self.head) for name in heads) and bool(
-            self.config_field is None or config.get(self.config_field)
-        )
+        is_so = self.config_field is None or bool(config.get(self.config_field))
+        return is_so and any(name.endswith(self.head) for name in heads)
 
 
 # The first that fits.

@@ -193,14 +193,9 @@ def _check_derived(objective) -> None:
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the parts of labelled examples that have no effect."""
     if data.columns is not None and (len(set(data.columns)) < max(2, len(data.columns)) or not data.files):
-        raise UserError(
-            f"data.columns={show(data.columns)} must be two or more different names, of data.files in CoNLL"
-        )
-    given = [
-        name
-        for name in ("columns", "test_fraction", "stratify", "group_field")
-        if getattr(data, name) not in (None, False)
-    ]
+        raise UserError(f"data.columns={show(data.columns)} must be two or more different names, of CoNLL files")
+    names = ("columns", "test_fraction", "stratify", "group_field")
+    given = [name for name in names if getattr(data, name) not in (None, False)]
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
@@ -253,9 +248,8 @@ def _check_training(recipe: Recipe) -> None:
     trackers = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     for name in trackers:
         if name not in TRACKERS and not (name == "none" and len(trackers) == 1):
-            raise UserError(
-                f"training.report_to={show(training.report_to)} must be none, or any of {', '.join(TRACKERS)}"
-            )
+            given = show(training.report_to)
+            raise UserError(f"training.report_to={given} must be none, or any of {', '.join(TRACKERS)}")
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
         raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     if training.max_steps > 0:

@@ -232,9 +232,8 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     """The error for a name that is none of the section's."""
     if found is not None:
-        return UserError(
-            f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
-        )
+        other = f"{found.section}.name={name}"
+        return UserError(f"{section}.name={name} belongs into the section {found.section}; write {other}")
     from .find_setting import find_setting
 
     known = names_of(section)
@@ -269,9 +268,8 @@ def owners_of(key: str, names: Sequence[str]) -> list[str]:
 
 def of_others(path: str, name: str, key: str, owners: Sequence[str]) -> UserError:
     """The error for a setting of other objectives in the section `path`, which is of the objective `name`."""
-    return UserError(
-        f"{path}.{key} has no effect with {path}.name={name}; it belongs to {' and '.join(owners)}, remove it"
-    )
+    whose = f"it belongs to {' and '.join(owners)}"
+    return UserError(f"{path}.{key} has no effect with {path}.name={name}; {whose}, remove it")
 
 
 def _model_section(data: Any) -> ModelSection:

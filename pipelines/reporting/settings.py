@@ -38,11 +38,8 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
     A row: {"name", "value", "kind", "before"}. kind: "changed" (the shipped recipe says `before`), "own" (neither the
     preset nor a default says it) or "default".
     """
-    before, own, said = (
-        shipped_settings(str(recipe.get("name"))),
-        flat_settings(own_settings(recipe)),
-        flat_settings(recipe),
-    )
+    before, said = shipped_settings(str(recipe.get("name"))), flat_settings(recipe)
+    own = flat_settings(own_settings(recipe))
     sections: dict[str, list[dict]] = {}
     for path, value in said.items():
         section, _, name = path.partition(".")
