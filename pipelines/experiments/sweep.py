@@ -191,7 +191,6 @@ class SweepRuns:
         if {name: value for name, value in before.items() if name != "chosen"} != question:
             raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
         optuna = Optuna(self.sweep, self.recipe.training.seed, less_is_better(self.metric), before["chosen"])
-        self.folder.mkdir(parents=True, exist_ok=True)
         open_trials: list[tuple[Any, list[Run]]] = []
         for number in range(self.sweep.settings.runs):
             for trial, runs in list(open_trials):

@@ -1,5 +1,7 @@
 """What `training.parallelism` can be combined with: models, engines, numbers of processes. Standard library only."""
 
+import math
+
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
@@ -19,10 +21,7 @@ RING_NEEDS_GPUS = "cp runs on GPUs alone, by --launch fsdp2; on CPUs processes s
 
 
 def processes_of(settings: ParallelismSettings) -> int:
-    count = 1
-    for name in COUNTED:
-        count *= getattr(settings, name)
-    return count
+    return math.prod(getattr(settings, name) for name in COUNTED)
 
 
 def sharing_rows(settings: ParallelismSettings | None) -> int:
@@ -226,7 +225,7 @@ def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> N
     """What processes that share each row need: attention over the whole of it, without masks or score biases."""
     if not ours:
         return
-    if config.model_type not in ("anyformer_decoder",):
+    if config.model_type != "anyformer_decoder":
         raise UserError(f"{words}: {name} is wired for decoders alone; set it to 1")
     scheme = POSITION_SCHEMES[config.position_encoding]
     if scheme.adds_to_scores:

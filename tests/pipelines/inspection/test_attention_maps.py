@@ -62,10 +62,8 @@ def test_maps_of_segments_are_those_of_rows(segment, memory):
     place = torch.arange(24)
     seen = (place[None] <= place[:, None]) & (place[None] >= place[:, None] // segment * segment - memory)
     mask = torch.zeros(2, 1, 24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)
-    (got,), (expected,) = (
-        attention_maps(recurrent, input_ids=ids),
-        attention_maps(full, input_ids=ids, attention_mask=mask),
-    )
+    (got,) = attention_maps(recurrent, input_ids=ids)
+    (expected,) = attention_maps(full, input_ids=ids, attention_mask=mask)
     assert (got.weights - expected.weights).abs().max() <= EXACT
 
 
