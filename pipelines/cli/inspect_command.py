@@ -33,14 +33,7 @@ def run(args) -> int:
     say_loading()
     from ..inspection.inspect_model import inspect_model
 
-    size = inspect_model(
-        args.model,
-        args.shown,
-        out,
-        word=args.word,
-        layers=args.layers,
-        target=args.target,
-        trust_remote_code=args.trust_remote_code,
-    )
+    how = {name: getattr(args, name) for name in ("word", "layers", "target", "trust_remote_code")}
+    size = inspect_model(args.model, args.shown, out, **how)
     print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")
     return 0

@@ -77,11 +77,8 @@ TABLES = {
     "families": (family_rows, ("family", "models", "heads")),
     "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
     "recipes": (partial(described_rows, "recipes"), ("recipe", "what it trains")),
-    "objectives": (
-        partial(learned_rows, "objective"),
-        ("objective", "what the model learns from plain text or images"),
-    ),
-    "tasks": (partial(learned_rows, "task"), ("task", "what the model learns from labelled examples")),
+    "objectives": (partial(learned_rows, "objective"), ("objective", "what it learns from plain text or images")),
+    "tasks": (partial(learned_rows, "task"), ("task", "what it learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
     "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
     "stories": (partial(described_rows, "stories"), ("story", "what it trains, step by step")),

@@ -76,9 +76,8 @@ def run(args) -> int:
         answer.append(plan.to_dict())
         print_plan(plan)
         _write(args.output, plan.to_dict())
-    name = quoted(args.recipe)
     if not is_preset:
-        say_next(f"anyformer train {name} --dry-run")
+        say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
     return 0
 
 

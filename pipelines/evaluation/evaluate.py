@@ -274,14 +274,9 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = print_table(
-        result.head(f"{result.examples:,} {result.rows}"),
-        ["metric", "value"],
-        [
-            [name.replace("_", " "), with_bounds(value, result.intervals.get(name))]
-            for name, value in result.metrics.items()
-        ],
-    )
+    intervals = {name: result.intervals.get(name) for name in result.metrics}
+    rows = [[name.replace("_", " "), with_bounds(result.metrics[name], found)] for name, found in intervals.items()]
+    console = print_table(result.head(f"{result.examples:,} {result.rows}"), ["metric", "value"], rows)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
     if result.classes is not None:

@@ -57,11 +57,8 @@ def head_of(config) -> str:
 def print_pairs(result: Result) -> None:
     """One table: a row for each value of the first column of groups, and one for all."""
     column, groups = next(iter(result.groups.items()), ("", {}))
-    print_table(
-        result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}"),
-        [column or "pairs", "good one likelier", "pairs"],
-        [
-            [name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"]
-            for name, row in [*groups.items(), ("all", vars(result))]
-        ],
-    )
+    rows = []
+    for name, row in [*groups.items(), ("all", vars(result))]:
+        rows.append([name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"])
+    head = result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}")
+    print_table(head, [column or "pairs", "good one likelier", "pairs"], rows)

@@ -167,16 +167,8 @@ class SweepRuns:
         if settings.by_position is None:
             return 0
         labels = {str(folder.relative_to(self.folder)): folder for folder in finished}
-        return measure_by_position(
-            labels,
-            settings.by_position,
-            settings.max_examples,
-            self.folder / PLOT,
-            self.entry,
-            at_once,
-            self.plugins,
-            self.say,
-        )
+        asked = labels, settings.by_position, settings.max_examples, self.folder / PLOT
+        return measure_by_position(*asked, self.entry, at_once, self.plugins, self.say)
 
     def _known_at_once(self) -> Iterator[Command]:
         for combination in self.known:

@@ -94,9 +94,6 @@ def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
     save = steps(training.save_steps, "training.save_steps")
     every = steps(evaluation.every_steps, "evaluation.every_steps")
     patience = steps(evaluation.patience, "evaluation.patience", each=every or 1, noun="validation")
-    return replace(
-        recipe,
-        training=replace(training, save_steps=save),
-        evaluation=replace(evaluation, every_steps=every, patience=patience),
-        chosen=chosen,
-    )
+    training = replace(training, save_steps=save)
+    evaluation = replace(evaluation, every_steps=every, patience=patience)
+    return replace(recipe, training=training, evaluation=evaluation, chosen=chosen)

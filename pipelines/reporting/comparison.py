@@ -62,14 +62,9 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "seeds": over_seeds(variants) if has_seeds else [],
         "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
     }
-    return write_page(
-        out,
-        "comparison.html.jinja",
-        charts=charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit"),
-        axes=[axes_of(runs[0]) for runs in variants.values()],
-        runs=[*variants],
-        **values,
-    )
+    charts = charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit")
+    axes = [axes_of(runs[0]) for runs in variants.values()]
+    return write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
 
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
