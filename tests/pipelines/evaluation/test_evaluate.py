@@ -36,7 +36,7 @@ CLASSES, TEXTS = "sequence_classification", "translation"
 RECIPES = {  # kind -> (task whose data are taken, its metrics, what it has beside what task_data.py says)
     "text": (CLASSES, ["perplexity", "unigram_perplexity", "word_perplexity"], {"task": None}),
     "masked": (CLASSES, ["perplexity"], {"task": None, "objective": {"name": "masked"}}),
-    "classes": (CLASSES, ["accuracy", "f1"], {"task": {"label_names": ["neg", "pos"], "max_length": 32}}),
+    "classes": (CLASSES, ["accuracy", "f1"], {"task": {"label_names": ["neg", "pos"], "max_length": 64}}),
     "texts": (TEXTS, ["bleu", "exact_match"], {"task": {"num_beams": 2, "max_new_tokens": 8}}),
 }
 MODELS = {"text": {"family": "decoder"}, "classes": {"position_encoding": "learned"}}
