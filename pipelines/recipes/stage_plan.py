@@ -121,7 +121,7 @@ def _check_around(recipe: Recipe) -> None:
     training, objective = recipe.training, objective_of(recipe)
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
-            raise UserError(f"stages.{number}.sequence_length: {objective.setting} has none; leave it out")
+            raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
     if any(data.streaming for data in objective.data_sections()):
         raise UserError("stages do not go with data.streaming=true, whose rows are of one order and length; store them")
     if training.restarts:
