@@ -212,7 +212,8 @@ def check_data(data: DataSection) -> None:
         _check_validation(source, f"data.mixture.{i}", data)
     weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
     if data.derive is not None and weighted is not None:
-        raise UserError(f"data.mixture.{weighted}.weight has no effect with data.derive, which reads all; leave it out")
+        given = f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)}"
+        raise UserError(f"{given} has no effect with data.derive={data.derive}, which reads all; leave it out")
     if data.weights_by != "tokens" and (data.streaming or not data.mixture):
         why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
         raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
@@ -249,7 +250,7 @@ def check_clean(objective, data: DataSection) -> None:
                 f"data.streaming=false"
             )
     if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
-        raise UserError("data.clean.across_sources=true is of duplicates in several sources; set data.mixture and both")
+        raise UserError("data.clean.across_sources=true needs data.mixture and data.clean.exact_duplicates; set both")
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):
