@@ -250,7 +250,10 @@ def check_clean(objective, data: DataSection) -> None:
                 f"data.streaming=false"
             )
     if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
-        raise UserError("data.clean.across_sources=true needs data.mixture and data.clean.exact_duplicates; set both")
+        raise UserError(
+            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
+            "data.clean.exact_duplicates=true, or remove it"
+        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):
