@@ -58,9 +58,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("accuracy",): ("acc",),
         ("perplexity",): ("ppl",),
         ("matthews_correlation",): ("mcc", "matthews"),
-        ("spearman",): ("spearmanr",),
-        ("pearson",): ("pearsonr",),
-        ("chrf",): ("chrf++",),
         ("causal", "decoder"): ("clm", "lm", "causal_lm", "next_token", "gpt"),
         ("masked",): ("mlm", "masked_lm", "masked_language_modeling"),
         ("span_corruption",): ("t5_denoising",),
@@ -85,7 +82,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("seq2seq",): ("t5", "encoder_decoder", "bart"),
         ("moe",): ("mixtral", "mixture_of_experts"),
         ("vit",): ("vision", "image"),
-        ("adamw",): ("adam",),
     }.items()
     for name in names
 }

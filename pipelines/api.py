@@ -4,7 +4,6 @@ Each takes a recipe by name, path or as load_recipe gives it, and settings as ma
 training={"max_steps": 50}). Nothing is printed but the progress line of a training.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,12 +36,9 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """run.json: status, recipe, metrics, samples, versions, data. Raises UserError where there is no run."""
-        try:
-            return json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{self.path} holds no run (it has no run.json)") from error
-        except ValueError as error:
-            raise UserError(f"{self.path / 'run.json'} is damaged ({error}); `train` writes it again") from error
+        from .reporting.run_log import read_run
+
+        return read_run(self.path).run
 
     @property
     def finished(self) -> bool:

@@ -40,9 +40,7 @@ def check_attention(name: str, where: str = "model.attn_implementation") -> None
     """Raise UserError for a name that no backend of attention has."""
     if name.startswith(PAGED):
         plain = name.removeprefix(PAGED)
-        raise UserError(
-            f"{where}={name!r} is for continuous batching, where transformers' generate_batch sets it; name {plain!r}"
-        )
+        raise UserError(f"{where}={name!r} is for continuous batching, where generate_batch sets it; name {plain!r}")
     if name not in ATTENTION and not HUB_KERNEL.fullmatch(name) and not _is_registered(name):
         raise UserError(
             f"{where}={name!r} is not known{did_you_mean(name, ATTENTION, '')} (or a kernel of the Hub: owner/name)"

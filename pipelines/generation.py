@@ -89,15 +89,37 @@ def generate_text(
     """
     sampling = {name: how.get(name) for name in ("temperature", "top_k", "top_p")}
     check_sampling(how.get("do_sample") is not False, **sampling)
-    model, tokenizer = load_writer(name_or_path, trust_remote_code, attn_implementation, experts_implementation)
-    return continue_text(model, tokenizer, prompt, **how)
+    writer = load_writer(name_or_path, trust_remote_code, attn_implementation, experts_implementation)
+    return continue_text(*writer, prompt, **how)
 
 
 def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: str = AUTO, experts: str = AUTO):
     """(model, tokenizer) of a model that writes text, on an accelerator where there is one; errors as generate_text."""
     check_attention(attention, "--attn-implementation")
     check_experts(experts, "--experts-implementation")
-    return _load(locate_model(name_or_path), trust_remote_code, attention, experts)
+    source, chosen = locate_model(name_or_path), {}
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils import logging
+
+    import anyformer
+
+    anyformer.register()
+    logging.disable_progress_bar()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    try:
+        config = load_config(source, trust_remote_code=trust_remote_code)
+        check_writes_text(source, config)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
+        model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)
+        check_got(model, chosen, "--")
+    except (OSError, ValueError, ImportError) as error:
+        explain(error, chosen, "--")
+        hint = "" if Path(source).is_dir() else "; name the folder of a finished run, such as runs/quickstart"
+        raise UserError(f"MODEL={source} cannot be loaded to write text: {loading_reason(error)}{hint}") from error
+    return model.to(device).eval(), tokenizer
 
 
 def continue_text(
@@ -214,46 +236,7 @@ def check_writes_text(source: str, config) -> None:
         raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
     name = next(iter(config.architectures or []), "")
     if name.endswith(SILENT):
-        raise UserError(
-            f"MODEL={source} is {_article(name)} {name}, which writes no text; anyformer predict {source} FILE gives "
-            f"its answers"
-        )
-
-
-def _article(name: str) -> str:
-    return "an" if name[:1] in "AEIOU" else "a"
-
-
-def _load(source: str, trust_remote_code: bool, attention: str, experts: str):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-    from transformers.utils import logging
-
-    import anyformer
-
-    anyformer.register()
-    logging.disable_progress_bar()
-    chosen = {}
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    try:
-        config = load_config(source, trust_remote_code=trust_remote_code)
-        check_writes_text(source, config)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
-        model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)
-        check_got(model, chosen, "--")
-    except (OSError, ValueError, ImportError) as error:
-        explain(error, chosen, "--")
-        if isinstance(error, OSError) and not Path(source).is_dir():
-            raise UserError(
-                f"MODEL={source}: no such folder here, and the Hub gives no such model ({loading_reason(error)}); "
-                f"name the folder of a finished run, such as runs/quickstart"
-            ) from error
-        raise UserError(
-            f"MODEL={source} cannot be loaded as a model that writes text: {loading_reason(error)}"
-        ) from error
-    return model.to(device).eval(), tokenizer
+        raise UserError(f"MODEL={source} is of {name}, which writes no text; anyformer predict {source} FILE answers")
 
 
 def _streamer(tokenizer, on_text: Callable[[str], None], skip_prompt: bool):

@@ -26,12 +26,11 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    from ..generation import check_sampling, load_writer, locate_model
+    from ..generation import check_sampling, load_writer
     from ..serving.chat import converse
 
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     check_sampling(not args.greedy, **sampling)
-    locate_model(args.model)
     say_loading()
     backends = args.attn_implementation, args.experts_implementation
     how = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}

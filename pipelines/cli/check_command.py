@@ -24,9 +24,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer check llama3_8b --laws packing,cache\n"
         "  anyformer check runs/quickstart --real --html check.html",
     )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a model's folder, a recipe, a preset, or a name on the Hub"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, a recipe, a preset or a Hub name")
     parser.add_argument("--model-type", metavar="TYPE", help="instead of MODEL: a type of transformers', such as opt")
     parser.add_argument("--kind", metavar="KIND", help="of --model-type: causal, masked, seq2seq or image")
     parser.add_argument("--laws", metavar="NAMES", help="laws to ask, such as packing,padding (default: all)")
@@ -77,9 +75,8 @@ def print_report(report) -> None:
     from rich.markup import escape
 
     console = wide_console()
-    console.print(
-        f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}", markup=False
-    )
+    said = f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}"
+    console.print(said, markup=False)
     table = plain_table(("law", "compared", "difference", "tolerance", "verdict"), ("law", "compared", "verdict"))
     for answer in report.answers:
         worst = answer.worst

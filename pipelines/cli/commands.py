@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError, reader_left
 from ..plugins import load_plugins
-from .parser import build_parser, parse
+from .parser import Parser, build_parser, parse
 
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -20,10 +20,12 @@ def main(argv: Sequence[str]) -> int:
         if not argv:
             build_parser([]).print_help()
             return EXIT_USER_ERROR
-        plugins, words = told_plugins(argv)
-        load_plugins(plugins)  # before anything is parsed: help and errors know their names
+        first = Parser(prog="anyformer", add_help=False)
+        first.add_argument("--plugin", action="append", default=[])
+        known, words = first.parse_known_args(argv)
+        load_plugins(known.plugin)  # before anything else is parsed: help and errors know their names
         args = parse(words)
-        args.argv, args.plugins, args.entry = argv, plugins, main
+        args.argv, args.plugins, args.entry = argv, known.plugin, main
         code = args.run(args)
         sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
         return code
@@ -46,22 +48,6 @@ def main(argv: Sequence[str]) -> int:
             return _fail(LOST_ANOTHER, EXIT_BUG, debug)
         what = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
-
-
-def told_plugins(argv: list[str]) -> tuple[list[str], list[str]]:
-    """(what `--plugin` names, the other words). Raises UserError where it names nothing."""
-    named, rest, words = [], [], iter(argv)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option != "--plugin":
-            rest.append(word)
-        elif equals:
-            named.append(value)
-        else:
-            named.append(next(words, ""))
-    if "" in named:
-        raise UserError("--plugin names no file; write --plugin my_objective.py")
-    return named, rest
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:

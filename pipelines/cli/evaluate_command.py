@@ -1,10 +1,12 @@
 """`anyformer evaluate`: a model on a task or a suite, or two models compared on either."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
-from .parser import add_json, add_overrides, add_trust, at_least
+from .parser import add_json, add_overrides, add_trust, at_least, whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -40,16 +42,10 @@ def add_arguments(add_parser) -> None:
         help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
     )
     add_overrides(parser)
-    parser.add_argument(
-        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
-    )
+    parser.add_argument("--split", choices=("test", "validation"), help="data to measure on (default: test, if any)")
     parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
-    parser.add_argument(
-        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
-    )
-    parser.add_argument(
-        "--predictions", metavar="FILE", help="JSONL to write: file and line, texts, prediction, scores, reference"
-    )
+    parser.add_argument("--output", metavar="FILE", help="JSON to write (default: MODEL/evaluation-TASK.json)")
+    parser.add_argument("--predictions", metavar="FILE", help="JSONL to write: place, texts, prediction, reference")
     _add_few_shot(parser)
     parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
@@ -62,24 +58,20 @@ def add_arguments(add_parser) -> None:
 def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
+        type=whole_numbers,
         metavar="K,K,...",
         help="a language model answers a task of classes, numbers or texts after so many solved examples: 0,1,4,8",
     )
-    parser.add_argument(
-        "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
-    )
+    parser.add_argument("--template", help="--shots: the question, columns in braces: 'Review: {text}\\nSentiment:'")
     parser.add_argument(
         "--label-words",
         metavar="WORD,WORD,...",
         help="--shots: a word for each class (default: the classes' names), or the numbers that are asked for",
     )
-    parser.add_argument(
-        "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
-    )
 
 
 # Option -> the one that it belongs to.
-BELONGS_TO = {"label": "by_position"} | dict.fromkeys(("template", "label_words", "normalized"), "shots")
+BELONGS_TO = {"label": "by_position", "template": "shots", "label_words": "shots"}
 
 
 def run(args) -> int:
@@ -90,25 +82,31 @@ def run(args) -> int:
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
-    of_pairs = is_pairs(args.recipe)
+    of_pairs, several = is_pairs(args.recipe), len(args.models) > 1
     of_suite = is_suite(args.recipe) and not of_pairs
-    of_one = len(args.models) == 1 and not of_suite and not of_pairs
-    if of_pairs and (len(args.models) > 1 or args.split is not None):
-        raise UserError("minimal pairs are of one model, and have no splits; name one MODEL, and leave --split out")
-    if of_suite and len(args.models) > 1:
-        raise UserError("a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK")
-    if args.by_position and not of_one:
-        raise UserError("--by-position is of one model and one task; a sweep draws several (by_position)")
-    if args.shots is not None and (args.by_position or not of_one):
-        raise UserError("--shots is of one model and one task, without --by-position")
-    if args.predictions is not None and (args.by_position or of_suite):
-        raise UserError("--predictions are of one task; remove it, or name a single task")
+    of_one = not (several or of_suite or of_pairs)
+    for is_refused, why in (
+        (of_pairs and (several or args.split), "minimal pairs are of one model, without --split; leave the rest out"),
+        (
+            of_suite and several,
+            "a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK",
+        ),
+        (args.by_position and not of_one, "--by-position is of one model and one task; a sweep draws several"),
+        (args.shots and (args.by_position or not of_one), "--shots is of one model and one task, not --by-position"),
+        (args.predictions and (args.by_position or of_suite), "--predictions are of one task; name a single one"),
+    ):
+        if is_refused:
+            raise UserError(why)
     if args.by_position:
         refuse_json(args, "--by-position")
     of_shots = _few_shot if args.shots is not None else _one_model
     measure = _pairs if of_pairs else _suite if of_suite else of_shots if of_one else _compare
-    with json_alone(args.json) as args.answer:
-        measure(args)
+    with json_alone(args.json) as answer:
+        if (found := measure(args)) is not None:
+            result, show, *files = found
+            show(result)
+            answer.append(result.facts())
+            _write(result, *files, args.predictions)
     if of_one:
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
@@ -137,34 +135,39 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-def _one_model(args) -> None:
-    from ..evaluation.request import check_by_position, choose_split
+# Each returns a result, what prints it, the file of its JSON, and its single answers with the recipe and split whose
+# examples stand beside them, where the answers do not hold them; None: all is done.
+Measured = tuple[Any, Callable[[Any], None], Path | None, tuple] | None
+
+
+def _one_model(args) -> Measured:
+    from ..evaluation.request import choose_split
 
     recipe = _recipe(args, args.models[0])
     split = choose_split(recipe, args.split)
     output = _output(args, recipe.name, "by-position" if args.by_position else None)
     if args.by_position:
-        check_by_position(recipe, output)
+        from ..reporting.plots import check_by_position
+
+        check_by_position("--by-position", recipe)
+        if output is None:
+            raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; add --output FILE")
     say_loading()
     if args.by_position:
         from ..evaluation.position_perplexity import evaluate_by_position
 
-        label = args.label or args.models[0]
-        evaluate_by_position(recipe, split, label, output, args.max_examples)
-        return
+        evaluate_by_position(recipe, split, args.label or args.models[0], output, args.max_examples)
+        return None  # it has printed and written what it has found
     from ..evaluation.evaluate import evaluate_model, print_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
     result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
-    print_evaluation(result)
-    _write(args, result, output)
-    _write_predictions(result.answers, args.predictions, recipe, split)
+    return result, print_evaluation, output, (result.answers, recipe, split)
 
 
-def _few_shot(args) -> None:
-    from ..evaluation.request import check_shots, choose_split, numbers_of_shots
+def _few_shot(args) -> Measured:
+    from ..evaluation.request import check_shots, choose_split
 
-    numbers = numbers_of_shots(args.shots)
     recipe = _recipe(args, args.models[0])
     check_shots(recipe)
     split = choose_split(recipe, args.split)
@@ -173,20 +176,18 @@ def _few_shot(args) -> None:
     from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
-    shots = Shots(numbers, args.template, words, args.normalized)
+    shots = Shots(args.shots, args.template, words)
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
-    print_few_shot(result)
-    _write(args, result, output)
-    if output is not None and len(numbers) > 1:
+    if output is not None and len(args.shots) > 1:
         from ..reporting.plots import can_plot, plot_shots
 
         if can_plot():
             plot_shots(result.shots, output.with_suffix(".png"))
             print(f"the curve is in {output.with_suffix('.png')}")
-    _write_predictions(result.answers, args.predictions, recipe, split)
+    return result, print_few_shot, output, (result.answers, recipe, split)
 
 
-def _pairs(args) -> None:
+def _pairs(args) -> Measured:
     from ..evaluation.request import check_writable, pairs_request
 
     recipe, name, settings = pairs_request(args.models[0], args.recipe, args.overrides, args.max_examples)
@@ -198,13 +199,11 @@ def _pairs(args) -> None:
     say_loading()
     from ..evaluation.pair_evaluation import evaluate_pairs, print_pairs
 
-    result = evaluate_pairs(recipe, name, settings)
-    print_pairs(result)
-    _write(args, result, output)
-    _write_predictions(result.answers, args.predictions)
+    result = evaluate_pairs(recipe, settings)
+    return result, print_pairs, output, (result.answers,)
 
 
-def _compare(args) -> None:
+def _compare(args) -> Measured:
     from ..evaluation.request import choose_split
 
     recipes = [_recipe(args, model) for model in args.models]
@@ -214,12 +213,10 @@ def _compare(args) -> None:
     from ..evaluation.compare import compare_models, print_comparison
 
     result = compare_models(*recipes, split, args.max_examples)
-    print_comparison(result)
-    _write(args, result, output)
-    _write_predictions(result.answers(), args.predictions, recipes[0], split)
+    return result, print_comparison, output, (result.answers(), recipes[0], split)
 
 
-def _suite(args) -> None:
+def _suite(args) -> Measured:
     from ..evaluation.request import recipes_of_suite
     from ..recipes.suite_file import read_suite
 
@@ -231,28 +228,21 @@ def _suite(args) -> None:
     say_loading()
     from ..evaluation.suite import evaluate_suite, print_suite
 
-    result = evaluate_suite(suite, model, recipes)
-    print_suite(result)
-    _write(args, result, output)
-    if output is not None and output.parent == Path(model).expanduser():
-        from ..publishing.model_card import write_model_card
-
-        print(f"model card: {write_model_card(output.parent)}")
+    return evaluate_suite(suite, model, recipes), print_suite, output, ()
 
 
-def _write(args, result, output: Path | None) -> None:
-    from ..evaluation.evaluate import write_json
+def _write(result, output: Path | None, answers: tuple, predictions: str | None) -> None:
+    """Write the result, into a model's card as well where it is a suite's, and the single answers where asked for."""
+    from ..evaluation.evaluate import with_examples, write_json, write_lines
 
-    args.answer.append(result.facts())
     if output is not None:
         write_json(result.facts(), output)
         print(f"written to {output}")
+    if predictions is not None:
+        found, *rows = answers
+        write_lines(with_examples(found, *rows) if rows else found, Path(predictions))
+        print(f"predictions are in {predictions}")
+    if hasattr(result, "suite") and output is not None and output.parent == Path(result.model).expanduser():
+        from ..publishing.model_card import write_model_card
 
-
-def _write_predictions(answers: list[dict], file: str | None, *rows) -> None:
-    """rows: the recipe and the split whose examples stand beside the answers; none where the answers hold them."""
-    from ..evaluation.evaluate import with_examples, write_lines
-
-    if file is not None:
-        write_lines(with_examples(answers, *rows) if rows else answers, Path(file))
-        print(f"predictions are in {file}")
+        print(f"model card: {write_model_card(output.parent)}")

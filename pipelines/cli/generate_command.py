@@ -16,9 +16,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
     how = add_sampling(parser, 64)
-    how.add_argument(
-        "--do-sample", action="store_true", help="draw tokens at random; the default, except with --num-beams"
-    )
+    how.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default but for --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     add_backends(parser, "what computes it")
     add_trust(parser)
@@ -37,29 +35,16 @@ def add_sampling(parser, tokens: int):
 
 
 def run(args) -> int:
-    from ..generation import check_sampling, generate_text, locate_model
+    from ..generation import generate_text
 
     # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
     do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
-    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    check_sampling(do_sample is not False, **sampling)
-    model = locate_model(args.model)
     say_loading()
     shown: list[str] = []
-    text = generate_text(
-        model,
-        args.prompt,
-        max_new_tokens=args.max_new_tokens,
-        do_sample=do_sample,
-        num_beams=args.num_beams,
-        seed=args.seed,
-        chat=args.chat,
-        attn_implementation=args.attn_implementation,
-        experts_implementation=args.experts_implementation,
-        trust_remote_code=args.trust_remote_code,
-        on_text=lambda piece: shown.append(piece) or print(piece, end="", flush=True),
-        **sampling,
-    )
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "seed", "chat", "trust_remote_code")
+    how = {name: getattr(args, name) for name in (*names, "attn_implementation", "experts_implementation")}
+    on_text = lambda piece: shown.append(piece) or print(piece, end="", flush=True)  # noqa: E731
+    text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **how)
     print(text.removeprefix("".join(shown)))
     say_next(f'anyformer inspect {quoted(args.model)} "..."    # what it attends to')
     return 0

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ..errors import UserError
 from .output import say_loading
-from .parser import add_trust
+from .parser import add_trust, whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -20,17 +19,13 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model's or adapter's folder, or its name on the Hub")
     parser.add_argument("shown", nargs="+", metavar="TEXT", help="a text; for a vision transformer an image file")
     parser.add_argument("--word", help="a part of each text: which tokens look at it")
-    parser.add_argument("--layers", help="layers whose maps the page holds, such as 0,5 (default: all)")
+    parser.add_argument("--layers", type=whole_numbers, help="layers whose maps are shown, such as 0,5 (default: all)")
     parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
     parser.add_argument("--out", help="the page to write (default %(default)s)", default="inspect.html")
     add_trust(parser)
 
 
 def run(args) -> int:
-    try:
-        layers = None if args.layers is None else [int(word) for word in args.layers.split(",")]
-    except ValueError:
-        raise UserError(f"--layers {args.layers} is no list of numbers, such as 0,5") from None
     from ..evaluation.request import check_writable
 
     out = Path(args.out)
@@ -38,14 +33,7 @@ def run(args) -> int:
     say_loading()
     from ..inspection.inspect_model import inspect_model
 
-    size = inspect_model(
-        args.model,
-        args.shown,
-        out,
-        word=args.word,
-        layers=layers,
-        target=args.target,
-        trust_remote_code=args.trust_remote_code,
-    )
+    how = {name: getattr(args, name) for name in ("word", "layers", "target", "trust_remote_code")}
+    size = inspect_model(args.model, args.shown, out, **how)
     print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")
     return 0

@@ -9,7 +9,6 @@ from collections import Counter
 from functools import partial
 from importlib import resources
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError, did_you_mean
@@ -78,11 +77,8 @@ TABLES = {
     "families": (family_rows, ("family", "models", "heads")),
     "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
     "recipes": (partial(described_rows, "recipes"), ("recipe", "what it trains")),
-    "objectives": (
-        partial(learned_rows, "objective"),
-        ("objective", "what the model learns from plain text or images"),
-    ),
-    "tasks": (partial(learned_rows, "task"), ("task", "what the model learns from labelled examples")),
+    "objectives": (partial(learned_rows, "objective"), ("objective", "what it learns from plain text or images")),
+    "tasks": (partial(learned_rows, "task"), ("task", "what it learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
     "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
     "stories": (partial(described_rows, "stories"), ("story", "what it trains, step by step")),
@@ -104,9 +100,8 @@ def print_settings(name: str, as_json: bool = False) -> None:
         return
     console = wide_console()
     console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
-    console.print(
-        f"families: {', '.join(cls.families)}; metrics: {', '.join(cls.metric_names()) or 'none'}", markup=False
-    )
+    families, metrics = ", ".join(cls.families), ", ".join(cls.metric_names()) or "none"
+    console.print(f"families: {families}; metrics: {metrics}", markup=False)
     print(explained(describe_objective(name)))
 
 
@@ -114,24 +109,11 @@ def print_fields(family: str | None, as_json: bool = False) -> None:
     """Print every field that `model:` takes for a family."""
     families = introspection.family_names()
     if family not in families:
-        raise UserError(
-            f"list fields: name a family, such as anyformer list fields decoder{did_you_mean(str(family), families)}"
-        )
+        raise UserError(f"list fields: name a family, such as list fields decoder{did_you_mean(str(family), families)}")
     print_json([vars(row) for row in describe_family(family)]) if as_json else print(explained(describe_family(family)))
 
 
 MANY = 24  # names of a kind, of which one screen has the first only
-
-
-def some_of(names: list[str], most: int) -> str:
-    """The first names that take at most so many characters with how many there are beyond them."""
-    shown, most = [], most - len(f" and {len(names)} more")
-    for name in names:
-        most -= len(name) + 2
-        if most < 0:
-            return f"{', '.join(shown)} and {len(names) - len(shown)} more"
-        shown.append(name)
-    return ", ".join(shown)
 
 
 def print_summary() -> None:
@@ -142,15 +124,12 @@ def print_summary() -> None:
         if kind == "presets":  # too many for a screen
             families = Counter(row[1] for row in preset_rows())
             names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
-        facts.append((kind, some_of(names, 2 * (width - 30)) if len(names) > MANY else ", ".join(names)))
+        text, more = ", ".join(names), f" and more, {len(names)} in all"
+        facts.append((kind, textwrap.shorten(text, 2 * (width - 30), placeholder=more) if len(names) > MANY else text))
     print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
     print("settings of one: anyformer list masked; of a model: anyformer list fields moe")
     print("what goes together in a model: anyformer list --legal")
-
-
-SHORT = 24  # letters of a fact that stands beside the name
-NARROW = 100  # columns of a terminal below which a table of more than two columns has a line for each record's text
 
 
 def print_tables(kind: str | None = None, as_json: bool = False) -> None:
@@ -172,22 +151,7 @@ def print_tables(kind: str | None = None, as_json: bool = False) -> None:
             table.add_row(*row)
         if number:
             console.print()
-        if len(columns) > 2 and console.width < NARROW:
-            _print_records(console, name, make())
-        else:
-            console.print(table)
-
-
-def _print_records(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
-    """Each record as a line with its name and facts, and its text below, broken at words."""
-    console.print(title, style="bold")
-    for name, *facts in rows:
-        short = [fact for fact in facts[:-1] if len(fact) <= SHORT]
-        console.print(f"[cyan]{name}[/]  {'  '.join(short)}".rstrip())
-        for text in facts:
-            if text not in short:
-                lines = textwrap.wrap(text, console.width - 5)
-                console.print("\n".join(f"    {line}" for line in lines), markup=False)
+        console.print(table)
 
 
 def _records(kind: str) -> list[dict[str, str]]:

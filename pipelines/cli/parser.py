@@ -37,9 +37,7 @@ VERBS = {
     "publish": "push a finished model to the Hugging Face Hub",
     "completion": "a script by which bash, zsh or fish complete commands",
 }
-PLUGIN_HELP = (
-    "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
-)
+PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -90,9 +88,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
             words = [args.model, *([] if args.recipe is None else [args.recipe]), *args.overrides]
             args.models, args.recipe, args.overrides = told_apart(words)
         elif is_setting(args.recipe or ""):
-            raise UserError(
-                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
-            )
+            raise UserError(f"{args.recipe!r} stands where the recipe belongs: anyformer {verb} RECIPE {args.recipe}")
     return args
 
 
@@ -113,10 +109,7 @@ def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
     if len(names) > 3:
         raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")
     if len(names) == 2 and (Path(names[1]).expanduser() / "config.json").is_file():
-        raise UserError(
-            f"TASK={names[1]} is a model; to compare two models name the task as well: anyformer evaluate "
-            f"{names[0]} {names[1]} TASK"
-        )
+        raise UserError(f"TASK={names[1]} is a model; to compare two models name the task as well: A B TASK")
     models = names[: max(1, len(names) - 1)]
     return models, names[-1] if len(names) > 1 else None, overrides
 
@@ -185,9 +178,7 @@ def add_backends(parser, what: str) -> None:
 
 
 def add_json(parser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value on the standard output, nothing else")
 
 
 def at_least(low: int):
@@ -201,6 +192,14 @@ def at_least(low: int):
 
     whole_number.__name__ = "whole number"  # argparse's errors name it
     return whole_number
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The type of whole numbers with commas between them, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text} is no list of whole numbers, such as 0,4,8")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def seeds_of(text: str, first: int) -> list[int]:

@@ -9,7 +9,7 @@ from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..reporting.console import wide_console
-from ..words import aligned, counted, short_number
+from ..words import counted, short_number
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 from .parser import add_json, add_recipe, add_trust, at_least
 
@@ -32,26 +32,14 @@ def add_arguments(add_parser) -> None:
         "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --output plan.json",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
-    parser.add_argument(
-        "--devices", metavar="8xH100-80GB", help=f"how many of what (default: 1x{CPU}); {', '.join(MEMORY)} or {CPU}"
-    )
+    parser.add_argument("--devices", metavar="8xH100-80GB", help=f"how many of {', '.join(MEMORY)} or {CPU} (1x{CPU})")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first way that fits; 0: DDP)"
-    )
+    how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first that fits; 0: DDP)")
     how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
-    parser.add_argument(
-        "--context", type=at_least(1), help="tokens in the cache of generation (default: the model's positions)"
-    )
-    parser.add_argument(
-        "--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a quantised cache (QuantizedCache)"
-    )
-    parser.add_argument(
-        "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
-    )
-    parser.add_argument(
-        "--per-node", type=at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
-    )
+    parser.add_argument("--context", type=at_least(1), help="tokens in the cache (default: the model's positions)")
+    parser.add_argument("--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a QuantizedCache")
+    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak FLOP/s that is reached (default 0.4)")
+    parser.add_argument("--per-node", type=at_least(1), default=8, help="devices of a machine, with one memory (8)")
     parser.add_argument("--price", type=float, help="of a device for an hour, in any currency: the run's cost is said")
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
@@ -88,9 +76,8 @@ def run(args) -> int:
         answer.append(plan.to_dict())
         print_plan(plan)
         _write(args.output, plan.to_dict())
-    name = quoted(args.recipe)
     if not is_preset:
-        say_next(f"anyformer train {name} --dry-run")
+        say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
     return 0
 
 
@@ -190,9 +177,7 @@ def print_plan(plan: "Plan") -> None:
     if plan.by_stage:
         each = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
         console.print(table_of("stage", each))
-    console.print(
-        aligned([("launch", plan.advice), *(("note", text) for text in plan.notes)]), markup=False, soft_wrap=True
-    )
+    print_facts(console, [("launch", plan.advice), *(("note", text) for text in plan.notes)])
 
 
 def facts(plan: "Plan") -> list[tuple[str, str]]:

@@ -35,9 +35,7 @@ def add_arguments(add_parser) -> None:
         help="columns that have other names than in the training: text=body",
     )
     parser.add_argument("--batch-size", type=at_least(1), default=16, help="rows answered at once (default: 16)")
-    parser.add_argument(
-        "--max-new-tokens", type=at_least(1), help="that a model writes at most (default: as it is saved, else 256)"
-    )
+    parser.add_argument("--max-new-tokens", type=at_least(1), help="of an answer (default: as it is saved, else 256)")
     parser.add_argument(
         "--processes", metavar="N", type=at_least(1), default=1, help="that share the rows on this machine (default: 1)"
     )

@@ -51,9 +51,8 @@ def run(args) -> int:
     if args.trajectory is not None:
         from ..publishing.trajectory import publish_trajectory
 
-        made = publish_trajectory(
-            args.folder, args.repo_id, by=args.trajectory, private=args.private, license=args.license
-        )
+        how_published = {"by": args.trajectory, "private": args.private, "license": args.license}
+        made = publish_trajectory(args.folder, args.repo_id, **how_published)
         print("\n".join(made.values()))
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")

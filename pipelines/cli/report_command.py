@@ -20,9 +20,7 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run (its output_dir)")
     parser.add_argument("--out", help="the page to write (default: RUN/report.html; of several runs comparison.html)")
-    parser.add_argument(
-        "--figures", metavar="FOLDER", help="draw the same curves there, as PNG and SVG (needs matplotlib)"
-    )
+    parser.add_argument("--figures", metavar="FOLDER", help="draw the curves there, as PNG and SVG (needs matplotlib)")
     add_trust(parser)
 
 

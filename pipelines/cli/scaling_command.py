@@ -2,8 +2,8 @@
 
 from ..errors import UserError
 from ..reporting.console import wide_console
-from .output import json_alone, plain_table, print_facts, say, say_loading, say_next
-from .parser import add_json, add_recipe, add_trust, at_least
+from .output import json_alone, plain_table, print_facts, say_loading, say_next
+from .parser import add_json, add_recipe, add_trust, at_least, recipe_of, whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -18,32 +18,19 @@ def add_arguments(add_parser) -> None:
     )
     add_recipe(parser, help="a recipe (name or YAML file), of the largest size")
     parser.add_argument(
-        "--widths", type=numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
+        "--widths", type=whole_numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
     )
-    parser.add_argument(
-        "--steps", type=numbers, help="lengths of the runs (default: a quarter, half and all of training.max_steps)"
-    )
-    parser.add_argument(
-        "--bootstrap", type=at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
-    )
+    parser.add_argument("--steps", type=whole_numbers, help="lengths of runs (default: 1/4, half and all of max_steps)")
+    parser.add_argument("--bootstrap", type=at_least(0), default=200, help="resamples for intervals (200; 0: none)")
     add_json(parser)
     add_trust(parser)
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UserError(f"{text} is no list of whole numbers, such as 64,96,128") from None
 
 
 def run(args) -> int:
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
     from ..recipes.compose import load_recipe
 
-    notes: list[str] = []
-    recipe = load_recipe(args.recipe, args.overrides, notes)
+    recipe = recipe_of(args)
     if recipe.publish.repo_id is not None:
         raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with scaling, whose runs are many")
     widths, steps = widths_of(recipe, args.widths), steps_of(recipe, args.steps)
@@ -61,7 +48,6 @@ def run(args) -> int:
 
     for rung in rungs:
         load(rung.settings)  # what a width does not go with is said before the first run
-    say(notes)
     say_loading()
     from ..experiments.scaling import report, train_ladder
 
@@ -90,14 +76,12 @@ def print_report(result: dict, folder: str) -> None:
         low, high = edges.get(name, (None, None))
         return f"{law[name]:.3g}" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
 
-    plain = result["without_irreducible"]
     published = (f"{source} {both['alpha']} and {both['beta']}" for source, both in result["published"].items())
     of_size = f"{law['a']:.4g} / parameters^{law['alpha']:.4g}"
     of_length = f"{law['b']:.4g} / tokens^{law['beta']:.4g}"
     facts = [
         ("law", f"loss = {law['irreducible']:.4g} + {of_size} + {of_length}; parameters without embeddings and head"),
         ("exponents", f"{with_edges('alpha')} of parameters, {with_edges('beta')} of tokens"),
-        ("without E", f"{plain['alpha']:.3g} of the longest fitted runs, {plain['beta']:.3g} of the widest"),
         ("published", "; ".join(published)),
         ("best", f"c times the compute: c^{with_edges('share_of_parameters')} times the parameters, the rest tokens"),
         *(("note", sentence) for sentence in result["notes"]),

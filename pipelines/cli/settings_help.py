@@ -27,10 +27,8 @@ def by_section() -> dict[str, list[FieldDoc]]:
 
 def sections_help() -> str:
     """The names of all settings, a line or some for each section."""
-    return aligned(
-        ((section, ", ".join(_short(row, section) for row in rows)) for section, rows in by_section().items()),
-        _width(),
-    )
+    names = {section: ", ".join(_short(row, section) for row in rows) for section, rows in by_section().items()}
+    return aligned(names.items(), _width())
 
 
 # What stands for the fields that the schema does not name.

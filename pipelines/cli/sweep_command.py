@@ -30,19 +30,13 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--seeds", metavar="N", help="so many seeds (or those of a list, 1,2,3) for each combination")
     parser.add_argument("--sampler", choices=("grid", "random", "optuna"), help="how combinations are chosen")
     parser.add_argument("--runs", type=at_least(1), metavar="N", help="combinations that random and optuna try")
-    parser.add_argument(
-        "--metric", metavar="NAME", help="what runs are ordered by, such as accuracy or test_bleu (default: loss)"
-    )
-    parser.add_argument(
-        "--columns", metavar="NAME,...", help="further columns of the table, such as decoding_tokens_per_second"
-    )
+    parser.add_argument("--metric", metavar="NAME", help="what runs are ordered by, such as test_bleu (default: loss)")
+    parser.add_argument("--columns", metavar="NAME,...", help="further columns, such as decoding_tokens_per_second")
     parser.add_argument("--evaluate", metavar="MODEL", help="measure this model with each combination, train none")
     parser.add_argument("--max-examples", type=at_least(1), metavar="N", help="--evaluate: at most so many examples")
     parser.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
     parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
-    parser.add_argument(
-        "--legal-only", action="store_true", help="leave out combinations that exclude each other, instead of an error"
-    )
+    parser.add_argument("--legal-only", action="store_true", help="leave out combinations that cannot be")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
     add_trust(parser)
 
@@ -80,13 +74,14 @@ def run(args) -> int:
         words = ["evaluate", settings.evaluate, settings.recipe, *most]
     words = [*plugins, *words, *["--trust-remote-code"] * args.trust_remote_code, *sweep.fixed]
 
-    from ..experiments.afterwards import check_by_position
     from ..experiments.columns import check_columns
     from ..experiments.measurements import SweepMeasurements
     from ..experiments.sweep import ONE_SEED, SweepRuns
+    from ..reporting.plots import check_by_position
 
     check_columns(settings.columns, recipe)
-    check_by_position(settings.by_position, recipe)
+    if settings.by_position is not None:
+        check_by_position(f"by_position={settings.by_position}", recipe)
     seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
 
     place = Path(args.out) if args.out else folder

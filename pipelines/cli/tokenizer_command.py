@@ -26,9 +26,7 @@ def add_arguments(add_parser) -> None:
         default=[],
         help="text to measure on and to show; section.key=value after a recipe is a setting of it",
     )
-    parser.add_argument(
-        "--on", metavar="FILE", help="measure on this file or glob, of any format that data.files reads"
-    )
+    parser.add_argument("--on", metavar="FILE", help="measure on this file or glob, of any format of data.files")
     parser.add_argument("--text-field", default="text", help="--on: column or key that holds the text (default text)")
     parser.add_argument("--split", choices=("validation", "test", "train"), help="text of the recipe to measure on")
     parser.add_argument(
@@ -41,36 +39,28 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
+    from ..evaluation import tokenizer_report
     from ..evaluation.request import check_writable
-    from ..evaluation.tokenizer_report import (
-        Sample,
-        as_json,
-        check_text,
-        divide,
-        locate,
-        report,
-        sample_of_files,
-        sample_of_recipe,
-    )
 
-    overrides, texts = divide(args.target, args.words)
+    overrides, texts = tokenizer_report.divide(args.target, args.words)
     notes: list[str] = []
-    places = [locate(args.target, overrides, notes), *map(locate, args.beside)]
+    first = tokenizer_report.locate(args.target, overrides, notes)
+    places = [first, *map(tokenizer_report.locate, args.beside)]
     say(notes)
-    check_text(places[0], texts, args.on, args.split)
+    tokenizer_report.check_text(first, texts, args.on, args.split)
     output = Path(args.output) if args.output else None
     if output is not None:
         check_writable(output)
     say_loading()
     if texts:
-        sample = Sample("TEXT", texts, shown=True)
+        sample = tokenizer_report.Sample("TEXT", texts, shown=True)
     elif args.on:
-        sample = sample_of_files(args.on, args.text_field, args.max_bytes)
+        sample = tokenizer_report.sample_of_files(args.on, args.text_field, args.max_bytes)
     else:
-        sample = sample_of_recipe(places[0].recipe, places[0].label, args.split, args.max_bytes)
+        sample = tokenizer_report.sample_of_recipe(first.recipe, first.label, args.split, args.max_bytes)
     with json_alone(args.json) as answer:
-        found = report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
-        answer.append(as_json(found, sample))
-    if places[0].is_recipe:
+        how = {"trust_remote_code": args.trust_remote_code, "output": output}
+        answer.append(tokenizer_report.report(places, sample, **how))
+    if first.is_recipe:
         say_next(f"anyformer preview {quoted(args.target)}")
     return 0

@@ -66,12 +66,7 @@ def add_arguments(add_parser) -> None:
         help="go on from the end of the finished run, with a new warm-up and decay, or one more of its stages",
     )
     parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
-    parser.add_argument(
-        "--nproc",
-        metavar="N",
-        type=at_least(1),
-        help=NPROC_HELP,
-    )
+    parser.add_argument("--nproc", metavar="N", type=at_least(1), help=NPROC_HELP)
     add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -86,9 +81,7 @@ def run(args) -> int:
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
     if args.launch is not None and not args.print_recipe:  # each process looks at the other options for itself
-        from ..training.engines.launch import launch
-
-        return launch(args.argv, recipe, args.launch, args.nproc)
+        return _launch(args, recipe)
     if args.extend:
         from ..training.checkpoints.extend_run import extend
 
@@ -109,21 +102,24 @@ def run(args) -> int:
     return train(recipe, dry_run=args.dry_run, began=BEGAN)
 
 
+def _launch(args, recipe) -> int:
+    from ..training.engines.launch import launch
+
+    return launch(args.argv, recipe, args.launch, args.nproc)
+
+
 def _train_story(args) -> int:
     """A story's steps one after the other, in this process or in those of --launch."""
     from ..experiments.story_file import read_story
 
-    for option in ("seeds", "extend"):
-        if getattr(args, option):
-            raise UserError(
-                f"--{option} is of one run, and {args.recipe} is a story; train its last step again "
-                f"by the recipe.yaml in that step's folder"
-            )
+    if args.seeds or args.extend:
+        raise UserError(
+            f"--{'seeds' if args.seeds else 'extend'} is of one run, and {args.recipe} is a story; train the "
+            f"recipe.yaml in the folder of its last step"
+        )
     story = read_story(args.recipe, args.overrides, args.trust_remote_code)
     if args.launch is not None and not args.print_recipe:
-        from ..training.engines.launch import launch
-
-        return launch(args.argv, story.steps[-1].recipe, args.launch, args.nproc)
+        return _launch(args, story.steps[-1].recipe)
     if args.print_recipe:
         print("\n".join(f"--- # {step.name}\n{step.recipe.to_yaml()}" for step in story.steps), end="")
         return 0

@@ -4,18 +4,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..reporting.console import table_of
+
 MOST_CLASSES, MOST_IN_MATRIX, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 10, 8, 5, 100
 
 
 def print_classes(console: Console, report: dict) -> None:
     """Print a report on classes (Objective.class_report): of each class, what is taken for what, how sure, mistakes."""
     if report.get("classes"):
-        console.print()
-        console.print(classes_table(report["classes"]))
+        console.print("", classes_table(report["classes"]), sep="\n")
     if report.get("confused"):
-        console.print()
         small = len(report["matrix"]["names"]) <= MOST_IN_MATRIX
-        console.print(matrix_table(**report["matrix"]) if small else confused_table(report["confused"]))
+        table = matrix_table(**report["matrix"]) if small else confused_table(report["confused"])
+        console.print("", table, sep="\n")
     sure = report["calibration"]
     console.print(
         f"\ncalibration: {sure['confidence']:.1%} sure on average and {sure['accuracy']:.1%} right, of all "
@@ -23,16 +24,7 @@ def print_classes(console: Console, report: dict) -> None:
         markup=False,
     )
     if report["mistakes"]:
-        console.print()
-        console.print(mistakes_table(report["mistakes"]))
-
-
-def table_of(*columns: str, right: int | None = None, title: str | None = None) -> Table:
-    """A table; right: the first of the columns whose numbers stand below each other."""
-    table = Table(title=title, title_justify="left", title_style="", show_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if right is None or place < right else "right")
-    return table
+        console.print("", mistakes_table(report["mistakes"]), sep="\n")
 
 
 def classes_table(classes: list[dict]) -> Table:
@@ -42,7 +34,7 @@ def classes_table(classes: list[dict]) -> Table:
         title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest F1"
         classes = sorted(classes, key=lambda one: one["f1"])[:MOST_CLASSES]
     counts = ["found", "missed", "wrong"] * has_counts
-    table = table_of("class", "precision", "recall", "F1", "examples", *counts, right=1, title=title)
+    table = table_of(["class", "precision", "recall", "F1", "examples", *counts], slice(1, None), title)
     for one in classes:
         scores = [f"{one[name]:.4f}" for name in ("precision", "recall", "f1")]
         table.add_row(Text(one["name"]), *scores, *(f"{one[name]:,}" for name in ["support", *counts]))
@@ -51,28 +43,27 @@ def classes_table(classes: list[dict]) -> Table:
 
 def matrix_table(names: list[str], counts: list[list[int]]) -> Table:
     """The confusion matrix, what is right in bold."""
-    table = table_of("is, and was taken for", *names, right=1)
+    table = table_of(["is, and was taken for", *names], slice(1, None))
     for place, (name, row) in enumerate(zip(names, counts)):
         table.add_row(Text(name), *(Text(f"{n:,}", "bold" if at == place else "") for at, n in enumerate(row)))
     return table
 
 
 def confused_table(confused: list[dict]) -> Table:
-    table = table_of("is", "was taken for", "how often", right=2, title="most often confused")
+    table = table_of(["is", "was taken for", "how often"], slice(2, None), "most often confused")
     for one in confused[:MOST_PAIRS]:
         table.add_row(Text(one["true"]), Text(one["given"]), f"{one['number']:,}")
     return table
 
 
 def mistakes_table(mistakes: list[dict]) -> Table:
-    table = table_of("row", "sure", "said", "is", "where", title="surest mistakes")
+    table = table_of(["row", "sure", "said", "is", "where"], slice(0), "surest mistakes")
     if any("text" in one for one in mistakes):
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=MOST_CHARACTERS)
     for one in mistakes[:MOST_MISTAKES]:
         text = [Text(from_mark(one["text"]))] if "text" in one else []
-        table.add_row(
-            f"{one['row']:,}", f"{one['confidence']:.1%}", Text(one["given"]), Text(one["true"]), one["place"], *text
-        )
+        named = Text(one["given"]), Text(one["true"])
+        table.add_row(f"{one['row']:,}", f"{one['confidence']:.1%}", *named, one["place"], *text)
     return table
 
 

@@ -7,7 +7,7 @@ its end, because the same code computes them.
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import anyformer
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..data.rows import Rows
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
@@ -32,7 +32,6 @@ from ..reporting.console import print_table
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
-from ..training.checkpoints.run_folder import package_versions
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
@@ -40,7 +39,6 @@ from .class_tables import print_classes
 from .result import Result, with_bounds
 
 
-@dataclass(kw_only=True)
 class Evaluation(Result):
     """The metrics of a task.
 
@@ -56,18 +54,13 @@ class Evaluation(Result):
     rows: str
     metrics: dict[str, float]
     signatures: dict[str, str]
-    backends: dict[str, str]
-    recipe: dict
-    intervals: dict[str, dict] = field(default_factory=dict)
-    compared: list[Comparison] = field(default_factory=list, repr=False)
-    classes: dict | None = field(default=None, repr=False)
+    intervals: dict[str, dict]
+    compared: list[Comparison]
+    classes: dict | None
 
     def facts(self) -> dict:
-        found = super().facts()
-        del found["compared"]
-        if not self.classes:
-            del found["classes"]
-        return found
+        left_out = ("compared",) if self.classes else ("compared", "classes")
+        return {name: value for name, value in super().facts().items() if name not in left_out}
 
 
 @dataclass
@@ -116,10 +109,7 @@ def evaluate_model(
 
 def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = None) -> PreparedEvaluation:
     """Check a recipe's checkpoint against its data, and make the rows; as evaluate_model, without measuring."""
-    anyformer.register()
-    transformers.utils.logging.disable_progress_bar()
-    config = load(transformers.AutoConfig, recipe)
-    objective = objective_of(recipe)
+    config, objective = open_config(recipe), objective_of(recipe)
     check_length(objective, config)
     partial = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
@@ -128,9 +118,8 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     rows = data.rows[split]
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     data.objective.keeps_scores = True
-    return PreparedEvaluation(
-        recipe, split, data.objective, names, rows, data.rows.get("train"), chosen, data.sources[split]
-    )
+    of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
+    return PreparedEvaluation(recipe, split, data.objective, names, *of_splits)
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
@@ -162,22 +151,20 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         found = {name: interval_by_formula(name, value, len(chosen)) for name, value in of_pass_alone.items()}
         bounds |= {name: row for name, row in found.items() if row is not None}
     return Evaluation(
-        model=recipe.model.name_or_path,
-        task=recipe.name,
+        recipe,
+        rows.name,
+        started,
+        [answer for comparison in compared for answer in answers_of(objective, comparison)],
         split=split,
-        data=rows.name,
         examples=len(chosen),
         rows=f"{objective.row_noun}s",
-        intervals=bounds,
-        answers=[answer for comparison in compared for answer in answers_of(objective, comparison)],
-        compared=compared,
-        classes=classes,
         metrics=metrics,
         signatures=objective.signatures,
-        seconds=round(time.time() - started, 1),
-        versions=package_versions(),
         backends=backends_of(model),
         recipe=recipe.to_dict(),
+        intervals=bounds,
+        compared=compared,
+        classes=classes,
     )
 
 
@@ -224,30 +211,32 @@ def with_examples(answers: list[dict], recipe: Recipe, split: str) -> list[dict]
 # ------------------------------------------------------------------------------------------------------- model
 
 
+def open_config(recipe: Recipe):
+    """The checkpoint's config with the recipe's fields; raise UserError where it cannot be loaded."""
+    anyformer.register()
+    transformers.utils.logging.disable_progress_bar()
+    source = recipe.model.name_or_path
+    with loading(f"MODEL={source}"), errors_only():
+        config = load_config(source, trust_remote_code=recipe.trust_remote_code)
+    return with_fields(config, recipe.model.fields, source)
+
+
 def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
-    """The checkpoint's config, or its model with all weights that the task needs; raise UserError otherwise.
+    """The checkpoint's model, in evaluation mode, with all weights that the task needs; raise UserError otherwise.
 
     unused: how the names of weights begin that the task makes no use of.
     """
-    source, is_model = recipe.model.name_or_path, auto_class is not transformers.AutoConfig
-    kwargs, chosen = {"dtype": "auto", "output_loading_info": True} if is_model else {}, {}
-    if is_model:
-        config, section = load(transformers.AutoConfig, recipe), recipe.model
-        half = is_half(config.dtype) or computes_in_half(recipe.training)
-        chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
-        kwargs |= chosen | ({"config": config} if section.fields else {})
+    config, section = open_config(recipe), recipe.model
+    source, half = section.name_or_path, is_half(config.dtype) or computes_in_half(recipe.training)
+    chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
+    how = {"dtype": "auto", "output_loading_info": True, "trust_remote_code": recipe.trust_remote_code} | chosen
+    how |= {"config": config} if section.fields else {}
     try:
         with errors_only():  # transformers has a table of missing weights, which our sentence sums up
-            if is_model:
-                loaded = load_model(auto_class, source, trust_remote_code=recipe.trust_remote_code, **kwargs)
-            else:
-                loaded = load_config(source, trust_remote_code=recipe.trust_remote_code)
+            model, info = load_model(auto_class, source, **how)
     except (OSError, ValueError, ImportError) as error:
         explain(error, chosen)
         raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
-    if not is_model:
-        return with_fields(loaded, recipe.model.fields, source)
-    model, info = loaded
     check_got(model, chosen)
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(unused))
     if missing:  # transformers would go on with random ones
@@ -285,14 +274,9 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = print_table(
-        result.head(f"{result.examples:,} {result.rows}"),
-        ["metric", "value"],
-        [
-            [name.replace("_", " "), with_bounds(value, result.intervals.get(name))]
-            for name, value in result.metrics.items()
-        ],
-    )
+    intervals = {name: result.intervals.get(name) for name in result.metrics}
+    rows = [[name.replace("_", " "), with_bounds(result.metrics[name], found)] for name, found in intervals.items()]
+    console = print_table(result.head(f"{result.examples:,} {result.rows}"), ["metric", "value"], rows)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
     if result.classes is not None:

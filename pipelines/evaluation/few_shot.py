@@ -16,8 +16,6 @@ from typing import Any
 
 import transformers
 
-import anyformer
-
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
@@ -28,8 +26,7 @@ from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..storage.cache import cache_folder
 from ..training.arguments import training_arguments
-from ..training.checkpoints.run_folder import package_versions
-from .evaluate import load
+from .evaluate import load, open_config
 from .result import Result, with_bounds
 from .shot_answers import KINDS, Asked
 
@@ -44,13 +41,11 @@ class Shots:
     numbers: of solved examples before the question. template: the question, with columns in braces; None: each column
     and the label's on a line of its own. words: of the classes, in their order, or the numbers that are asked for;
     None: the classes' names, the numbers of the training labels.
-    normalized: likelihoods are divided by the number of the word's characters (lm-eval's acc_norm).
     """
 
     numbers: list[int]
     template: str | None = None
     words: list[str] | None = None
-    normalized: bool = False
 
 
 @dataclass
@@ -63,29 +58,17 @@ class Question:
     row: int
 
 
-@dataclass(kw_only=True)
-class FewShotResult(Result):
-    """shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long for the model and
-    lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question."""
-
-    split: str
-    examples: int
-    template: str
-    compares: str
-    label_words: list[str]
-    normalized: bool
-    shots: dict[int, dict[str, Any]]
-    recipe: dict
-
-
 def evaluate_few_shot(
     recipe: Recipe,
     split: str,
     shots: Shots,
     *,
     max_examples: int | None = None,
-) -> FewShotResult:
+) -> Result:
     """Ask the recipe's checkpoint, a language model, for the answers of one split.
+
+    The result has shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long for the
+    model and lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question.
 
     Args:
         recipe: as evaluation_recipe gives it. max_examples: at most so many questions, spread over the split.
@@ -94,10 +77,7 @@ def evaluate_few_shot(
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
     started = time.time()
-    anyformer.register()
-    transformers.utils.logging.disable_progress_bar()
-    config = load(transformers.AutoConfig, recipe)
-    objective = objective_of(recipe)
+    config, objective = open_config(recipe), objective_of(recipe)
     sources = objective.open()
     objective.prepare(sources, cache_folder(recipe.data.cache_dir), sys.stdout.isatty())
     template = question_template(objective, shots.template)
@@ -113,7 +93,7 @@ def evaluate_few_shot(
     arguments = training_arguments(recipe)
     model = load(auto_class, recipe).to(arguments.device)
     rows, most = arguments.per_device_eval_batch_size, recipe.evaluation.sample_tokens
-    asked = Asked(model, objective.tokenizer, rows, shots.normalized, most)
+    asked = Asked(model, objective.tokenizer, rows, most)
     found, answers = {}, []
     for number in shots.numbers:
         prompts = [prompt_of(solved[:number], question, kind.written) for question in questions]
@@ -122,22 +102,9 @@ def evaluate_few_shot(
         for question, answer in zip(questions, given):
             pair = {"prediction": objective.named(answer), "reference": objective.named(question.answer)}
             answers.append({"shots": number, "row": question.row} | pair)
-    return FewShotResult(
-        model=recipe.model.name_or_path,
-        task=recipe.name,
-        split=split,
-        data=sources[split].name,
-        examples=len(questions),
-        template=template,
-        compares=kind.compares,
-        label_words=list(kind.words),
-        normalized=shots.normalized,
-        shots=found,
-        seconds=round(time.time() - started, 1),
-        versions=package_versions(),
-        recipe=recipe.to_dict(),
-        answers=answers,
-    )
+    about = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
+    about |= {"shots": found, "recipe": recipe.to_dict()}
+    return Result(recipe, sources[split].name, started, answers, split=split, examples=len(questions), **about)
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:
@@ -202,7 +169,7 @@ def prompt_of(solved: Sequence[Question], question: Question, written: Callable[
 # --------------------------------------------------------------------------------------------------- reporting
 
 
-def print_few_shot(result: FewShotResult) -> None:
+def print_few_shot(result: Result) -> None:
     """One table: a row for each number of shots."""
     names = list(next(iter(result.shots.values()))["metrics"])
     rows = []

@@ -1,46 +1,29 @@
 """`anyformer evaluate MODEL blimp`, or any file of minimal pairs: the share of pairs whose good text is likelier."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 import transformers
-
-import anyformer
 
 from ..errors import loading
 from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
-from ..training.checkpoints.run_folder import package_versions
-from .evaluate import load
+from .evaluate import load, open_config
 from .result import Result, with_bounds
 
 
-@dataclass(kw_only=True)
-class PairEvaluation(Result):
-    """share: right pairs of all, and its 95 % interval from low to high. groups: the same of each value of each column.
-    score: what was compared. answers: {"row", "good", "bad", their scores} of each pair."""
+def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
+    """Measure the recipe's checkpoint on minimal pairs.
 
-    score: str
-    share: float
-    low: float
-    high: float
-    pairs: int
-    groups: dict[str, dict[str, dict]]
-    settings: dict
-
-
-def evaluate_pairs(recipe: Recipe, task: str, settings: MinimalPairsSettings) -> PairEvaluation:
-    """Measure the recipe's checkpoint on minimal pairs. task: what they are called.
+    The result has share: right pairs of all, and its 95 % interval from low to high; groups: the same of each value of
+    each column; score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
 
     Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
     """
     started = time.time()
-    anyformer.register()
-    transformers.utils.logging.disable_progress_bar()
-    pairs, config, source = open_pairs(settings, "minimal_pairs"), load(transformers.AutoConfig, recipe), recipe.model
+    pairs, config, source = open_pairs(settings, "minimal_pairs"), open_config(recipe), recipe.model
     with loading(f"MODEL={source.name_or_path}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
         tokenizer = transformers.AutoTokenizer.from_pretrained(source.name_or_path, **trust)
@@ -54,18 +37,8 @@ def evaluate_pairs(recipe: Recipe, task: str, settings: MinimalPairsSettings) ->
         | {column: values[row] for column, values in pairs.groups.items()}
         for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
     ]
-    return PairEvaluation(
-        model=source.name_or_path,
-        task=task,
-        data=pairs.name,
-        score=score,
-        **share_right(right),
-        groups=shares_of_groups(pairs, right),
-        settings=vars(settings),
-        seconds=round(time.time() - started, 1),
-        versions=package_versions(),
-        answers=answers,
-    )
+    found = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
+    return Result(recipe, pairs.name, started, answers, score=score, **found)
 
 
 def head_of(config) -> str:
@@ -81,14 +54,11 @@ def head_of(config) -> str:
     return "AutoModelForCausalLM" if writes and not fills else "AutoModelForMaskedLM"
 
 
-def print_pairs(result: PairEvaluation) -> None:
+def print_pairs(result: Result) -> None:
     """One table: a row for each value of the first column of groups, and one for all."""
     column, groups = next(iter(result.groups.items()), ("", {}))
-    print_table(
-        result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}"),
-        [column or "pairs", "good one likelier", "pairs"],
-        [
-            [name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"]
-            for name, row in [*groups.items(), ("all", vars(result))]
-        ],
-    )
+    rows = []
+    for name, row in [*groups.items(), ("all", vars(result))]:
+        rows.append([name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"])
+    head = result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}")
+    print_table(head, [column or "pairs", "good one likelier", "pairs"], rows)

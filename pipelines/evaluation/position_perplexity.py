@@ -11,8 +11,6 @@ import torch
 import transformers
 import yaml
 
-import anyformer
-
 from ..errors import UserError
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
@@ -23,7 +21,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched
-from .evaluate import load
+from .evaluate import load, open_config
 
 BUCKETS = 32
 
@@ -34,8 +32,8 @@ def evaluate_by_position(
     label: str,
     output: Path,
     max_examples: int | None = None,
-) -> dict:
-    """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it; return what was written.
+) -> None:
+    """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it.
 
     Args:
         label: the curve's name.
@@ -44,18 +42,13 @@ def evaluate_by_position(
         UserError: no row is within one document, and as `evaluate_model` does.
     """
     started = time.time()
-    anyformer.register()
-    transformers.utils.logging.disable_progress_bar()
-    config = load(transformers.AutoConfig, recipe)
+    config = open_config(recipe)
     check_length(objective_of(recipe), config)
     data = prepare_data(recipe, splits=[split], model_config=config)
     rows = data.rows[split]
     whole = [i for i in range(len(rows)) if rows.documents(i)[0][2] == rows.sequence_length]
     if not whole:
-        raise UserError(
-            f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.name}; "
-            f"choose shorter rows"
-        )
+        raise UserError(f"objective.sequence_length={rows.sequence_length}: all documents of {rows.name} are shorter")
     if max_examples is not None and max_examples < len(whole):
         whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
     model = load(getattr(transformers, data.objective.auto_class), recipe)
@@ -81,7 +74,6 @@ def evaluate_by_position(
     for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
         print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
     print(f"written to {output} and {picture}")
-    return result
 
 
 @torch.no_grad()

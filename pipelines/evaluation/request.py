@@ -5,11 +5,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import UserError, need_package, refuse_unknown
+from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
-from ..recipes.recipe_files import is_file_of, read_yaml_file
+from ..recipes.recipe_files import is_file_of, read_yaml_file, recipe_beside
 from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
 from ..recipes.suite_file import Suite
 from ..recipes.types import as_mapping, build
@@ -96,9 +96,7 @@ def pairs_request(
         given = as_mapping(data[MINIMAL_PAIRS], f"suite {name}: {MINIMAL_PAIRS}")
     for (section, *key), value in map(parse_override, overrides):
         if section != MINIMAL_PAIRS or len(key) != 1:
-            raise UserError(
-                f"{'.'.join([section, *key])} says nothing of {task}; its settings are {MINIMAL_PAIRS}.KEY=VALUE"
-            )
+            raise UserError(f"{'.'.join([section, *key])} is not of {task}; its settings are {MINIMAL_PAIRS}.KEY=VALUE")
         given = given | {key[0]: value}
         given |= {"dataset": None} if key[0] == "files" else {"files": None} if key[0] == "dataset" else {}
     settings = build(MinimalPairsSettings, given, MINIMAL_PAIRS)
@@ -112,8 +110,7 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
 
     Raises UserError where there is none.
     """
-    folder = Path(model).expanduser()
-    found = next((path for path in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if path.is_file()), None)
+    found = recipe_beside(model)
     if found is None:
         command = " ".join(["anyformer evaluate MODEL TASK", *overrides])
         raise UserError(f"MODEL={model} has no recipe.yaml beside it; say on what it is measured: {command}")
@@ -186,24 +183,7 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
     check_writable(Path(file), "--predictions")
 
 
-def numbers_of_shots(text: str) -> list[int]:
-    """The numbers that `--shots 0,1,4,8` means, each once. Raises UserError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--shots {text} is no list of numbers of examples, such as 0,1,4,8")
-    return list(dict.fromkeys(map(int, words)))
-
-
 def check_shots(recipe: Recipe) -> None:
     """Raise UserError where the task has no answers that a language model can be asked for."""
     if not objective_of(recipe).asks_for:
         raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
-
-
-def check_by_position(recipe: Recipe, output: Path | None) -> None:
-    """Raise UserError where perplexity by position cannot be measured, plotted or written."""
-    if not objective_of(recipe).predicts_each_position:
-        raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
-    if output is None:
-        raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")
-    need_package("--by-position", "matplotlib", "plots")

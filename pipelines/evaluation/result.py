@@ -1,21 +1,30 @@
 """What was measured of a saved model: facts for a file, and the line above its table."""
 
-from dataclasses import dataclass, field
+import time
+from typing import Any
 
+from ..recipes.schema import Recipe
 from ..reporting.interpret import between
+from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time, short_metric
 
 
-@dataclass(kw_only=True)
 class Result:
-    """What was measured of a model, and on what. answers: of each example, for a file of their own."""
+    """What was measured of a model, and on what.
 
-    model: str
-    task: str
-    data: str
-    seconds: float
-    versions: dict[str, str]
-    answers: list[dict] = field(default_factory=list, repr=False)
+    Attributes: model, task, data, seconds, versions, and those in `facts`. answers: of each example, for a file of
+    their own.
+
+    Args:
+        began: by time.time().
+    """
+
+    answers: list[dict]
+
+    def __init__(self, recipe: Recipe, data: str, began: float, answers: list[dict], /, **facts: Any):
+        self.model, self.task, self.data, self.answers = recipe.model.name_or_path, recipe.name, data, answers
+        self.seconds, self.versions = round(time.time() - began, 1), package_versions()
+        vars(self).update(facts)
 
     def facts(self) -> dict:
         """All but the single answers, as JSON."""

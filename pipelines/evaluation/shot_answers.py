@@ -24,13 +24,11 @@ SCALE = 11  # numbers that are asked for where the training labels have more tha
 
 @dataclass
 class Asked:
-    """The model that is asked. rows: of a batch. normalized: likelihoods are divided by their words' characters.
-    most: tokens of a written answer."""
+    """The model that is asked. rows: of a batch. most: tokens of a written answer."""
 
     model: Any
     tokenizer: Any
     rows: int
-    normalized: bool
     most: int
 
 
@@ -46,7 +44,7 @@ class Classes:
         return self.words[answer]
 
     def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
-        scores, cut = class_scores(asked.model, asked.tokenizer, prompts, self.words, asked.rows, asked.normalized)
+        scores, cut = class_scores(asked, prompts, self.words)
         return scores.argmax(-1).tolist(), softmax(scores, axis=-1), cut
 
 
@@ -70,7 +68,7 @@ class Numbers:
         return self.words[int(np.abs(self.scale - answer).argmin())]
 
     def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
-        scores, cut = class_scores(asked.model, asked.tokenizer, prompts, self.words, asked.rows, asked.normalized)
+        scores, cut = class_scores(asked, prompts, self.words)
         return (softmax(scores, axis=-1) @ self.scale).tolist(), None, cut
 
 
@@ -89,10 +87,7 @@ class Texts:
     def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
         model, most = asked.model, most_tokens(asked.model.config) - asked.most
         if model.config.is_encoder_decoder or most < 1:
-            raise UserError(
-                f"--shots has {asked.most} tokens of a text written after the prompt, by a decoder with room for them; "
-                f"evaluation.sample_tokens sets how many"
-            )
+            raise UserError(f"--shots has {asked.most} tokens written by a decoder; lower evaluation.sample_tokens")
         pairs = encode_pairs(asked.tokenizer, [(prompt, " a") for prompt in prompts])
         ids = [context for context, _ in pairs]
         finished = FinishedModel(model.config.name_or_path, lambda: model, asked.rows)
@@ -112,10 +107,7 @@ def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
     """The words of the classes; raises UserError where they are not one for each class, all different, or no words."""
     names = objective.label_names
     if given is None and are_unnamed(names):
-        raise UserError(
-            f"--shots asks for words, and the classes have no names but {', '.join(names[:8])}; add --label-words with "
-            f"a word for each of the {len(names)}, in this order"
-        )
+        raise UserError(f"--shots asks for words, and the classes have no names but {names[0]}, ...; add --label-words")
     words = [word.strip() for word in (names if given is None else given)]
     if len(words) != len(names):
         raise UserError(f"--label-words has {len(words)}, but there are {len(names)} classes: {', '.join(names)}")
@@ -124,12 +116,11 @@ def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
     return words
 
 
-def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_size: int, normalized: bool):
+def class_scores(asked: Asked, prompts: list[str], words: list[str]):
     """((questions, classes) log-likelihoods of the words, how many prompts were cut)."""
-    answers = bool(model.config.is_encoder_decoder)
-    pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
-    most = most_tokens(model.config)
+    answers, most = bool(asked.model.config.is_encoder_decoder), most_tokens(asked.model.config)
+    pairs = encode_pairs(asked.tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
     longest = [len(context) if answers else len(context) + len(word) - 1 for context, word in pairs]
     cut = sum(max(longest[i : i + len(words)]) > most for i in range(0, len(pairs), len(words)))
-    found = np.array(log_likelihoods(model, pairs, batch_size=batch_size, most=most)).reshape(len(prompts), len(words))
-    return (found / [len(word) for word in words] if normalized else found), cut
+    found = np.array(log_likelihoods(asked.model, pairs, batch_size=asked.rows, most=most))
+    return found.reshape(len(prompts), len(words)), cut

@@ -101,10 +101,7 @@ class EvaluationSuite(evaluate.EvaluationSuite):
                 return self.run(folder, trust_remote_code=trust_remote_code)
         if not isinstance(model_or_pipeline, (str, Path)):
             given = type(model_or_pipeline).__name__
-            raise UserError(
-                f"model_or_pipeline={given} is neither a folder, a Hub repository nor a transformers pipeline; give "
-                f"pipeline(..., model=model, tokenizer=tokenizer)"
-            )
+            raise UserError(f"model_or_pipeline={given} is neither a folder, a Hub repository nor a pipeline")
         model = str(model_or_pipeline)
         recipes = recipes_of_suite(self._suite, model, trust_remote_code=trust_remote_code)
         result = evaluate_suite(self._suite, model, recipes)

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import in_batches
-from ..errors import UserError, loading_reason, nearest
+from ..errors import UserError, did_you_mean, loading_reason
 from ..generation import HUB_NAME, RUNS
 from ..lazy import np, transformers
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
-from ..recipes.recipe_files import shipped
+from ..recipes.recipe_files import recipe_beside, shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
+from ..reporting.console import table_of
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
@@ -102,7 +103,7 @@ def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None)
             raise UserError(f"recipe {name!r} has no tokenizer: {objective_of(recipe).setting} reads no text")
         return Place(name, recipe, True, " ".join([name, *overrides]))
     if path.is_dir():
-        beside = next((file for file in (path / "recipe.yaml", path.parent / "recipe.yaml") if file.is_file()), None)
+        beside = recipe_beside(path)
         return Place(name, load_recipe(str(beside)) if beside else None, False, name)
     if path.exists():
         raise UserError(f"{name!r} is no recipe (.yaml) and no folder; a text to measure on is --on {name}")
@@ -131,9 +132,7 @@ def check_text(place: Place, texts: list[str], on: str | None, split: str | None
     if "" in [text.strip() for text in texts]:
         raise UserError("TEXT is empty; give some words")
     if not texts and not on and (place.recipe is None or objective_of(place.recipe).special_tokens is None):
-        raise UserError(
-            f"{place.name!r} has no recipe beside it whose text could be measured; say which: --on FILE, or a TEXT"
-        )
+        raise UserError(f"{place.name!r} has no recipe beside it whose text is measured; add --on FILE, or a TEXT")
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -186,11 +185,9 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        if folder.is_dir():
-            raise UserError(f"{place.name!r}: no tokenizer in this folder ({loading_reason(error)})") from error
-        near = nearest(place.name, shipped("recipes"))
-        hint = f"; did you mean {near}?" if near else f" ({loading_reason(error)})"
-        raise UserError(f"{place.name!r}: no such recipe, folder or tokenizer on the Hub{hint}") from error
+        near = "" if folder.is_dir() else did_you_mean(place.name, shipped("recipes"))
+        where = "this folder" if folder.is_dir() else "the Hub"
+        raise UserError(f"{place.name!r}: no tokenizer in {where} ({loading_reason(error)}){near}") from error
     if not tokenizer.is_fast:
         raise UserError(f"{place.name!r} has no fast version (tokenizer.json), which is needed here")
     return tokenizer
@@ -237,10 +234,10 @@ def _longest(tokenizer, backend, entries: list[int]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- reporting
 
 
-def report(
-    places: list[Place], sample: Sample, *, trust_remote_code: bool = False, output: Path | None = None
-) -> list[Measured]:
+def report(places: list[Place], sample: Sample, *, trust_remote_code: bool, output: Path | None) -> dict[str, Any]:
     """Measure the tokenizers on one text; print one table, and where the text is to be shown its tokens.
+
+    Returns the measured tokenizers and their text, for JSON.
 
     output: JSON file to write.
     """
@@ -259,15 +256,11 @@ def report(
     sizes = f"{counted(facts['texts'], 'text')}, {counted(facts['words'], 'word')}, {counted(facts['bytes'], 'byte')}"
     console.print(f"{sample.name}: {sizes}", markup=False)
     console.print(_table(found, facts))
+    result = {"text": facts, "tokenizers": [vars(one) for one in found]}
     if output is not None:
-        write_atomically(output, json.dumps(as_json(found, sample), indent=1, ensure_ascii=False) + "\n")
+        write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         console.print(f"written to {output}", markup=False)
-    return found
-
-
-def as_json(found: list[Measured], sample: Sample) -> dict[str, Any]:
-    """The measured tokenizers and their text, for JSON."""
-    return {"text": sample.facts, "tokenizers": [vars(one) for one in found]}
+    return result
 
 
 def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
@@ -282,8 +275,7 @@ def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
         "entries never used": lambda one: f"{one.never_used:.1%}",
         "longest tokens": lambda one: "\n".join(one.longest_tokens),
     }
-    columns = [Column(Text(one.name), justify="right", overflow="fold") for one in found]
-    table = Table(Column("", no_wrap=True), *columns, show_edge=False)
+    table = table_of(["", *(one.name for one in found)], slice(1, None))
     for label, cell in rows.items():
         table.add_row(label, *(Text(cell(one)) for one in found))
     return table

@@ -4,26 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UserError, need_package
-from ..plugins import objective_of
-from ..recipes.schema import Recipe
 from ..reporting.plots import plot_perplexity_by_position
 from ..reporting.run_log import BY_POSITION_FILE, read_run
 from .workers import Command, run_commands
 
 PLOT = "by-position.png"
-
-
-def check_by_position(length: int | None, recipe: Recipe) -> None:
-    """Raise UserError where perplexity by position cannot be measured or plotted."""
-    if length is None:
-        return
-    if not objective_of(recipe).predicts_each_position:
-        raise UserError(
-            f"by_position={length} measures next-token predictions of a text, and {recipe.learned_section}.name="
-            f"{recipe.learned.name} makes none; leave it out"
-        )
-    need_package(f"by_position={length}", "matplotlib", "plots")
 
 
 def measure_by_position(

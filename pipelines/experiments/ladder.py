@@ -29,10 +29,7 @@ def widths_of(recipe: Recipe, given: list[int] | None) -> list[int]:
         own = recipe.model.fields["hidden_size"]
         given = sorted({max(1, round(own * part / head)) * head for part in PARTS_OF_WIDTH})
     if len(set(given)) < 3:
-        raise UserError(
-            f"--widths {','.join(map(str, given))}: a law is fitted to two sizes or more, and tried on a larger one; "
-            f"give at least three"
-        )
+        raise UserError(f"--widths {','.join(map(str, given))}: two are fitted, a larger one tried; give three or more")
     return sorted(set(given))
 
 

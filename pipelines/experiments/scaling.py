@@ -16,7 +16,7 @@ from ..storage.json_text import json_text
 from ..training.run import train
 from ..words import counted
 from .ladder import Rung
-from .scaling_law import PUBLISHED, bootstrap, fit, interval, slope
+from .scaling_law import PUBLISHED, bootstrap, fit, interval
 
 FILE, PICTURE = "scaling.json", "scaling.png"
 REPEATED = 4  # passes over the same text that are worth nearly as much as new text (Muennighoff et al. 2023, figure 5)
@@ -75,17 +75,10 @@ def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
         run["predicted"], run["fitted"] = float(law.loss(run["parameters"], run["tokens"])), run["width"] < widest
         if others:
             run["interval"] = interval([other.loss(run["parameters"], run["tokens"]) for other in others])
-    longest, widest_known = max(run["steps"] for run in known), max(run["width"] for run in known)
-    by_size = [run for run in known if run["steps"] == longest]
-    by_length = [run for run in known if run["width"] == widest_known]
     result = {
         "recipe": recipe.name,
         "runs": runs,
         "law": vars(law) | {"share_of_parameters": law.share_of_parameters},
-        "without_irreducible": {
-            "alpha": slope([run["parameters"] for run in by_size], [run["loss"] for run in by_size]),
-            "beta": slope([run["tokens"] for run in by_length], [run["loss"] for run in by_length]),
-        },
         "published": {source: {"alpha": alpha, "beta": beta} for source, (alpha, beta) in PUBLISHED.items()},
         "notes": notes_on(runs, law),
     }

@@ -101,8 +101,3 @@ def interval(values, level: float = 0.9) -> tuple[float, float]:
     """The middle `level` of some numbers."""
     low, high = np.quantile(np.asarray(values), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def slope(values, losses) -> float:
-    """The exponent of a law without E, L = c / x^exponent, by least squares of logarithms, as Kaplan et al. have it."""
-    return float(-np.polyfit(np.log(values), np.log(losses), 1)[0])

@@ -35,10 +35,7 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> i
         UserError: runs that would be published over each other or share DeepSpeed's engine, or as `train`.
     """
     if recipe.publish.repo_id is not None:
-        raise UserError(
-            f"publish.repo_id={recipe.publish.repo_id} does not go with --seeds, whose runs would replace each other "
-            f"there; publish the one you choose with anyformer publish"
-        )
+        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with --seeds, whose runs are many")
     by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if by_launcher or recipe.training.extra.get("deepspeed") is not None:
         raise UserError("--seeds does not go with DeepSpeed, which trains once in a process; start each training.seed")

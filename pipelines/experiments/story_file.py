@@ -62,10 +62,7 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
     given = as_mapping(data.get("steps"), f"{where}: steps")
     wrong = next((name for name in given if name in sections or not re.fullmatch(r"\w[\w-]*", str(name))), None)
     if not given or wrong is not None:
-        raise UserError(
-            f"{where}: steps.{'' if wrong is None else wrong} is no name of a step; give each recipe one, which no "
-            f"section of recipes has, such as steps.pretraining"
-        )
+        raise UserError(f"{where}: steps.{wrong or ''} is no name of a step; give each recipe one, such as steps.first")
     folder, own = Path(data.get("output_dir") or f"runs/{stem}"), {name: [] for name in given}
     for text in overrides:
         first, _, rest = text.partition(".")

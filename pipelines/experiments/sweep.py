@@ -104,10 +104,7 @@ class SweepRuns:
         objective = objective_of(self.recipe)
         known = ["loss", *(objective.metrics_of_answers() or objective.metrics)]
         if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
-            raise UserError(
-                f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
-                f"evaluation.metrics"
-            )
+            raise UserError(f"--metric {given}: the recipe measures {', '.join(known)}; name one of evaluation.metrics")
         return name
 
     def metric_asked_for(self) -> tuple[str, str, str]:
@@ -134,10 +131,7 @@ class SweepRuns:
             with folder_lock(self.folder):
                 return self._train(at_once, watch)
         except FolderInUse as holder:
-            raise UserError(
-                f"the sweep in {self.folder} is being made by {holder}; wait for its end, or choose another folder by "
-                f"--out"
-            ) from None
+            raise UserError(f"the sweep in {self.folder} is being made by {holder}; wait, or choose an --out") from None
 
     def _train(self, at_once: int, watch: Callable[[list[str]], None]) -> int:
         code = run_commands(
@@ -173,16 +167,8 @@ class SweepRuns:
         if settings.by_position is None:
             return 0
         labels = {str(folder.relative_to(self.folder)): folder for folder in finished}
-        return measure_by_position(
-            labels,
-            settings.by_position,
-            settings.max_examples,
-            self.folder / PLOT,
-            self.entry,
-            at_once,
-            self.plugins,
-            self.say,
-        )
+        asked = labels, settings.by_position, settings.max_examples, self.folder / PLOT
+        return measure_by_position(*asked, self.entry, at_once, self.plugins, self.say)
 
     def _known_at_once(self) -> Iterator[Command]:
         for combination in self.known:
@@ -197,7 +183,6 @@ class SweepRuns:
         if {name: value for name, value in before.items() if name != "chosen"} != question:
             raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
         optuna = Optuna(self.sweep, self.recipe.training.seed, less_is_better(self.metric), before["chosen"])
-        self.folder.mkdir(parents=True, exist_ok=True)
         open_trials: list[tuple[Any, list[Run]]] = []
         for number in range(self.sweep.settings.runs):
             for trial, runs in list(open_trials):

@@ -48,9 +48,7 @@ class SweepSettings:
     metric: str | None = doc("what runs are ordered by; null: validation_loss, or the recipe's evaluation.best_metric")
     sampler: Sampler = doc("grid: every combination; random: some of them; optuna: chosen by the results", "grid")
     runs: int | None = doc("combinations tried; null: all of a grid", at_least=1)
-    seeds: int | str | None = doc(
-        "a number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's own"
-    )
+    seeds: int | str | None = doc("number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's")
     columns: list[str] = doc("what is measured of each finished run beside its metrics, such as grad_norm", [])
     by_position: int | None = doc(
         "length of rows on which the perplexity by position of all finished runs is measured in the end, for one plot",
@@ -103,10 +101,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
         else:
             sweep.varied[key] = values
     if not sweep.varied and len(sweep.variants) < 2:
-        raise UserError(
-            f"sweep {name_or_path}: nothing varies; give values in brackets, such as "
-            f"'training.learning_rate=[1e-3,3e-3]'"
-        )
+        raise UserError(f"sweep {name_or_path}: nothing varies; give values in brackets, such as 'training.seed=[1,2]'")
     _check_sampler(sweep)
     _check_evaluate(sweep.settings)
     return sweep
@@ -178,9 +173,7 @@ def _check_evaluate(settings: SweepSettings) -> None:
     """Raise UserError for what goes with training alone, or the other way round."""
     if settings.evaluate is None:
         if settings.max_examples is not None and settings.by_position is None:
-            raise UserError(
-                f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add one of them"
-            )
+            raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")
         return
     for name in ("seeds", "by_position"):
         if getattr(settings, name) is not None:

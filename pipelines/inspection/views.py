@@ -89,9 +89,8 @@ def places_of_word(tokenizer, text: str, word: str) -> list[int]:
 
 def view_of_text(model, tokenizer, text: str, word: str | None, layers: set[int] | None, target: str | None) -> dict:
     """What a page shows of a model on a text; of an encoder-decoder with the target, or with what it writes itself."""
-    inputs = {
-        name: x for name, x in tokenizer(text, return_tensors="pt").items() if name in ("input_ids", "attention_mask")
-    }
+    read = tokenizer(text, return_tensors="pt")
+    inputs = {name: read[name] for name in ("input_ids", "attention_mask") if name in read}
     if not inputs["input_ids"].numel():
         raise UserError("an empty text has no tokens to look at")
     source = words_of(tokenizer, inputs["input_ids"][0].tolist())
@@ -116,10 +115,7 @@ def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tens
     Raises UserError where it generates nothing, and no target is given.
     """
     if target is None and not model.can_generate():
-        raise UserError(
-            f"{type(model).__name__} has no head that writes; say what its decoder reads by --target, such as the text "
-            f"itself"
-        )
+        raise UserError(f"{type(model).__name__} has no head that writes; say what its decoder reads by --target")
     if target is None:
         return model.generate(**inputs, max_new_tokens=48, num_beams=1, do_sample=False)[:, :-1]
     ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"]

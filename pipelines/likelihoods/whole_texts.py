@@ -64,10 +64,7 @@ def check_score(model, tokenizer, score: str) -> str:
         raise UserError(f"score={score} is of models that write text; {type(model).__name__} fills in masks alone")
     fills = tokenizer.mask_token_id is not None and (not writes or _fills(model))
     if score != "log_probability" and not fills:
-        raise UserError(
-            f"score={score} hides one token at a time, and {type(model).__name__} has not learned to fill in masks; an "
-            f"encoder has, and a decoder trained by masked"
-        )
+        raise UserError(f"score={score} hides tokens, and {type(model).__name__} has not learned to fill in masks")
     return score
 
 

@@ -74,9 +74,13 @@ def wilson(share: float, number: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
+# What a metric compares -> the module of this package that has it, where it has another name.
+MODULES = {"label_sets": "classes", "probabilities": "numbers", "rewards": "numbers"}
+
+
 def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:
-    """Register class `cls` of the module `compares` of this package, which is imported when the metric is loaded."""
-    module = "classes" if compares == "label_sets" else compares
+    """Register class `cls` of a module of this package, which is imported when the metric is loaded."""
+    module = MODULES.get(compares, compares)
 
     def load(**kwargs):
         return getattr(importlib.import_module(f".{module}", __name__), cls)(name, description, variant, **kwargs)

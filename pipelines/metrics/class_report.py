@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..lazy import np
-from .probabilities import BINS, bin_of
+from .numbers import BINS, bin_of
 
 MOST_CLASSES = 100  # of a confusion matrix
 MOST_PAIRS, MOST_MISTAKES = 20, 10
@@ -79,9 +79,8 @@ def calibration(confidence: "np.ndarray", right: "np.ndarray") -> dict[str, Any]
     confidence: (N,) probabilities. right: (N,) of booleans.
     """
     bins = bin_of(confidence)
-    number, sure, good = (
-        np.bincount(bins, weights=w, minlength=BINS) for w in (None, confidence.astype(float), right.astype(float))
-    )
+    columns = None, confidence.astype(float), right.astype(float)
+    number, sure, good = (np.bincount(bins, weights=column, minlength=BINS) for column in columns)
     means = (confidence.mean(dtype=float), right.mean(dtype=float))
     return {
         "ece": float(np.abs(sure - good).sum() / len(right)),

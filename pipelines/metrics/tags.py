@@ -33,7 +33,6 @@ class Entities(TagMetric):
         return [(len(a & b), len(a), len(b)) for a, b in zip(found, true, strict=True)]
 
     def of_sums(self, right, found, true):
-        above, below = {"f1": (2 * right, found + true), "precision": (right, found), "recall": (right, true)}[
-            self.variant
-        ]
+        quotients = {"f1": (2 * right, found + true), "precision": (right, found), "recall": (right, true)}
+        above, below = quotients[self.variant]
         return above / below if below else 0.0

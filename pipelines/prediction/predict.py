@@ -7,8 +7,7 @@ head. The rows are answered in parts, so that an interrupted prediction goes on 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-import anyformer
 
 from ..errors import UserError, loading
-from ..evaluation.evaluate import load
+from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
 from ..generation import locate_model
 from ..images.processors import load_image_processor
@@ -30,10 +25,11 @@ from ..objectives.base import Objective
 from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
 from ..plugins import objective_of
+from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
 from ..transformers_logging import errors_only
-from ..words import counted, human_time
+from ..words import counted, human_time, watched
 from .answer_files import Answer, AnswerFile
 from .unlabelled import Columns, Row, Unlabelled, parts
 
@@ -126,10 +122,8 @@ def prepare_prediction(
 ) -> Prediction:
     """Check model and rows, of which every one is read once. Arguments and errors as anyformer.predict's."""
     rows = Unlabelled(given)
-    anyformer.register()
-    transformers.utils.logging.disable_progress_bar()
     recipe = _recipe_of(str(model), trust_remote_code)
-    config = load(transformers.AutoConfig, recipe)
+    config = open_config(recipe)
     named = Columns(columns or {})
     there = named.there(rows.first[1])
     objective = _objective(recipe, config, there)
@@ -152,9 +146,8 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     from transformers.utils import cached_file
 
     place = locate_model(model)
-    folder = Path(place)
-    beside = next((path for path in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if path.is_file()), None)
-    if beside is None and not folder.is_dir():
+    beside = recipe_beside(place)
+    if beside is None and not Path(place).is_dir():
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         with loading(f"MODEL={model}"):
             beside = cached_file(place, "recipe.yaml", **quiet)
@@ -205,12 +198,12 @@ def run_prediction(
             _say(f"going on: {len(numbers) - len(missing):,} of {counted(len(numbers), 'part')} are there")
         numbers = missing
     finished, wanted = prediction.finished(state.device), set(numbers)
-    with _bar(prediction.total, shown=state.is_main_process) as advance:
-        for number, part in enumerate(parts(prediction.rows, prediction.part_size)):
-            if number in wanted:
-                answers = prediction.answers(finished, part)
-                take(answers) if out is None else out.add(number, answers)
-            advance(len(part))
+    pieces = parts(prediction.rows, prediction.part_size)
+    for number in watched(range(prediction.count), "answering, part"):
+        part = next(pieces)
+        if number in wanted:
+            answers = prediction.answers(finished, part)
+            take(answers) if out is None else out.add(number, answers)
     if not state.is_main_process:
         return
     if prediction.objective.cut:
@@ -225,12 +218,3 @@ def run_prediction(
 
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of the rows on the error stream, where that is a terminal; gives what advances it."""
-    columns = TextColumn("answering, row"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda number: bar.advance(task, number)

@@ -20,7 +20,7 @@ from ..lazy import hub
 from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
-from ..storage.model_folder import ModelFolder, open_model_folder, read_json
+from ..storage.model_folder import ModelFolder, open_model_folder
 from ..words import counted
 from .objective_facts import objective_facts
 from .run_facts import SIZES, RunFacts, validated_on
@@ -55,19 +55,9 @@ class Kind:
     def fits(self, config: dict[str, Any]) -> bool:
         """Whether a saved model of this config is of this kind."""
         heads = config.get("architectures") or []
-        return any(name.endswith(self.head) for name in heads) and bool(
-            self.config_field is None or config.get(self.config_field)
-        )
+        is_so = self.config_field is None or bool(config.get(self.config_field))
+        return is_so and any(name.endswith(self.head) for name in heads)
 
-
-# Tasks with a text field on the Hub, and a text for it.
-WIDGETS = {
-    "text-generation": "Once upon a time",
-    "fill-mask": "Once upon a {mask}.",
-    "text-classification": "I liked it.",
-    "translation": "A man reads a book.",
-    "summarization": "A man reads a book. It is long, and he likes it.",
-}
 
 # The first that fits.
 KINDS = (
@@ -102,7 +92,6 @@ def write_model_card(
     *,
     repo_id: str | None = None,
     license: str | None = None,
-    facts: RunFacts | None = None,
     name: str | None = None,
 ) -> Path:
     """Write README.md of a saved model and return its path.
@@ -112,7 +101,6 @@ def write_model_card(
     Args:
         repo_id: repository the loading examples name; None: the folder.
         license: licence of the weights; None: the recipe's `publish.license`, else none is named.
-        facts: what is known of the run; None: read from the folder's recipe.yaml and run.json.
         name: the model's; None: that of the repository or the folder.
 
     Raises:
@@ -121,7 +109,7 @@ def write_model_card(
     model = open_model_folder(folder)
     card = model.path / "README.md"
     if is_own_card(card):
-        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, facts=facts, name=name))
+        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, name=name))
     else:
         print(f"{card} was not written by anyformer, or changed by hand; it is kept as it is")
     return card
@@ -141,7 +129,11 @@ def render_model_card(
     name: str | None = None,
     checked: str | None = None,
 ) -> str:
-    """Return the card's text; arguments as in `write_model_card`. checked: what `anyformer check` found, in a line."""
+    """Return the card's text; arguments as in `write_model_card`.
+
+    facts: what is known of the run; None: read from the folder's recipe.yaml and run.json. checked: what
+    `anyformer check` found, in a line.
+    """
     facts = RunFacts.read(model.path) if facts is None else facts
     name = name or (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
     license = license or facts.section("publish").get("license")
@@ -172,6 +164,7 @@ def fence(text: str) -> str:
 def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     """What the template shows, as plain values."""
     objective = objective_facts(facts.recipe)
+    example, options = objective.example_of_use(facts.section("task") or facts.section("objective"))
     picture, splits, run = objective.picture, facts.splits, facts.run
     parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
@@ -197,7 +190,8 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "to_family": run.get("to_family"),
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
-        "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),
+        "example_input": example,
+        "call_options": "".join(f", {name}={python(value)}" for name, value in options.items()),
         "run": {key: run[key] for key in OF_THE_RUN if run.get(key) is not None},
         "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,
@@ -246,25 +240,12 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         pipeline_tag=task,
         license=license,
         base_model=facts.hub_base_model,
-        widget=_widget(model, facts, task),
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
         tags=["anyformer", *family, *objective_facts(facts.recipe).hub_tags, *(["lora"] if model.is_adapter else [])],
         model_name=name if scores else None,
         eval_results=scores or None,
     )
-
-
-def _widget(model: ModelFolder, facts: RunFacts, task: str | None) -> list[dict[str, str]] | None:
-    """Examples for the text field on the model's page: what the finished model was shown, else one that suits all."""
-    tokenizer = model.path / "tokenizer_config.json"
-    if task not in WIDGETS or not tokenizer.is_file():
-        return None
-    mask = read_json(tokenizer).get("mask_token")
-    mask = mask.get("content") if isinstance(mask, dict) else mask
-    texts = [text for text in facts.prompts[:3] if task != "fill-mask" or (mask and mask in text)]
-    default = WIDGETS[task].format(mask=mask)
-    return None if task == "fill-mask" and not mask else [{"text": text} for text in texts or [default]]
 
 
 def _kind(config: dict[str, Any]) -> Kind:

@@ -1,31 +1,17 @@
 """What a model card says of the objective or task that a model learned: the words its Objective has for itself."""
 
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from ..plugins import OBJECTIVES
 
-
-@dataclass(frozen=True)
-class ObjectiveFacts:
-    """What a saved recipe's objective says of the model: class attributes of Objective, and an example of use."""
-
-    hub_task: str | None = None
-    loss_unit: str = "nats per token"
-    samples_are_answers: bool = False
-    picture: str | None = None
-    hub_tags: tuple[str, ...] = ()
-    unused_weights: tuple[str, ...] = ()
-    example: Any = "your text"  # that transformers' pipeline is called with, and how
-    options: dict[str, Any] = field(default_factory=dict)
+# Of a model that names none which is registered, what most have.
+UNKNOWN = SimpleNamespace(hub_task=None, loss_unit="nats per token", samples_are_answers=False, picture=None)
+UNKNOWN.hub_tags = UNKNOWN.unused_weights = ()
+UNKNOWN.example_of_use = lambda settings: ("your text", {})
 
 
-def objective_facts(recipe: dict[str, Any]) -> ObjectiveFacts:
-    """The facts of a saved recipe's objective or task; the defaults where it names none that is registered."""
+def objective_facts(recipe: dict[str, Any]) -> Any:
+    """The class of a saved recipe's objective or task, whose attributes are the facts; else UNKNOWN."""
     section = recipe.get("task") or recipe.get("objective")
-    cls = OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None
-    if cls is None:
-        return ObjectiveFacts()
-    names = ("hub_task", "loss_unit", "samples_are_answers", "picture", "hub_tags", "unused_weights")
-    example, options = cls.example_of_use(section)
-    return ObjectiveFacts(**{name: getattr(cls, name) for name in names}, example=example, options=options)
+    return (OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None) or UNKNOWN

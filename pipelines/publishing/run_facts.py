@@ -125,12 +125,6 @@ class RunFacts:
         return sorted(name for name in named if is_on_hub(name))
 
     @property
-    def prompts(self) -> list[str]:
-        """Texts that the finished model was asked to go on with, or to answer: short ones, for the widget."""
-        texts = [sample.get("prompt") for sample in self.samples]
-        return [text for text in dict.fromkeys(texts) if isinstance(text, str) and 0 < len(text.strip()) <= 200]
-
-    @property
     def splits(self) -> dict[str, dict[str, Any]]:
         """The sizes that are known of each split: {"train": {"documents": 12, "tokens": 3456}}."""
         data = {split: of for split, of in (self.run.get("data") or {}).items() if isinstance(of, dict)}

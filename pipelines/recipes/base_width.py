@@ -88,10 +88,7 @@ def check_transfer(recipe: Recipe, config) -> None:
 
     optim = recipe.training.optim
     if config is None:
-        raise UserError(
-            f"training.transfer is of fresh weights, and model.name_or_path={show(recipe.model.name_or_path)} has been "
-            f"trained; remove one of them"
-        )
+        raise UserError("training.transfer is of fresh weights, not those of model.name_or_path; remove one of them")
     if optim != "muon" and not optim.startswith("adamw"):
         raise UserError(f"training.optim={optim}: training.transfer knows the rules of adamw and muon; set one of them")
     base = family_config(recipe.model.family, base_fields(recipe))

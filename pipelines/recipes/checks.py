@@ -141,7 +141,7 @@ def check_recipe(recipe: Recipe) -> None:
     if any(data.streaming for data in objective.data_sections()):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
-        from .epochs import in_steps
+        from .usual_rates import in_steps
 
         in_steps(recipe, None)
     objective.check_family()
@@ -193,14 +193,9 @@ def _check_derived(objective) -> None:
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the parts of labelled examples that have no effect."""
     if data.columns is not None and (len(set(data.columns)) < max(2, len(data.columns)) or not data.files):
-        raise UserError(
-            f"data.columns={show(data.columns)} must be two or more different names, of data.files in CoNLL"
-        )
-    given = [
-        name
-        for name in ("columns", "test_fraction", "stratify", "group_field")
-        if getattr(data, name) not in (None, False)
-    ]
+        raise UserError(f"data.columns={show(data.columns)} must be two or more different names, of CoNLL files")
+    names = ("columns", "test_fraction", "stratify", "group_field")
+    given = [name for name in names if getattr(data, name) not in (None, False)]
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
@@ -232,15 +227,9 @@ def _check_heads(recipe: Recipe, objective) -> None:
         )
     modules = fields.get("num_nextn_predict_layers")
     if modules and objective.auto_class != "AutoModelForCausalLM":
-        raise UserError(
-            f"model.num_nextn_predict_layers={modules} predicts next tokens, and {objective.setting} does not; "
-            f"remove it"
-        )
+        raise UserError(f"model.num_nextn_predict_layers={modules} is of next tokens, which {objective.setting} is not")
     if modules and smoothing:
-        raise UserError(
-            f"training.label_smoothing_factor={smoothing} computes the loss without the modules of "
-            f"model.num_nextn_predict_layers={modules}; remove one of them"
-        )
+        raise UserError("training.label_smoothing_factor leaves out model.num_nextn_predict_layers; remove one of them")
 
 
 def _check_training(recipe: Recipe) -> None:
@@ -248,9 +237,7 @@ def _check_training(recipe: Recipe) -> None:
     if not training.output_dir:
         raise UserError("training.output_dir is not set; it is the folder of the run, such as runs/mine")
     if training.max_steps != -1 and training.max_steps < 1:
-        raise UserError(
-            f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
-        )
+        raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
         ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
         ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
@@ -261,13 +248,10 @@ def _check_training(recipe: Recipe) -> None:
     trackers = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     for name in trackers:
         if name not in TRACKERS and not (name == "none" and len(trackers) == 1):
-            raise UserError(
-                f"training.report_to={show(training.report_to)} must be none, or any of {', '.join(TRACKERS)}"
-            )
+            given = show(training.report_to)
+            raise UserError(f"training.report_to={given} must be none, or any of {', '.join(TRACKERS)}")
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
-        raise UserError(
-            f"training.restarts={show(training.restarts)} must be steps above 0, each larger than the one before"
-        )
+        raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
     for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
@@ -284,10 +268,7 @@ def _check_training(recipe: Recipe) -> None:
         if getattr(training, name) in (None, []):
             continue
         if recipe.model.name_or_path is None:
-            raise UserError(
-                f"training.{name} {does} weights that were trained, and this model's are fresh; set "
-                f"model.name_or_path, or remove training.{name}"
-            )
+            raise UserError(f"training.{name} {does} weights, and this model's are fresh; set model.name_or_path")
         if name != "lora" and training.lora is not None:
             raise UserError(f"training.{name} has no effect with training.lora, which freezes the checkpoint; keep one")
     if training.ema_decay is None and not training.ema_warmup:
@@ -307,9 +288,7 @@ def check_schedule(training: TrainingSection, total: int) -> None:
     total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest stretch
     warmup = training.warmup_steps
     if warmup >= 1 and warmup > total:
-        raise UserError(
-            f"training.warmup_steps={show(warmup)} is more than all {total} steps; a number below 1 is a share of them"
-        )
+        raise UserError(f"training.warmup_steps={show(warmup)} is more than all {total} steps; below 1 it is a share")
     if training.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
         return
     decay = training.lr_scheduler_kwargs.get("num_decay_steps", training.decay_steps)
@@ -422,9 +401,7 @@ def check_model(recipe: Recipe) -> None:
     for name in ("attention_pattern", "mlp_pattern"):
         pattern, layers = getattr(config, name, None) or (), config.num_hidden_layers
         if len(pattern) > layers:
-            raise UserError(
-                f"model.{name} names {len(pattern)} layers, but model.num_hidden_layers={layers}; name at most {layers}"
-            )
+            raise UserError(f"model.{name} names {len(pattern)} layers, and there are model.num_hidden_layers={layers}")
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
 
 

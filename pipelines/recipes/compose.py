@@ -17,15 +17,7 @@ from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
 from .data_section import SOURCE_KINDS
 from .recipe_files import is_file_of, read_yaml_file
-from .schema import (
-    DEFAULT_NAMES,
-    LEARNED,
-    ModelSection,
-    ObjectiveSettings,
-    Recipe,
-    TrainingSection,
-    parts_of_recipe,
-)
+from .schema import DEFAULT_NAMES, LEARNED, ModelSection, ObjectiveSettings, Recipe, TrainingSection, parts_of_recipe
 from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
 from .types import as_mapping, build, convert, show, unknown_key, within_bounds
@@ -118,10 +110,7 @@ def load_recipe(
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
     if is_file_of(str(name_or_path), "stories", "steps"):
-        raise UserError(
-            f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take; name a recipe, "
-            f"such as the recipe.yaml in the folder of one of its steps"
-        )
+        raise UserError(f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take")
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     given = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
@@ -243,9 +232,8 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     """The error for a name that is none of the section's."""
     if found is not None:
-        return UserError(
-            f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
-        )
+        other = f"{found.section}.name={name}"
+        return UserError(f"{section}.name={name} belongs into the section {found.section}; write {other}")
     from .find_setting import find_setting
 
     known = names_of(section)
@@ -280,9 +268,8 @@ def owners_of(key: str, names: Sequence[str]) -> list[str]:
 
 def of_others(path: str, name: str, key: str, owners: Sequence[str]) -> UserError:
     """The error for a setting of other objectives in the section `path`, which is of the objective `name`."""
-    return UserError(
-        f"{path}.{key} has no effect with {path}.name={name}; it belongs to {' and '.join(owners)}, remove it"
-    )
+    whose = f"it belongs to {' and '.join(owners)}"
+    return UserError(f"{path}.{key} has no effect with {path}.name={name}; {whose}, remove it")
 
 
 def _model_section(data: Any) -> ModelSection:
@@ -293,9 +280,7 @@ def _model_section(data: Any) -> ModelSection:
     if section.name_or_path is not None:
         for name in ("preset", "family"):
             if getattr(section, name) is not None:
-                raise UserError(
-                    f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
-                )
+                raise UserError(f"model.{name} and model.name_or_path are both set; a checkpoint has an architecture")
         from .checkpoint_overrides import checkpoint_field
 
         section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}

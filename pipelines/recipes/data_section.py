@@ -66,9 +66,7 @@ class CleanSettings:
     across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
-    filter: str | None = doc(
-        "file.py:function or module:function, which gets a text and returns whether it stays: language, quality"
-    )
+    filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
     decontaminate: list[str] = doc(
         "leave out documents that share decontaminate_words words in a row with a test text: files (globs allowed), "
         "recipes (their test split, else validation), suites",
@@ -133,9 +131,7 @@ class DataSection(SourceSection):
     )
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
-    test_fraction: float | None = doc(
-        "share of the labelled examples held back for the final test; null: none", above=0, below=1
-    )
+    test_fraction: float | None = doc("share of labelled examples held back for the test; null: none", above=0, below=1)
     stratify: bool | None = doc(
         "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
         "has one class for an example"
@@ -216,17 +212,13 @@ def check_data(data: DataSection) -> None:
         _check_validation(source, f"data.mixture.{i}", data)
     weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
     if data.derive is not None and weighted is not None:
-        raise UserError(
-            f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)} has no effect with "
-            f"data.derive={data.derive}, which reads all of each source; leave it out"
-        )
+        given = f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)}"
+        raise UserError(f"{given} has no effect with data.derive={data.derive}, which reads all; leave it out")
     if data.weights_by != "tokens" and (data.streaming or not data.mixture):
         why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
         raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
     if data.mixture and data.max_documents is not None:
-        raise UserError(
-            "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
-        )
+        raise UserError("data.max_documents does not go with data.mixture; set max_documents in its sources")
     for name in ("validation_split", "test_split"):
         if getattr(data, name) is not None and data.dataset is None:
             raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
@@ -263,8 +255,6 @@ def check_clean(objective, data: DataSection) -> None:
             "data.clean.exact_duplicates=true, or remove it"
         )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
-        raise UserError(
-            f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}; swap them"
-        )
+        raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):
         raise UserError(f"data.clean.filter={show(clean.filter)} names no function, such as my_filters.py:is_english")

@@ -64,9 +64,8 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         if row.name in ("fields", "extra"):
             yield FieldDoc(f"{path}.*", "any value", None, row.metadata["help"])
             continue
-        yield FieldDoc(
-            f"{path}.{row.name}", type_words(row.type) + bounds_words(row), default_of(row), row.metadata["help"]
-        )
+        words = type_words(row.type) + bounds_words(row)
+        yield FieldDoc(f"{path}.{row.name}", words, default_of(row), row.metadata["help"])
         inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
         if inner is not None and get_origin(row.type) is not list:
             yield from _describe(inner, f"{path}.{row.name}")

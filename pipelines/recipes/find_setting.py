@@ -5,16 +5,7 @@ from dataclasses import fields
 from functools import cache
 
 from ..aliases import ALIASES
-from . import introspection
-from .schema import (
-    DataSection,
-    EvaluationSection,
-    ModelSection,
-    PublishSection,
-    TeacherSection,
-    TokenizerSection,
-    TrainingSection,
-)
+from . import introspection, schema
 
 
 def find_setting(key: str) -> str | None:
@@ -36,15 +27,17 @@ def families_with(name: str) -> list[str]:
 def _sections() -> dict[str, frozenset[str]]:
     """The settings of each section, the section that is likelier meant first."""
     return {
-        "training": frozenset(_names(TrainingSection)) | introspection.training_argument_fields().keys(),
+        "training": frozenset(_names(schema.TrainingSection)) | introspection.training_argument_fields().keys(),
         "objective": frozenset(_learned("objective")),
         "task": frozenset(_learned("task")),
-        "tokenizer": frozenset(_names(TokenizerSection)) - {"name_or_path"},
-        "model": frozenset(_names(ModelSection)).union(*map(introspection.family_fields, introspection.family_names())),
-        "data": frozenset(_names(DataSection)),
-        "evaluation": frozenset(_names(EvaluationSection)),
-        "teacher": frozenset(_names(TeacherSection)),
-        "publish": frozenset(_names(PublishSection)),
+        "tokenizer": frozenset(_names(schema.TokenizerSection)) - {"name_or_path"},
+        "model": frozenset(_names(schema.ModelSection)).union(
+            *map(introspection.family_fields, introspection.family_names())
+        ),
+        "data": frozenset(_names(schema.DataSection)),
+        "evaluation": frozenset(_names(schema.EvaluationSection)),
+        "teacher": frozenset(_names(schema.TeacherSection)),
+        "publish": frozenset(_names(schema.PublishSection)),
     }
 
 

@@ -78,9 +78,6 @@ def annotation_type(node: ast.expr) -> Any:
             return Any if Any in arms else Union[arms]  # noqa: UP007 (X | Y needs the arms spelled out)
         case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
             return Literal[ast.literal_eval(choices)]
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            inner = annotation_type(inner)
-            return Any if inner is Any else Union[inner, None]  # noqa: UP007
         case ast.Subscript(value=ast.Name(id="list"), slice=inner):
             return list[annotation_type(inner)]
         case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, value])):

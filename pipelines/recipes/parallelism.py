@@ -1,5 +1,7 @@
 """What `training.parallelism` can be combined with: models, engines, numbers of processes. Standard library only."""
 
+import math
+
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
@@ -18,10 +20,7 @@ MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 
 
 def processes_of(settings: ParallelismSettings) -> int:
-    count = 1
-    for name in COUNTED:
-        count *= getattr(settings, name)
-    return count
+    return math.prod(getattr(settings, name) for name in COUNTED)
 
 
 def sharing_rows(settings: ParallelismSettings | None) -> int:
@@ -83,10 +82,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
     gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
     if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
-        raise UserError(
-            f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh; set it to false, or "
-            f"one of these, such as dp_shard: 2"
-        )
+        raise UserError(f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh")
     if settings.pp_parts is not None and settings.pp == 1:
         raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
     rows = training.per_device_train_batch_size
@@ -96,10 +92,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
             f"least pp={settings.pp}"
         )
     if settings.pp > 1 and rows < settings.pp:
-        raise UserError(
-            f"training.per_device_train_batch_size={rows} is less than the stages of {words}, each of which works on a "
-            f"row at a time; set it to {4 * settings.pp}"
-        )
+        raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
     along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
     if along_rows is not None:
         beside = [n for n in ("tp", "ep", "sp", "cp") if n != along_rows and getattr(settings, n) > 1]
@@ -113,15 +106,9 @@ def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None
     """Raise UserError for LoRA beside anything but FSDP2, which splits the frozen weights and not the adapter."""
     other = next((name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1), None)
     if other is not None:
-        raise UserError(
-            f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone, and {words} asks for {other}; leave "
-            f"it out, or train the adapter by --launch ddp"
-        )
+        raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {other}")
     if merges:
-        raise UserError(
-            f"training.lora.merge=true needs whole weights, and {words} shares them; leave it out, and make a whole "
-            f"model of the run's folder with anyformer merge"
-        )
+        raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
 
 
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
@@ -136,9 +123,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
-        raise UserError(
-            f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to muon or adamw"
-        )
+        raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
     if training.lora is not None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
@@ -154,10 +139,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
     length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
     if not OBJECTIVES[recipe.learned.name].in_parts_of_rows:
-        raise UserError(
-            f"{words} shares the rows of {_all_with('in_parts_of_rows')} alone, and {recipe.learned_section}.name is "
-            f"{recipe.learned.name}"
-        )
+        raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_with('in_parts_of_rows')}")
     parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # of a ring each has one from either end of a row
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
@@ -177,10 +159,7 @@ def _all_with(trait: str) -> str:
 def _check_pipeline(words: str, recipe: Recipe) -> None:
     training = recipe.training
     if not OBJECTIVES[recipe.learned.name].in_stages:
-        raise UserError(
-            f"{words} trains {_all_with('in_stages')} alone, and {recipe.learned_section}.name is "
-            f"{recipe.learned.name}; set pp to 1"
-        )
+        raise UserError(f"{words} trains {_all_with('in_stages')} alone, not {recipe.learned.name}; set pp to 1")
     if recipe.data.mixture:
         raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):
@@ -245,7 +224,7 @@ def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> N
     """What processes that share each row need: attention over the whole of it, without masks or score biases."""
     if not ours:
         return
-    if config.model_type not in ("anyformer_decoder",):
+    if config.model_type != "anyformer_decoder":
         raise UserError(f"{words}: {name} is wired for decoders alone; set it to 1")
     scheme = POSITION_SCHEMES[config.position_encoding]
     if scheme.adds_to_scores:

@@ -26,9 +26,8 @@ def planned_recipe(
     if is_path or name in recipes or Path(name).is_file():
         return load_recipe(name, overrides, notes, **sections), False
     if name not in presets:
-        raise UserError(
-            f"{name!r} is neither a recipe, nor a file, nor a preset{did_you_mean(name, [*recipes, *presets])}"
-        )
+        near = did_you_mean(name, [*recipes, *presets])
+        raise UserError(f"{name!r} is neither a recipe, nor a file, nor a preset{near}")
     family, fields = load_preset(name)
     # A preset is no run: it is planned for the family's usual objective, rows of its own length, one on each device.
     learned = OBJECTIVES[family_row(family).objective]

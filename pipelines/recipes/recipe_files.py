@@ -71,6 +71,12 @@ def text_of(path: Path, what: str) -> str:
         raise UserError(f"{what} cannot be read: {error.strerror}") from None
 
 
+def recipe_beside(folder: str | Path) -> Path | None:
+    """The recipe of the run in whose folder a model is, or whose checkpoint it is; None where there is none."""
+    folder = Path(folder).expanduser()
+    return next((file for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if file.is_file()), None)
+
+
 def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
     """Whether the word names a YAML of configs/FOLDER that is no recipe's name, or a file with a line `key: ...`."""
     path = Path(name_or_path).expanduser()

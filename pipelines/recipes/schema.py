@@ -61,12 +61,8 @@ class TokenizerSection:
     lowercase: bool = doc(
         "lower-case the text first (unigram; wordpiece, which drops accents, too, as BERT's uncased models do)", False
     )
-    min_frequency: int = doc(
-        "pairs seen less often are not merged (byte_bpe, bpe_byte_fallback, wordpiece)", 2, at_least=1
-    )
-    max_training_bytes: int = doc(
-        "the tokenizer is trained on the first so many bytes of text", 200_000_000, at_least=1
-    )
+    min_frequency: int = doc("rarer pairs are not merged (byte_bpe, bpe_byte_fallback, wordpiece)", 2, at_least=1)
+    max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 
 @dataclass
@@ -98,9 +94,7 @@ class TeacherSection:
         "of sequence_classification, token_classification and sentence_similarity: further texts, in the columns that "
         "the task names, of which the model learns from the teacher alone"
     )
-    top_k: int = doc(
-        "stored: so many of the likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1
-    )
+    top_k: int = doc("stored: so many likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1)
 
 
 @dataclass
@@ -252,18 +246,14 @@ class TrainingSection:
         at_least=0,
         below=1,
     )
-    ema_warmup: bool = doc(
-        "ema_decay of step n is at most (1 + n) / (10 + n), so that the beginning is forgotten", True
-    )
+    ema_warmup: bool = doc("ema_decay of step n is at most (1 + n) / (10 + n), to forget the beginning", True)
     bad_step: Literal["stop", "skip"] = doc(
         "what happens at a step whose loss or gradient norm is NaN or infinite, or a spike: stop: the run ends; skip: "
         "weights and optimizer stay as they are, and the run goes on",
         "stop",
     )
     max_bad_steps: int = doc("skip: one more bad step in a row than this ends the run", 10, at_least=1)
-    loss_spike: float | None = doc(
-        "a loss of more than so many times the median of the last 128 steps is bad; null: none is", above=1
-    )
+    loss_spike: float | None = doc("a loss above so many times the median of 128 steps is bad; null: none is", above=1)
     grad_norm_spike: float | None = doc("the same of the norm of the gradients", above=1)
     grad_norm_warning: float | None = doc(
         "a gradient norm of more than so many times the median of the last 128 steps is reported; null: none is",

@@ -83,10 +83,7 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     for stage in stages:
         where, section = f"stages.{stage.number}", stage.section
         if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
-            raise UserError(
-                f"{where}.sequence_length={section.sequence_length} does not go with a teacher, which answers rows of "
-                f"one length; leave it out"
-            )
+            raise UserError(f"{where}.sequence_length does not go with a teacher, which answers rows of one length")
         if section.mixture is not None and (objective.parts or recipe.task is not None):
             raise UserError(f"{where}.mixture weighs sources of plain text, which {objective.setting} does not read")
         _check_mixture(recipe.data, section, where)
@@ -124,18 +121,11 @@ def _check_around(recipe: Recipe) -> None:
     training, objective = recipe.training, objective_of(recipe)
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
-            raise UserError(
-                f"stages.{number}.sequence_length={section.sequence_length}: {objective.setting} has no "
-                f"sequence_length; leave it out"
-            )
+            raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
     if any(data.streaming for data in objective.data_sections()):
-        raise UserError(
-            "stages do not go with data.streaming=true, whose rows come in one order and length; store the data"
-        )
+        raise UserError("stages do not go with data.streaming=true, whose rows are of one order and length; store them")
     if training.restarts:
-        raise UserError(
-            f"training.restarts={show(training.restarts)} does not go with stages; warmup_steps of a stage begins anew"
-        )
+        raise UserError(f"training.restarts={show(training.restarts)} does not go with stages; set their warmup_steps")
     for setting, value in (
         ("training.save_steps", training.save_steps),
         ("evaluation.every_steps", recipe.evaluation.every_steps),
@@ -155,20 +145,13 @@ def _check_rates(recipe: Recipe) -> None:
         for number, section in enumerate(recipe.stages):
             for name in OF_RATE:
                 if getattr(section, name) != getattr(StageSection(), name):
-                    raise UserError(
-                        f"stages.{number}.{name} has no effect without stages.{number}.learning_rate, such as constant"
-                    )
+                    raise UserError(f"stages.{number}.{name} has no effect without stages.{number}.learning_rate")
         return
     if not all(named):
         number = named.index(False)
-        raise UserError(
-            f"stages.{number}.learning_rate is not set, and other stages' is; set constant, decay or cosine"
-        )
+        raise UserError(f"stages.{number}.learning_rate is not set, and other stages' is; set cosine or another")
     if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
-        raise UserError(
-            f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect where the stages say their "
-            f"learning_rate; remove one of them"
-        )
+        raise UserError(f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect beside stages' rates")
     for stage, rates in rates_of(recipe):
         where, section = f"stages.{stage.number}", stage.section
         if stage.warmup > stage.steps:
@@ -184,9 +167,7 @@ def _check_rates(recipe: Recipe) -> None:
         if section.learning_rate == "constant" and section.min_lr_rate:
             raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
         if section.learning_rate != "constant" and section.min_lr_rate > rates.peak:
-            raise UserError(
-                f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where the stage begins"
-            )
+            raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where it begins")
 
 
 class StageRates(NamedTuple):
@@ -217,9 +198,7 @@ def _check_mixture(data: DataSection, section: StageSection, where: str) -> None
     if not names:
         raise UserError(f"{where}.mixture weighs the sources of data.mixture, which has none; list them there")
     if None in names:
-        raise UserError(
-            f"{where}.mixture weighs sources by their names; set data.mixture.{names.index(None)}.name, too"
-        )
+        raise UserError(f"{where}.mixture weighs sources by names; set data.mixture.{names.index(None)}.name, too")
     for name, weight in section.mixture.items():
         if name not in names:
             raise UserError(f"{where}.mixture.{name} is no name in data.mixture{did_you_mean(name, names)}")
@@ -233,14 +212,10 @@ def _check_batch(training: TrainingSection, section: StageSection, where: str) -
     rows = section.per_device_train_batch_size
     if rows is not None and section.global_batch_size is None and training.global_batch_size is None:
         raise UserError(
-            f"{where}.per_device_train_batch_size={rows} leaves open how many rows a step has; set "
-            f"{where}.global_batch_size or training.global_batch_size"
+            f"{where}.per_device_train_batch_size leaves open how many rows a step has; set global_batch_size"
         )
     if section.weight_decay and not training.weight_decay:
-        raise UserError(
-            f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0; set that above 0, "
-            f"and 0 in the stages without"
-        )
+        raise UserError(f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0")
 
 
 @contextmanager

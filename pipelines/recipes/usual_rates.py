@@ -1,4 +1,4 @@
-"""Learning rate and epochs of a recipe that leaves them open, by what is trained.
+"""Learning rate and epochs of a recipe that leaves them open, by what is trained; and what epochs are in steps.
 
 As papers and examples have them: BERT and run_glue.py of transformers 2e-5 to 5e-5 over three epochs, LoRA 1e-4 to 2e-4
 (Hu et al. 2021, Dettmers et al. 2023), decoders that learn instructions 2e-5 (Taori et al. 2023). A few hundred
@@ -9,9 +9,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import UserError
 from ..plugins import OBJECTIVES
-from .epochs import in_steps
+from ..words import counted, epochs_of
 from .schema import Recipe
+from .types import show
 
 ENOUGH_STEPS, MOST_EPOCHS = 250, 20  # of fine-tuning on few examples
 PRETRAINED_EPOCHS = 3.0
@@ -57,7 +59,7 @@ def choose(recipe: Recipe, left_open: set[str]) -> None:
 
 
 def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
-    """The recipe with numbers in place of `auto` and of epochs (epochs.py); its rows are passed over often enough.
+    """The recipe with numbers in place of `auto` and of epochs; its rows are passed over often enough.
 
     per_epoch: optimizer steps of a pass over the data; None: not known.
     """
@@ -70,3 +72,28 @@ def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
             epochs, chosen["training.num_train_epochs"] = more, few
         recipe = replace(recipe, training=replace(recipe.training, num_train_epochs=epochs), chosen=chosen)
     return in_steps(recipe, per_epoch)
+
+
+def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
+    """The recipe with steps and validations in place of epochs, and in `chosen` why; itself where it names no epochs.
+
+    per_epoch: optimizer steps of a pass over the data. Raises UserError where it is None, not known, and asked for.
+    """
+    training, evaluation, chosen = recipe.training, recipe.evaluation, dict(recipe.chosen)
+
+    def steps(value, setting: str, each: int = 1, noun: str = "step"):
+        if not isinstance(value, str):
+            return value
+        if per_epoch is None:
+            raise UserError(
+                f"{setting}={show(value)} is of passes over the data, and a stream has no known length; set {noun}s"
+            )
+        chosen[setting] = f"{value}, each of {counted(per_epoch, 'step')}"
+        return max(1, round(epochs_of(value) * per_epoch / each))
+
+    save = steps(training.save_steps, "training.save_steps")
+    every = steps(evaluation.every_steps, "evaluation.every_steps")
+    patience = steps(evaluation.patience, "evaluation.patience", each=every or 1, noun="validation")
+    training = replace(training, save_steps=save)
+    evaluation = replace(evaluation, every_steps=every, patience=patience)
+    return replace(recipe, training=training, evaluation=evaluation, chosen=chosen)

@@ -100,11 +100,8 @@ def chart(name: str, title: str, unit: str, found: list[dict | None], **more: An
     if kept and all(len(one["x"]) == 1 for one in kept):  # a chart of points does without a scale to read them by
         values = [f"{one['name']} {number_in_words(one['y'][0])}" for one in kept]
         unit = ", ".join([unit, *values] if unit else values)
-    return (
-        {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []} | more
-        if kept
-        else None
-    )
+    about = {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []}
+    return about | more if kept else None
 
 
 def axes_of(log: RunLog) -> dict[str, list[float]]:

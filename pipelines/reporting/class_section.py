@@ -38,12 +38,8 @@ def picture_of(names: list[str], counts: list[list[int]]) -> dict[str, Any]:
     def cell(row: int, column: int) -> tuple[int, float, bool, str]:
         number = counts[row][column]
         what = "right" if row == column else f"taken for {names[column]}"
-        return (
-            number,
-            number / max(1, totals[row]),
-            row == column,
-            f"{names[row]}: {number:,} of {totals[row]:,} {what}",
-        )
+        words = f"{names[row]}: {number:,} of {totals[row]:,} {what}"
+        return number, number / max(1, totals[row]), row == column, words
 
     return {
         "names": [names[n] for n in shown],

@@ -62,14 +62,9 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "seeds": over_seeds(variants) if has_seeds else [],
         "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
     }
-    return write_page(
-        out,
-        "comparison.html.jinja",
-        charts=charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit"),
-        axes=[axes_of(runs[0]) for runs in variants.values()],
-        runs=[*variants],
-        **values,
-    )
+    charts = charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit")
+    axes = [axes_of(runs[0]) for runs in variants.values()]
+    return write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
 
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
@@ -80,10 +75,7 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
             raise UserError(f"RUN={second.folder} is named twice; name each run once")
     for log in logs:
         if not log.train:
-            raise UserError(
-                f"RUN={log.folder} has logged nothing yet, so there is nothing to compare; leave it out, or go on with "
-                f"it by the same training command"
-            )
+            raise UserError(f"RUN={log.folder} has logged nothing yet, so there is nothing to compare; leave it out")
     return logs
 
 
@@ -218,18 +210,23 @@ def pairs_of(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
     found = []
     tables = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
     for key in dict.fromkeys(key for table in tables for key in table):
-        having = [number for number, table in enumerate(tables) if key in table and table[key].low is not None]
-        pairs = list(combinations(having, 2))
-        if len(pairs) > MOST_PAIRS / 3 and having:
-            best = max(having, key=lambda number: tables[number][key].value)
-            pairs = [(number, best) for number in having if number != best]
-        for a, b in pairs:
+        having = {n: table[key].value for n, table in enumerate(tables) if key in table and table[key].low is not None}
+        for a, b in pairs_to_compare(having):
             first, second = tables[a][key], tables[b][key]
             low, high = newcombe(first, second)
             row = {"metric": f"{first.split} {first.metric.replace('_', ' ')}", "first": names[a], "second": names[b]}
             row |= difference_in_words(second.value - first.value, low, high)
             found.append(row | {"verdict": "yes" if low > 0 or high < 0 else "no", "test": "Newcombe"})
     return found[:MOST_PAIRS]
+
+
+def pairs_to_compare(scores: dict[Any, float]) -> list[tuple]:
+    """All pairs of some names; of many names each with the best, which has the highest score."""
+    pairs = list(combinations(scores, 2))
+    if len(pairs) <= MOST_PAIRS / 3:
+        return pairs
+    best = max(scores, key=scores.__getitem__)
+    return [(name, best) for name in scores if name != best]
 
 
 def difference_in_words(difference: float, low: float, high: float) -> dict[str, str]:
@@ -250,11 +247,8 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
     for key in metrics:
         values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
         values = {name: row for name, row in values.items() if len(set(row)) > 1}
-        pairs = list(combinations(values, 2))
-        if len(pairs) > MOST_PAIRS / 3:
-            sign = 1 if lower_is_better(key.partition("_")[2]) else -1
-            best = min(values, key=lambda name: sign * statistics.fmean(values[name]))
-            pairs = [(name, best) for name in values if name != best]
+        sign = -1 if lower_is_better(key.partition("_")[2]) else 1
+        pairs = pairs_to_compare({name: sign * statistics.fmean(row) for name, row in values.items()})
         tests = [ttest_ind(values[second], values[first], equal_var=False) for first, second in pairs]
         for (first, second), test, p in zip(pairs, tests, holm([float(test.pvalue) for test in tests])):
             difference = statistics.fmean(values[second]) - statistics.fmean(values[first])

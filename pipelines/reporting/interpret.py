@@ -76,9 +76,8 @@ def mishaps(run: dict) -> list[str]:
             f"or gradient norm ({shown}); run.json says why"
         )
     if "grad_norm_warnings" in run:
-        found.append(
-            f"{counted(run['grad_norm_warnings'], 'gradient norm')} far above the usual; metrics.jsonl has them"
-        )
+        warnings = counted(run["grad_norm_warnings"], "gradient norm")
+        found.append(f"{warnings} far above the usual; metrics.jsonl has them")
     if "collapsed_layers" in run:
         layers = ", ".join(map(str, run["collapsed_layers"]))
         found.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")

@@ -27,10 +27,7 @@ def maps_of_run(
     if not log.is_finished or not (log.folder / "config.json").is_file() or not (text or rows.get("image")):
         return "", ""
     if (log.run.get("parameters") or 0) > MOST_PARAMETERS:
-        return (
-            "",
-            f'For a model of this size they are a command of their own: anyformer inspect {log.folder} "some text"',
-        )
+        return "", f'A model of this size has a command of its own: anyformer inspect {log.folder} "some text"'
     from ..inspection.inspect_model import open_model
     from ..inspection.maps_page import maps_of
 
@@ -48,9 +45,8 @@ def view_of(model, folder: Path, rows: dict[str, Any], text: str | None, trust_r
     """The maps of a model on the image or text, of at most so many layers as a page holds."""
     from ..inspection.views import view_of_image, view_of_text
 
-    count, heads = (
-        max(1, getattr(model.config, name, 1) or 1) for name in ("num_hidden_layers", "num_attention_heads")
-    )
+    of_config = (getattr(model.config, name, 1) or 1 for name in ("num_hidden_layers", "num_attention_heads"))
+    count, heads = (max(1, number) for number in of_config)
     shown = max(1, min(count, MOST_MAPS // heads))
     layers = {round(place * (count - 1) / max(1, shown - 1)) for place in range(shown)}
     if rows.get("image"):

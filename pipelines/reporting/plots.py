@@ -4,7 +4,9 @@ import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import need_package
+from ..errors import UserError, need_package
+from ..plugins import objective_of
+from ..recipes.schema import Recipe
 from ..words import short_number
 
 LOOK = {
@@ -24,6 +26,16 @@ LOOK = {
 
 def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_by_position(asked_by: str, recipe: Recipe) -> None:
+    """Raise UserError, beginning with `asked_by`, where perplexity by position cannot be measured or plotted."""
+    if not objective_of(recipe).predicts_each_position:
+        raise UserError(
+            f"{asked_by} measures next-token predictions of a text, and {recipe.learned_section}.name="
+            f"{recipe.learned.name} makes none; leave it out"
+        )
+    need_package(asked_by, "matplotlib", "plots")
 
 
 @contextmanager
@@ -70,7 +82,7 @@ def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
 def plot_shots(shots: dict[int, dict], path: Path) -> None:
     """Plot the metrics of a few-shot result against the number of solved examples, with their 95 % intervals.
 
-    shots: of FewShotResult. Raises UserError where matplotlib is not installed.
+    shots: of evaluate_few_shot. Raises UserError where matplotlib is not installed.
     """
     with figure(path, width=6.4, height=3.8) as axes:
         for name in next(iter(shots.values()))["metrics"]:

@@ -75,9 +75,8 @@ def write_report(
     }
     values["parts"] = parts_of(values)
     charts = charts_of_run(log, loss_unit)
-    return write_page(
-        out or log.folder / REPORT, "report.html.jinja", charts=charts, axes=[axes_of(log)], runs=[log.name], **values
-    )
+    page, axes = out or log.folder / REPORT, [axes_of(log)]
+    return write_page(page, "report.html.jinja", charts=charts, axes=axes, runs=[log.name], **values)
 
 
 def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -224,9 +223,8 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
     known |= {f"{split}, {name}": own for split, of in known.items() for name, own in of.get("sources", {}).items()}
     names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
     columns = sorted(names, key=lambda name: FIRST_COLUMNS.index(name) if name in FIRST_COLUMNS else len(FIRST_COLUMNS))
-    splits = {
-        split: {name: number(of[name]) for name in columns if is_number(of.get(name))} for split, of in known.items()
-    }
+    sizes = {split: {name: of[name] for name in columns if is_number(of.get(name))} for split, of in known.items()}
+    splits = {split: {name: number(size) for name, size in of.items()} for split, of in sizes.items()}
     shares = [
         f"{split}, {name.replace('_', ' ')}: {', '.join(f'{key} {value:,}' for key, value in of[name].items())}"
         for split, of in known.items()

@@ -1,5 +1,6 @@
 """A run's recipe for people: what it sets itself, where it differs from the shipped recipe, and all the rest."""
 
+import json
 from functools import cache
 from typing import Any
 
@@ -15,19 +16,9 @@ OF_THE_PLACE = ("training.output_dir", "name", "description")  # which say nothi
 
 def in_words(value: Any) -> str:
     """A setting's value as a recipe has it."""
-    if value is MISSING:
-        return "not set"
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}" if value == float(f"{value:g}") else str(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(in_words, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {in_words(item)}' for name, item in value.items())}}}"
-    return str(value)
+    if value is MISSING or value is None:
+        return "-" if value is None else "not set"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @cache  # a run's page is written again and again
@@ -47,11 +38,8 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
     A row: {"name", "value", "kind", "before"}. kind: "changed" (the shipped recipe says `before`), "own" (neither the
     preset nor a default says it) or "default".
     """
-    before, own, said = (
-        shipped_settings(str(recipe.get("name"))),
-        flat_settings(own_settings(recipe)),
-        flat_settings(recipe),
-    )
+    before, said = shipped_settings(str(recipe.get("name"))), flat_settings(recipe)
+    own = flat_settings(own_settings(recipe))
     sections: dict[str, list[dict]] = {}
     for path, value in said.items():
         section, _, name = path.partition(".")

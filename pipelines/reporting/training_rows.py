@@ -44,6 +44,5 @@ def line_as_html(line: "rich_text.Text") -> str:
 def style_names(style) -> list[str]:
     """The classes of a style of rich."""
     color = COLORS.get(style.color.number) if style.color is not None else None
-    return ([color] if color else []) + [
-        name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)
-    ]
+    shown = [name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)]
+    return [color, *shown] if color else shown

@@ -73,7 +73,7 @@ def test_evaluate_generate_and_convert_take_backends_too(third, tmp_path, capsys
 
 REFUSED = {
     "flsh_attention_2": "'flsh_attention_2' is not known; did you mean flash_attention_2?",
-    "paged|sdpa": "is for continuous batching, where transformers' generate_batch sets it; name 'sdpa'",
+    "paged|sdpa": "is for continuous batching, where generate_batch sets it; name 'sdpa'",
     "owner/name/more": "(or a kernel of the Hub: owner/name)",
 }
 

@@ -131,9 +131,9 @@ def test_text_is_told_piece_by_piece_as_it_is_written(saved):
 @pytest.mark.parametrize(
     "architecture, words",
     [
-        ("AnyformerEncoderForMaskedLM", "is an AnyformerEncoderForMaskedLM, which writes no text; anyformer predict "),
-        ("BertForSequenceClassification", "is a BertForSequenceClassification, which writes no text"),
-        ("AnyformerEncoderModel", " FILE gives its answers"),
+        ("AnyformerEncoderForMaskedLM", "is of AnyformerEncoderForMaskedLM, which writes no text; anyformer predict "),
+        ("BertForSequenceClassification", "is of BertForSequenceClassification, which writes no text"),
+        ("AnyformerEncoderModel", " FILE answers"),
     ],
 )
 def test_a_model_that_writes_no_text_is_refused_with_what_it_does(architecture, words, tmp_path, capsys):

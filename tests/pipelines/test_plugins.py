@@ -166,7 +166,7 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_load
     [
         (["train", "mine.yaml", "training.optim=sign_sdg"], "did you mean sign_sgd"),
         (["train", "mine.yaml", "training.lr_scheduler_type=sawtoth"], "did you mean sawtooth"),
-        (["--plugin"], "--plugin names no file"),
+        (["--plugin"], "--plugin: expected one argument"),
         (["--plugin", "nowhere.py", "list"], "--plugin nowhere.py: no such file"),
         (["--plugin", "no_such_module_of_ours", "list"], "cannot be loaded: ModuleNotFoundError"),
         (["train", "mine.yaml", "objective.deletion_rat=1"], "did you mean objective.deletion_rate"),

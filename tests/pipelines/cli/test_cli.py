@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+from unittest.mock import Mock
 
 import anyformer.pipelines.cli.commands as cli
 import pytest
@@ -38,18 +39,11 @@ def fake_module(monkeypatch):
     """Stand in for a heavy module behind a verb: records the call, returns or raises what is given."""
 
     def install(name, result):
-        calls = []
-
-        def function(*args, **kwargs):
-            calls.append((args, kwargs))
-            if isinstance(result, BaseException):
-                raise result
-            return result
-
         module = types.ModuleType(f"anyformer.pipelines.{name}")
-        module.train = module.preview = module.publish = function
+        fails = isinstance(result, BaseException)
+        module.train = Mock(side_effect=result) if fails else Mock(return_value=result)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        return calls
+        return module.train
 
     return install
 
@@ -107,7 +101,6 @@ def test_a_command_loads_the_files_that_it_runs_alone():
     "argv, words",
     [
         (["trian"], "'trian': no such command; did you mean train?"),
-        (["train"], "RECIPE"),
         (["train", "quickstart", "--dry"], "'--dry': no such argument"),
         (["train", "training.seed=1"], "anyformer train RECIPE training.seed=1"),
         (["preview", "quickstart", "--rows", "x"], "whole number"),
@@ -115,11 +108,7 @@ def test_a_command_loads_the_files_that_it_runs_alone():
         (["evaluate", "runs"], "TASK"),
         (["evaluate", "runs", "task.num_beams=1"], "anyformer evaluate MODEL TASK task.num_beams=1"),
         (["evaluate", os.path.dirname(__file__), "task.num_beams=1"], "no model in this folder"),
-        (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
-        (["list", "fields"], "list fields: name a family, such as anyformer list fields decoder"),
         (["list", "fields", "decodr"], "did you mean decoder?"),
-        (["generate", "runs"], "PROMPT"),
-        (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
         (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
         (["generate", "runs", "text", "--top-p", "1.5"], "top_p=1.5"),
         (["publish", "runs"], "REPO_ID"),
@@ -181,10 +170,10 @@ def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, cap
 def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypatch):
     ignored = []  # in this process, which lives on, the signal keeps its meaning
     monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
-    calls = fake_module("training.run", 143)
+    train = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
     given = {"dry_run": True, "began": train_command.BEGAN}
-    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
+    train.assert_called_once_with(load_recipe("quickstart", ["training.seed=7"]), **given)
 
 
 def test_the_printed_recipe_is_the_composed_one(capsys):
@@ -215,25 +204,13 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
 
 
 def test_list_names_what_a_recipe_may_say():
-    from typing import get_args, get_type_hints
-
     from anyformer.pipelines.plugins import METRICS, OBJECTIVES
-    from anyformer.pipelines.recipes.schema import ModelSection
-
-    import anyformer
 
     listed = {kind: make() for kind, (make, _) in TABLES.items()}
     names = {kind: [row[0] for row in rows] for kind, rows in listed.items()}
     assert all(len(set(rows)) == len(rows) for rows in names.values())
     assert all(cell for rows in listed.values() for row in rows for cell in row)
-    assert names["families"] == list(get_args(get_args(get_type_hints(ModelSection)["family"])[0]))
-    assert {*names["objectives"], *names["tasks"]} == set(OBJECTIVES)
-    assert all(OBJECTIVES[name].section == "task" for name in names["tasks"])
-    assert names["metrics"] == list(METRICS)
-    heads = {
-        name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
-    }
-    assert {head for row in listed["families"] for head in row[2].split(", ")} == heads
+    assert sorted([*names["objectives"], *names["tasks"]]) == sorted(OBJECTIVES) and names["metrics"] == list(METRICS)
 
 
 @pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich

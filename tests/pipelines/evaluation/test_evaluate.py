@@ -18,74 +18,39 @@ from anyformer.pipelines.recipes.suite_file import read_suite
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from task_data import write_lines
+from task_data import task_recipe
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 import anyformer
 from anyformer_main import main
 
-NOUNS = ["film", "book", "song", "play", "story", "scene", "actor", "plot"]
-GOOD, BAD = ["fine", "great", "lovely", "warm"], ["dull", "poor", "weak", "cold"]
-GERMAN = {"film": "Film", "book": "Buch", "song": "Lied", "play": "Stück", "story": "Geschichte", "scene": "Szene"}
-GERMAN |= {"actor": "Schauspieler", "plot": "Handlung", "fine": "fein", "great": "groß", "lovely": "schön"}
-GERMAN |= {"warm": "warm", "dull": "fad", "poor": "arm", "weak": "schwach", "cold": "kalt"}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
 SIZES |= {"intermediate_size": 64}
+EXAMPLES = {"test": 11, "validation": 32}
+TEST_FILE = "sequence_classification-test.jsonl"
 # fp32 sums in another order, where rows come in batches of another size.
 ORDER_OF_SUMS = 1e-5
 
 
-def write_data(folder: Path) -> dict[str, dict]:
-    """Data sections of the three kinds of recipe, over a few dozen sentences."""
-    rows = []
-    for i in range(96):
-        noun, word = NOUNS[i % 8], (BAD if i % 3 else GOOD)[i % 4]
-        english = f"the {noun} is {word}" + " and long" * (i % 5)
-        rows.append({"text": english, "label": int(i % 3 == 0), "de": f"{GERMAN[noun]} ist {GERMAN[word]}"})
-    parts = {"files": rows[:64], "validation_files": rows[64:80], "test_files": rows[80:]}
-    data = {name: str(write_lines(folder / f"{name}.jsonl", part)) for name, part in parts.items()}
-    return data
+CLASSES, TEXTS = "sequence_classification", "translation"
+RECIPES = {  # kind -> (task whose data are taken, its metrics, what it has beside what task_data.py says)
+    "text": (CLASSES, ["perplexity", "unigram_perplexity", "word_perplexity"], {"task": None}),
+    "masked": (CLASSES, ["perplexity"], {"task": None, "objective": {"name": "masked"}}),
+    "classes": (CLASSES, ["accuracy", "f1"], {"task": {"label_names": ["neg", "pos"], "max_length": 64}}),
+    "texts": (TEXTS, ["bleu", "exact_match"], {"task": {"num_beams": 2, "max_new_tokens": 8}}),
+}
+MODELS = {"text": {"family": "decoder"}, "classes": {"position_encoding": "learned"}}
 
 
-def recipes(folder: Path) -> dict[str, Path]:
+def recipes(folder: Path) -> list[Path]:
     """A recipe file of each kind: trained in seconds, evaluated in one."""
-    data = write_data(folder)
-    kinds = {
-        "text": {
-            "model": {"family": "decoder"},
-            "data": data,
-            "objective": {"name": "causal", "sequence_length": 32},
-            "evaluation": {"metrics": ["perplexity", "unigram_perplexity", "word_perplexity"]},
-        },
-        "masked": {
-            "model": {"family": "encoder"},
-            "data": data,
-            "objective": {"name": "masked", "sequence_length": 32},
-            "evaluation": {"metrics": ["perplexity"]},
-        },
-        "classes": {
-            "model": {"family": "encoder", "position_encoding": "learned"},
-            "data": data,
-            "task": {"name": "sequence_classification", "label_names": ["neg", "pos"], "max_length": 32},
-            "evaluation": {"metrics": ["accuracy", "f1"]},
-        },
-        "texts": {
-            "model": {"family": "seq2seq"},
-            "data": data,
-            "task": {"name": "translation", "source_field": "text", "target_field": "de", "max_length": 32}
-            | {"num_beams": 2, "max_new_tokens": 8},
-            "evaluation": {"metrics": ["bleu", "exact_match"]},
-        },
-    }
-    paths = {}
-    for name, recipe in kinds.items():
-        recipe["model"] |= SIZES
-        recipe["evaluation"]["bootstrap"] = 20
-        recipe["tokenizer"] = {"type": "byte_bpe", "vocab_size": 300}
-        recipe["training"] = {"output_dir": str(folder / "runs" / name), "max_steps": 6, "bf16": False}
-        recipe["training"] |= {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 0}
-        paths[name] = folder / f"{name}.yaml"
-        paths[name].write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    paths = []
+    for kind, (task, metrics, sections) in RECIPES.items():
+        training = {"output_dir": str(folder / "runs" / kind), "max_steps": 6, "learning_rate": 1e-2, "warmup_steps": 0}
+        sections = sections | {"training": training, "evaluation": {"metrics": metrics, "every_steps": None}}
+        if sections["task"] is None:
+            sections["objective"] = {"sequence_length": 32} | sections.get("objective", {})
+        paths.append(task_recipe(folder, task, kind, model=MODELS.get(kind, {}), **sections))
     return paths
 
 
@@ -93,10 +58,9 @@ def recipes(folder: Path) -> dict[str, Path]:
 def stage(tmp_path_factory):
     """A folder with recipes, and a finished run of each in runs/."""
     folder = tmp_path_factory.mktemp("evaluate")
-    paths = recipes(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
-        for path in paths.values():
+        for path in recipes(folder):
             assert main(["train", str(path)]) == 0
     return folder
 
@@ -135,10 +99,7 @@ def refused(stage, monkeypatch, capsys):
     return run
 
 
-KINDS = ["text", "masked", "classes", "texts"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECIPES)
 @pytest.mark.parametrize("split", ["test", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stage, evaluate):
     result = evaluate(kind, kind, "--split", split, "training.per_device_eval_batch_size=3")  # other batches
@@ -146,7 +107,7 @@ def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stag
     trained = {name.removeprefix(f"{split}_"): value for name, value in trained.items() if name.startswith(split)}
     assert result["metrics"] == pytest.approx(trained, rel=ORDER_OF_SUMS)
     assert (result["task"], result["split"]) == (kind, split)
-    assert result["examples"] == 16 or kind in ("text", "masked")
+    assert result["examples"] == EXAMPLES[split] or kind in ("text", "masked")
 
 
 def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, monkeypatch, tmp_path, refused):
@@ -188,9 +149,8 @@ def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, 
 
 def test_a_part_of_the_examples_is_spread_over_all(evaluate):
     result = evaluate("classes", "classes", "--max-examples", "5", "--split", "validation")
-    assert result["examples"] == 5 and 5 * result["metrics"]["accuracy"] == pytest.approx(
-        round(5 * result["metrics"]["accuracy"])
-    )
+    right = 5 * result["metrics"]["accuracy"]
+    assert result["examples"] == 5 and right == pytest.approx(round(right))
     assert evaluate("texts", "texts", "--max-examples", "3")["examples"] == 3
     part = evaluate("text", "text", "--max-examples", "2")
     assert part["examples"] == 2 and set(part["metrics"]) == {"loss", "perplexity"}  # the others are of a whole text
@@ -209,13 +169,12 @@ def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate,
     model.save_pretrained(tmp_path / "native")
     tokenizer.save_pretrained(tmp_path / "native")
     result = evaluate(tmp_path / "native", "classes")
-    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (stage / TEST_FILE).read_text().splitlines()]
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
     labels = torch.tensor([row["label"] for row in rows])
-    assert result["metrics"]["loss"] == pytest.approx(
-        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
-    )
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert result["metrics"]["loss"] == pytest.approx(loss, rel=1e-4)
     expected = load_metric("accuracy").compute(predictions=logits.argmax(-1), references=labels)
     assert result["metrics"]["accuracy"] == expected["accuracy"]
 
@@ -226,25 +185,23 @@ def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate,
 def test_metrics_have_intervals_and_single_answers_are_written_on_request(stage, evaluate, tmp_path):
     answers = tmp_path / "answers.jsonl"
     result = evaluate("classes", "classes", "--predictions", str(answers))
-    assert {name: row["method"] for name, row in result["intervals"].items()} == {
-        "accuracy": "wilson",
-        "f1": "bootstrap of 20",
-    }
+    methods = {name: row["method"] for name, row in result["intervals"].items()}
+    assert methods == {"accuracy": "wilson", "f1": "bootstrap of 20"}
     for name, row in result["intervals"].items():
         assert row["low"] <= result["metrics"][name] <= row["high"]
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert [row["row"] for row in rows] == list(range(16))
+    assert [row["row"] for row in rows] == list(range(11))
     assert list(rows[0]) == ["row", "place", "text", "prediction", "reference", "scores"]
     assert all(row["prediction"] == max(row["scores"], key=row["scores"].get) for row in rows)
-    assert rows[3]["place"] == f"{stage / 'test_files.jsonl'}, line 4"
+    assert rows[3]["place"] == f"{stage / TEST_FILE}, line 4"
     right = sum(row["prediction"] == row["reference"] for row in rows)
-    assert right / 16 == result["metrics"]["accuracy"]
-    given = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    assert right / 11 == result["metrics"]["accuracy"]
+    given = [json.loads(line) for line in (stage / TEST_FILE).read_text().splitlines()]
     assert [row["reference"] for row in rows] == [["neg", "pos"][row["label"]] for row in given]  # longest not first
     assert [row["text"] for row in rows] == [row["text"] for row in given]
     evaluate("texts", "texts", "--predictions", str(answers), "--max-examples", "4")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert [row["row"] for row in rows] == [0, 4, 8, 12] and all(isinstance(row["reference"], str) for row in rows)
+    assert [row["row"] for row in rows] == [0, 2, 5, 8] and all(isinstance(row["reference"], str) for row in rows)
 
 
 def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_path):
@@ -285,15 +242,12 @@ def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, mo
     suite = write_suite(stage / "both.yaml", "classes.yaml", part | {"evaluation": {"metrics": ["accuracy"]}})
     assert main(["evaluate", str(model), str(suite)]) == 0
     result, printed = json.loads((model / "evaluation-both.json").read_text()), capsys.readouterr().out
-    assert [(name, task["split"], task["examples"]) for name, task in result["tasks"].items()] == [
-        ("classes", "test", 16),
-        ("part", "validation", 5),
-    ]
+    measured = [(name, task["split"], task["examples"]) for name, task in result["tasks"].items()]
+    assert measured == [("classes", "test", 11), ("part", "validation", 5)]
     assert "f1" not in result["tasks"]["part"]["metrics"] and "part" in printed
     card = ModelCard.load(model / "README.md")
-    measured = {
-        (row.dataset_name, row.dataset_split, row.metric_type): row.metric_value for row in card.data.eval_results
-    }
+    rows = card.data.eval_results
+    measured = {(row.dataset_name, row.dataset_split, row.metric_type): row.metric_value for row in rows}
     for name, task in result["tasks"].items():
         for metric, value in task["metrics"].items():
             assert measured[name, task["split"], metric] == pytest.approx(value, abs=1e-6)
@@ -367,7 +321,7 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
         (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
-        (["runs/classes", "runs/masked"], "to compare two models name the task as well: anyformer evaluate"),
+        (["runs/classes", "runs/masked"], "to compare two models name the task as well: A B TASK"),
         (["a", "b", "c", "d"], "'d' is one name too many; write anyformer evaluate A B TASK"),
         (["runs/text", "text.yaml", "--predictions", "x.jsonl"], "compares no predictions with references"),
         (["runs/classes", "classes.yaml", "--predictions", "runs"], "--predictions runs is a folder"),

@@ -113,11 +113,8 @@ def test_shots_are_balanced_nested_and_drawn_by_the_seed_alone():
     asked = [Question(f"q{i}", i % 3, i) for i in range(60)]
     drawn = draw_shots(asked, 12, recipe_with_seed(1))
     for number in range(1, 13):
-        assert (
-            max((counts := Counter(each.answer for each in drawn[:number])).values())
-            - min(counts[answer] for answer in range(3))
-            <= 1
-        )
+        counts = [sum(each.answer == answer for each in drawn[:number]) for answer in range(3)]
+        assert max(counts) - min(counts) <= 1
     assert len({each.row for each in drawn}) == 12
     assert draw_shots(asked, 4, recipe_with_seed(1)) == drawn[:4]  # whatever number is asked for beside it
     assert drawn == draw_shots(asked, 12, recipe_with_seed(1)) != draw_shots(asked, 12, recipe_with_seed(2))
@@ -178,16 +175,15 @@ def test_a_language_model_is_asked_with_more_and_more_examples(asked, stage, tok
     assert result["shots"]["0"]["intervals"]["accuracy"]["method"] == "wilson"
 
 
-def test_likelihoods_may_be_divided_by_the_length_of_their_words(asked):
-    plain, divided = (asked("--shots", "0", *option)[1] for option in ([], ["--normalized"]))
-    assert plain["label_words"] == ["negative", "positive"] and plain["template"] == "text: {text}\nlabel:"
-    assert divided["normalized"] and plain["shots"]["0"]["metrics"] == divided["shots"]["0"]["metrics"]  # equal lengths
+def test_without_words_and_template_the_names_of_classes_and_columns_are_taken(asked):
+    _, result = asked("--shots", "0")
+    assert result["label_words"] == ["negative", "positive"] and result["template"] == "text: {text}\nlabel:"
 
 
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["--shots", "0,x"], "--shots 0,x is no list of numbers of examples"),
+        (["--shots", "0,x"], "--shots: 0,x is no list of whole numbers"),
         (["--shots", "500"], "--shots 500 is more than the"),
         (["--shots", "1", "--label-words", "a"], "--label-words has 1, but there are 2 classes: negative, positive"),
         (["--shots", "1", "--label-words", "a,a"], "must be different words"),

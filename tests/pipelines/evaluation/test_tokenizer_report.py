@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from anyformer.pipelines.evaluation.tokenizer_report import Sample, divide, measure_tokenizer
+from anyformer.pipelines.evaluation.tokenizer_report import Sample, measure_tokenizer
 from anyformer.pipelines.tokenizers import train
 
 from anyformer_main import main
@@ -49,12 +49,6 @@ def test_the_numbers_are_those_of_the_definitions(folders):
     assert found["wordpiece"].algorithm == "WordPiece" and found["wordpiece"].round_trip_failures == 1
 
 
-def test_words_with_an_equals_sign_are_settings_after_a_recipe_and_text_elsewhere():
-    words = ["tokenizer.vocab_size=300", "x=1", "tokenizer={type: char}"]
-    assert divide("quickstart", words) == ([words[0], words[2]], ["x=1"])
-    assert divide("gpt2", words) == ([], words)
-
-
 def test_several_tokenizers_stand_beside_each_other_on_the_same_text(folders, tmp_path, capsys):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
     one, other = folders["bpe_byte_fallback"], folders["char"]
@@ -89,7 +83,7 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
     ("words", "sentence"),
     [
         (["runs/nothing"], "'runs/nothing': no such recipe, and no such folder"),
-        (["."], "'.' has no recipe beside it whose text could be measured; say which: --on FILE, or a TEXT"),
+        (["."], "'.' has no recipe beside it whose text is measured; add --on FILE, or a TEXT"),
         (["quickstart", "text", "--on", "x.txt"], "TEXT and --on FILE are two texts to measure on"),
         (["quickstart", "text", "--split", "train"], "--split train is of the recipe's own text; remove it, or TEXT"),
         (["quickstart", " "], "TEXT is empty; give some words"),

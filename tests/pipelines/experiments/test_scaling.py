@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.experiments.ladder import ladder, steps_of, widths_of
-from anyformer.pipelines.experiments.scaling_law import Law, bootstrap, fit, interval, slope
+from anyformer.pipelines.experiments.scaling_law import Law, bootstrap, fit, interval
 from anyformer.pipelines.recipes.compose import load_recipe
 
 PUBLISHED = Law(irreducible=1.69, a=406.4, b=410.7, alpha=0.34, beta=0.28)  # Hoffmann et al. 2022, equation 10
@@ -29,7 +29,6 @@ def test_intervals_hold_the_exponents_of_noisy_losses():
     others = bootstrap(SIZES, LENGTHS, losses, law, 12, seed=0)
     low, high = interval([other.beta for other in others], 0.99)
     assert low < 0.28 < high and high - low < 0.1
-    assert slope([10, 100, 1000], [4.0, 2.0, 1.0]) == pytest.approx(np.log10(2))
     with pytest.raises(ValueError, match="6 runs, of several sizes"):
         fit(SIZES[:5], LENGTHS[:5], losses[:5])
 
@@ -45,7 +44,7 @@ def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_widt
     assert (fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]) == (64, 2, 1)
     assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 150
     assert narrow.training.output_dir == "runs/x/width-64-steps-150"
-    with pytest.raises(UserError, match="give at least three"):
+    with pytest.raises(UserError, match="give three or more"):
         widths_of(recipe, [64, 128])
     with pytest.raises(UserError, match="100 is no multiple of 32"):
         ladder(recipe, [64, 100, 128], steps)
@@ -58,17 +57,8 @@ def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_widt
 @pytest.mark.slow
 def test_a_ladder_of_runs_is_measured_fitted_and_drawn(tiny_recipe, command, tmp_path, capsys):
     recipe, run = tiny_recipe(), tmp_path / "run"
-    argv = (
-        "scaling",
-        recipe,
-        f"training.output_dir={run}",
-        "--widths",
-        "16,32,48,64",
-        "--steps",
-        "4,8",
-        "--bootstrap",
-        "8",
-    )
+    ladder_of = ("--widths", "16,32,48,64", "--steps", "4,8", "--bootstrap", "8")
+    argv = ("scaling", recipe, f"training.output_dir={run}", *ladder_of)
     assert command(*argv) == 0
     shown = capsys.readouterr().out
     result = json.loads((run / "scaling.json").read_text())

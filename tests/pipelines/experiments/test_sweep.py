@@ -7,12 +7,12 @@ import time
 
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.experiments.afterwards import check_by_position
 from anyformer.pipelines.experiments.columns import check_columns
 from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
 from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.reporting.plots import check_by_position
 from anyformer.pipelines.storage.folder_lock import folder_lock
 from processes import Process
 
@@ -109,22 +109,21 @@ def test_a_file_of_a_sweep_has_variants_and_names_its_mistakes(tiny_recipe, tmp_
     tiny_recipe()
     path = tmp_path / "mine.yaml"
     text = "recipe: tiny.yaml\ntraining: {max_steps: 3}\nvary: {training.seed: [1, 2]}\n"
-    path.write_text(
-        text
-        + "variants:\n  sines: {model: {position_encoding: sinusoidal}}\n  none: {model: {position_encoding: none}}\n"
-    )
+    variants = "{sines: {model: {position_encoding: sinusoidal}}, none: {model: {position_encoding: none}}}"
+    path.write_text(f"{text}variants: {variants}\n")
     sweep = read_sweep(str(path), ["training.seed=[5,6,7]"])
     assert [one.name for one in grid(sweep)][2:4] == ["sines,seed=7", "none,seed=5"]
     recipe = load_recipe(sweep.settings.recipe, [*sweep.fixed, *grid(sweep)[3].settings])
     assert (recipe.model.fields["position_encoding"], recipe.training.seed, recipe.training.max_steps) == ("none", 5, 3)
-    for more, says in (
-        ("varry: {}", "did you mean vary"),
-        ("seeds: 0.5", "sweep mine.seeds=0.5 is not an integer"),
-        ("sampler: girds", "did you mean grid"),
-    ):
+    mistakes = {"varry: {}": "mean vary", "seeds: 0.5": "sweep mine.seeds=0.5 is not an", "sampler: girds": "mean grid"}
+    for more, says in mistakes.items():
         path.write_text(f"{text}{more}\n")
         with pytest.raises(UserError, match=says):
             read_sweep(str(path), [])
+
+
+def table_in(folder) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
 
 
 @pytest.mark.slow
@@ -139,21 +138,14 @@ def test_runs_of_a_sweep_are_ordinary_ones_gone_on_with_after_a_signal(tiny_reci
     assert command(*words) == 0
     assert "going on from" in "".join(log.read_text() for log in folder.glob("*.log"))
     shown = capsys.readouterr().out
-    with open(folder / "sweep.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_in(folder)
     assert [row["state"] for row in rows] == ["finished"] * 4
     assert "norm_position" in (folder / "comparison.html").read_text() and "comparison.html" in shown
     assert shown.index("0.005") < shown.index("1e-09")
-    alone = tmp_path / "alone"
-    assert (
-        command(
-            "train", recipe, "training.learning_rate=5e-3", "model.norm_position=post", f"training.output_dir={alone}"
-        )
-        == 0
-    )
-    same = next(
-        row for row in rows if row["training.learning_rate"] == "0.005" and row["model.norm_position"] == "post"
-    )
+    alone, varied = tmp_path / "alone", {"training.learning_rate": "0.005", "model.norm_position": "post"}
+    own = [f"{name}={value}" for name, value in varied.items()]
+    assert command("train", recipe, *own, f"training.output_dir={alone}") == 0
+    (same,) = (row for row in rows if varied.items() <= row.items())
     run = json.loads((alone / "run.json").read_text())
     assert float(same["validation_loss"]) == run["metrics"]["validation_loss"]
 
@@ -162,12 +154,11 @@ def test_columns_and_perplexities_by_position_are_of_models_that_have_them():
     words, masked = load_recipe("quickstart", []), load_recipe("wikitext2_mlm", [])
     check_columns(["mfu", "decoding_tokens_per_second"], words)
     check_columns(["mfu"], masked)
-    check_by_position(64, words)
-    check_by_position(None, masked)
+    check_by_position("by_position=64", words)
     with pytest.raises(UserError, match="decoding_tokens_per_second is of models that write text, and objective"):
         check_columns(["decoding_tokens_per_second"], masked)
     with pytest.raises(UserError, match="by_position=64 measures next-token predictions"):
-        check_by_position(64, masked)
+        check_by_position("by_position=64", masked)
 
 
 @pytest.mark.slow
@@ -183,8 +174,7 @@ def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command
     assert command(*words) == 0
     shown = capsys.readouterr().out
     assert "decoding tokens per second" in shown and "by-position.png" in shown
-    with open(folder / "sweep.csv", newline="") as file:
-        rows = {row["folder"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+    rows = {row["folder"].rpartition("/")[2]: row for row in table_in(folder)}
     few = rows["num_key_value_heads=1,position_encoding=alibi"]
     many = rows["num_key_value_heads=4,position_encoding=alibi"]
     # 2 layers x (keys and values) x groups x 8 channels x 4 bytes
@@ -207,8 +197,7 @@ def test_a_saved_model_is_measured_with_each_combination(tiny_recipe, command, t
     words = ("sweep", recipe, "objective.sequence_length=[16,32]", "--evaluate", run, "--metric", "perplexity")
     assert command(*words, "--max-examples", "5") == 0
     folder = tmp_path / "run-sweep"
-    with open(folder / "sweep.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_in(folder)
     assert [row["state"] for row in rows] == ["finished"] * 2 and {row["examples"] for row in rows} == {"5"}
     assert command("evaluate", run, recipe, "objective.sequence_length=16", "--max-examples", "5") == 0
     alone = json.loads((run / "evaluation-tiny-5-examples.json").read_text())
@@ -222,16 +211,9 @@ def test_a_saved_model_is_measured_with_each_combination(tiny_recipe, command, t
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_told_and_the_others_are_made(tiny_recipe, command, tmp_path, capsys):
-    words = (
-        "sweep",
-        tiny_recipe(),
-        "training.learning_rate=[5e-3,1e12]",
-        "training.max_grad_norm=0",
-        "training.max_steps=8",
-    )
-    assert command(*words) == 1
-    with open(tmp_path / "run-sweep" / "sweep.csv", newline="") as file:
-        good, bad = csv.DictReader(file)
+    settings = ("training.learning_rate=[5e-3,1e12]", "training.max_grad_norm=0", "training.max_steps=8")
+    assert command("sweep", tiny_recipe(), *settings) == 1
+    good, bad = table_in(tmp_path / "run-sweep")
     assert good["state"] == "finished" and "loss" in bad["state"] and not bad["validation_loss"]
     shown = capsys.readouterr().out
     assert bad["state"] in shown and "1 of 2 runs failed; the same command tries them again" in shown

@@ -12,6 +12,7 @@ from transformers import BartConfig, BartModel, T5Config, T5Model
 import anyformer
 
 EXACT = 1e-9
+OF_STACK = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
 def kept_by_eager(model, inputs) -> list[torch.Tensor]:
@@ -41,9 +42,8 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
             else:
                 assert (sums - 1).abs().max() < EXACT, layer.name
     kinds = [ATTENTION_KINDS[kind] for kind in getattr(model.config, "attention_kinds", None) or ()]
-    with_states = (
-        [kind.keeps_states for kind in kinds] if any(kind.keeps_states for kind in kinds) else [False] * len(maps)
-    )
+    with_states = [kind.keeps_states for kind in kinds]
+    with_states = with_states if any(with_states) else [False] * len(maps)
     same = [layer for layer, states in zip(maps, with_states, strict=True) if not states]
     for layer, weights in zip(same, kept_by_eager(model, inputs), strict=True):
         assert (layer.weights - weights).abs().max() <= EXACT, layer.name
@@ -61,30 +61,15 @@ def test_maps_of_segments_are_those_of_rows(segment, memory):
     ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
     place = torch.arange(24)
     seen = (place[None] <= place[:, None]) & (place[None] >= place[:, None] // segment * segment - memory)
-    mask = (
-        torch.zeros(24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)[None, None].expand(2, 1, -1, -1)
-    )
-    (got,), (expected,) = (
-        attention_maps(recurrent, input_ids=ids),
-        attention_maps(full, input_ids=ids, attention_mask=mask),
-    )
+    mask = torch.zeros(2, 1, 24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)
+    (got,) = attention_maps(recurrent, input_ids=ids)
+    (expected,) = attention_maps(full, input_ids=ids, attention_mask=mask)
     assert (got.weights - expected.weights).abs().max() <= EXACT
 
 
 def test_native_models_are_mapped_by_what_they_say_of_themselves():
-    bart = BartModel(
-        BartConfig(
-            vocab_size=97,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=64,
-        )
-    ).eval()
+    sizes = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in OF_STACK.items()}
+    bart = BartModel(BartConfig(vocab_size=97, d_model=32, max_position_embeddings=64, **sizes)).eval()
     t5 = T5Model(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)).eval()
     inputs = {"input_ids": torch.arange(3, 12)[None], "decoder_input_ids": torch.arange(3, 9)[None]}
     for model in (bart, t5):

@@ -4,13 +4,12 @@ import base64
 import gzip
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 from anyformer.pipelines.inspection.maps_page import write_page
 from anyformer.pipelines.inspection.views import view_of_image
+from browser import dom_of, needs_browser
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
@@ -38,7 +37,7 @@ def finished_run(tiny_recipe, command, tmp_path):
 MISTAKES = {
     ("--word", "absent"): "--word 'absent' is not in the text 'a text'",
     ("--layers", "9"): "--layers 9: the model has ",
-    ("--layers", "x"): "--layers x is no list of numbers",
+    ("--layers", "x"): "--layers: x is no list of whole numbers",
 }
 
 
@@ -48,10 +47,8 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     assert command(*words) == 0
     assert "open it in a browser" in capsys.readouterr().out
     first, second = data_of(page)["views"]
-    assert (
-        second["title"].endswith("</script><b>")
-        and "<b>" not in page.read_text().split('id="data"')[1].split("</script>")[0]
-    )
+    script = page.read_text().split('id="data"')[1].split("</script>")[0]
+    assert second["title"].endswith("</script><b>") and "<b>" not in script
     model = AutoModelForCausalLM.from_pretrained(finished_run)
     from transformers import AutoTokenizer
 
@@ -90,21 +87,14 @@ def test_an_image_is_shown_with_its_patches(images_page):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+@needs_browser
 def test_a_browser_draws_the_page_and_answers_clicks_and_keys(images_page, finished_run, command, tmp_path):
     page = tmp_path / "text.html"
     assert command("inspect", finished_run, "the text the text", "--word", "text", "--out", page) == 0
 
     def after(file, script: str) -> str:
-        """The page's elements after a script."""
-        clicked = tmp_path / "clicked.html"
-        clicked.write_text(
-            file.read_text().replace("open(0);\n</script>", f"open(0).then(async () => {{ {script} }});\n</script>")
-        )
-        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
-        return subprocess.run(
-            [*words, f"file://{clicked}"], capture_output=True, text=True, timeout=120, check=True
-        ).stdout
+        then = f"open(0).then(async () => {{ {script} }});\n</script>"
+        return dom_of(file.read_text().replace("open(0);\n</script>", then), tmp_path)
 
     plain = after(page, "")
     assert 'data-ready="0"' in plain and "layer 0, head 0" in plain and "looks at" in plain

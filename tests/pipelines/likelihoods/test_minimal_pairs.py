@@ -42,9 +42,8 @@ def model_of(kind: str, vocabulary: int):
     if kind == "gpt2":
         return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=2)).double().eval()
     if kind == "encoder":
-        return (
-            anyformer.AnyformerEncoderForMaskedLM(anyformer.AnyformerEncoderConfig(**common, **SIZES)).double().eval()
-        )
+        config = anyformer.AnyformerEncoderConfig(**common, **SIZES)
+        return anyformer.AnyformerEncoderForMaskedLM(config).double().eval()
     config = anyformer.AnyformerDecoderConfig(**common, **SIZES, mask_token_id=4)
     return anyformer.AnyformerDecoderForCausalLM(config).double().eval()
 
@@ -138,11 +137,8 @@ def test_a_tie_is_no_point_and_shares_of_groups_add_up(tmp_path):
     right = [is_right(scores) for scores in [(-1.0, -2.0), (-2.0, -1.0), (-1.0, -1.0)] * 4]
     assert right == [True, False, False] * 4
     of_groups = shares_of_groups(pairs, right)
-    assert {name: row["share"] for name, row in of_groups["phenomenon"].items()} == {
-        "kind 0": 1,
-        "kind 1": 0,
-        "kind 2": 0,
-    }
+    shares = {name: row["share"] for name, row in of_groups["phenomenon"].items()}
+    assert shares == {"kind 0": 1, "kind 1": 0, "kind 2": 0}
     assert share_right(right)["share"] == 1 / 3 and len(of_groups["UID"]) == 12
     assert share_right(right)["low"] < 1 / 3 < share_right(right)["high"]
 
@@ -166,10 +162,8 @@ def test_validations_measure_pairs_and_the_command_measures_the_same(tmp_path, t
     evaluation = {"metrics": ["perplexity"], "every_steps": 3, "best_metric": "minimal_pairs"}
     evaluation["minimal_pairs"] = {"files": str(file)}
     model = {"family": "encoder", "num_key_value_heads": None} if learned == "masked" else {}
-    training = {"max_steps": 9, "learning_rate": 0.02}
-    recipe = tiny_recipe(
-        model=model, objective={"name": learned}, evaluation=evaluation, training=training | {"save_steps": 3}
-    )
+    training = {"max_steps": 9, "learning_rate": 0.02, "save_steps": 3}
+    recipe = tiny_recipe(model=model, objective={"name": learned}, evaluation=evaluation, training=training)
     assert command("train", recipe) == 0
     run = recipe.parent / "run"
     facts = facts_of(run)

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import sklearn.metrics
-from anyformer.pipelines.evaluation.class_tables import MOST_CLASSES as MOST_PRINTED
-from anyformer.pipelines.evaluation.class_tables import print_classes
 from anyformer.pipelines.metrics import load_metric
 from anyformer.pipelines.metrics.class_report import (
     MOST_CLASSES,
@@ -13,9 +11,7 @@ from anyformer.pipelines.metrics.class_report import (
     is_uneven,
     per_class,
     per_entity,
-    surest_mistakes,
 )
-from rich.console import Console
 
 EXACT = 1e-6  # probabilities are float32
 
@@ -27,29 +23,6 @@ def answers(classes: int, number: int = 400):
     shares = draw.dirichlet(np.ones(classes), size=number) + (draw.random((number, 1)) < 0.5) * np.eye(classes)[true]
     shares = (shares / shares.sum(-1, keepdims=True)).astype("float32")
     return shares.argmax(-1), true, shares
-
-
-def report_of(classes: int) -> dict:
-    given, true, shares = answers(classes)
-    names = [f"class[{n}]" for n in range(classes)]
-    sure, right = shares.max(-1), given == true
-    mistakes = [
-        {"row": place, "place": "a.csv, line 3", "confidence": 0.9, "given": "b", "true": "[i]a[/i]", "text": "words"}
-        for place in surest_mistakes(sure, right)
-    ]
-    found = {"classes": per_class(names, given, true), "calibration": calibration(sure, right), "mistakes": mistakes}
-    return found | confusion(names, given, true) | {"unit": "examples"}
-
-
-def test_numbers_of_a_class_are_scikit_learns():
-    given, true, _ = answers(4)
-    expected = sklearn.metrics.classification_report(
-        true, given, target_names=["a", "b", "c", "d"], output_dict=True, zero_division=0
-    )
-    for row in per_class(["a", "b", "c", "d"], given, true):
-        own = expected[row["name"]]
-        assert (row["precision"], row["recall"], row["f1"]) == (own["precision"], own["recall"], own["f1-score"])
-        assert row["support"] == own["support"]
 
 
 def test_of_several_classes_each_has_what_is_found_missed_and_wrongly_given():
@@ -90,13 +63,3 @@ def test_calibration_is_that_of_the_metric_and_its_bins_hold_every_answer():
 def test_classes_are_uneven_where_one_has_less_than_half_an_equal_share():
     assert not is_uneven([0] * 74 + [1] * 26, 2) and is_uneven([0] * 76 + [1] * 24, 2)
     assert is_uneven([0, 1], 3)  # a class without an example
-
-
-@pytest.mark.parametrize("classes", [3, 50])
-def test_tables_in_a_terminal_have_a_line_for_each_class_up_to_some_number(classes, capsys):
-    print_classes(Console(width=200), report_of(classes))
-    printed = capsys.readouterr().out
-    lines = [line for line in printed.splitlines() if line.startswith(" class[") and line.count("0.") >= 2]
-    assert len(lines) == min(classes, MOST_PRINTED)
-    assert "calibration error" in printed and "[i]a[/i]" in printed and "a.csv, line 3" in printed
-    assert ("most often confused" in printed) == (classes == 50) and ("lowest F1" in printed) == (classes == 50)

@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 import scipy.stats
-from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load_metric
-from anyformer.pipelines.metrics.significance import (
-    Comparison,
-    differences,
-    holm,
-    intervals,
-    mcnemar,
-    resampled_scores,
-    resamples,
-)
+from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load_metric, significance
+from anyformer.pipelines.metrics.significance import Comparison, differences, intervals
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +19,9 @@ def examples_of(compares: str, number: int = 23, seed: int = 0, classes: int = 2
     if compares in ("classes", "probabilities"):
         true, probabilities = draw.integers(0, classes, number), draw.dirichlet([1] * classes, number)
         return Comparison([], probabilities.argmax(-1).tolist(), true.tolist(), probabilities)
-    if compares == "numbers":
+    if compares == "label_sets":
+        return Comparison([], *draw.integers(0, 2, (2, number, 3)).tolist())
+    if compares in ("numbers", "rewards"):
         x = draw.normal(size=number)
         return Comparison([], x.tolist(), (x + draw.normal(size=number)).tolist())
     if compares == "tags":
@@ -40,9 +34,7 @@ def examples_of(compares: str, number: int = 23, seed: int = 0, classes: int = 2
 
 
 KNOWN = [
-    name
-    for name, row in METRICS.items()
-    if row.compares in {*COMPARED} - {"label_sets"} and row.load is not None and row.missing() is None
+    name for name, row in METRICS.items() if row.compares in COMPARED and row.load is not None and row.missing() is None
 ]
 
 
@@ -53,26 +45,11 @@ def test_a_resample_has_the_score_of_the_examples_drawn(name, classes):
         return
     comparison = examples_of(METRICS[name].compares, 23 if classes == 2 else 7, classes=classes)
     given, true = comparison.inputs(name)
-    found = resampled_scores(comparison, [name], 4, seed=3)[name]
-    for score, weights in zip(found, resamples(len(true), 4, 3)):
+    found = significance.resampled_scores(comparison, [name], 4, seed=3)[name]
+    for score, weights in zip(found, significance.resamples(len(true), 4, 3)):
         drawn = np.repeat(np.arange(len(true)), weights)
         expected = load_metric(name).compute(predictions=[given[i] for i in drawn], references=[true[i] for i in drawn])
         assert score == pytest.approx(expected[name], abs=ROUNDING, nan_ok=True)
-
-
-@pytest.mark.parametrize("name", ["F1", "Precision", "Recall", "Accuracy"])
-@pytest.mark.parametrize("variant", ["macro", "weighted", "micro"])
-def test_sets_of_classes_are_counted_class_by_class(name, variant):
-    import sklearn.metrics
-    from anyformer.pipelines.metrics import classes
-
-    given, true = np.random.default_rng(0).integers(0, 2, (2, 9, 3))
-    metric, weights = getattr(classes, name)(name, "", variant), np.array([0, 3, 1, 0, 0, 2, 1, 1, 1])
-    drawn = np.repeat(np.arange(9), weights)
-    function = {"F1": "f1_score", "Precision": "precision_score", "Recall": "recall_score"}.get(name, "accuracy_score")
-    options = {} if name == "Accuracy" else {"average": variant, "zero_division": 0}
-    expected = getattr(sklearn.metrics, function)(true[drawn], given[drawn], **options)
-    assert metric.weighted(given.tolist(), true.tolist())(weights) == pytest.approx(expected, abs=ROUNDING)
 
 
 def test_the_interval_is_the_percentiles_of_the_resamples_and_depends_on_the_seed_alone():
@@ -108,7 +85,7 @@ def test_a_correlation_that_does_not_exist_has_no_interval():
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_mcnemar_is_the_binomial_test_of_the_answers_that_one_model_alone_has_right(rows):
     first, second = (np.array(column) for column in zip(*rows))
-    alone, other, p = mcnemar(first, second)
+    alone, other, p = significance.mcnemar(first, second)
     assert (alone, other) == (rows.count((True, False)), rows.count((False, True)))
     # Two-sided, as a sum: twice the smaller tail of a fair coin's tosses.
     tail = scipy.stats.binom.cdf(min(alone, other), alone + other, 0.5)
@@ -133,10 +110,10 @@ def test_two_models_are_compared_on_the_same_resamples():
 
 
 def test_several_tests_are_corrected_by_holms_steps():
-    assert holm([]) == [] and holm([0.03]) == [0.03]
+    assert significance.holm([]) == [] and significance.holm([0.03]) == [0.03]
     # In their order 0.005 x 4, 0.01 x 3, 0.03 x 2, 0.04 x 1, none less than the one before it.
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert significance.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert significance.holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 # --------------------------------------------------------------------------------------------- probabilities

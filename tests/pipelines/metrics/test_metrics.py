@@ -1,9 +1,9 @@
 """Laws of the metrics: the numbers of scikit-learn, scipy and sacrebleu, through evaluate's interface, offline."""
 
 import math
+import re
 
 import evaluate
-import numpy as np
 import pytest
 import sacrebleu
 import scipy.stats
@@ -12,10 +12,11 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, load_metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_comparison import examples_of
 
 import anyformer
 
-AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
+OF_TWO = [name for name, row in METRICS.items() if row.two_classes]
 COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
 few = settings(max_examples=8, deadline=None)
 
@@ -53,17 +54,6 @@ def test_class_metrics_are_scikit_learns(rows):
 
 
 @few
-@given(pairs(st.tuples(*[st.integers(0, 1)] * 3).map(list)))
-def test_metrics_of_sets_of_classes_are_scikit_learns(rows):
-    predictions, references = rows
-    assert value("accuracy", *rows) == sklearn.metrics.accuracy_score(np.array(references), np.array(predictions))
-    for average in ("micro", "macro", "weighted"):
-        expected = sklearn.metrics.f1_score(references, predictions, average=average, zero_division=0)
-        assert value(f"f1_{average}", *rows) == expected
-    assert METRICS["f1_macro"].fits("label_sets") and not METRICS["f1"].fits("label_sets")
-
-
-@few
 @given(pairs(numbers, max_size=20))
 def test_correlations_are_scipys_and_nan_where_there_is_none(rows):
     for name, function in (("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)):
@@ -78,10 +68,8 @@ def test_correlations_are_scipys_and_nan_where_there_is_none(rows):
 @given(pairs(texts))
 def test_text_metrics_are_sacrebleus(rows):
     predictions, references = rows
-    assert value("bleu", *rows) == sacrebleu.corpus_bleu(predictions, [references]).score
     lowercase = sacrebleu.corpus_bleu(predictions, [references], lowercase=True).score
     assert value("bleu_lowercase", *rows) == lowercase
-    assert value("chrf", *rows) == sacrebleu.corpus_chrf(predictions, [references]).score
     assert value("exact_match", *rows) == sum(p == r for p, r in zip(*rows)) / len(predictions)
 
 
@@ -162,25 +150,10 @@ def test_bleu_says_how_it_was_computed():
     assert metric.signature.startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
 
 
-EXAMPLES = {
-    "classes": ([0, 1, 1, 0, 1], [0, 1, 0, 1, 1]),
-    "label_sets": ([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0]]),
-    "probabilities": ([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.5, 0.5], [0.2, 0.8]], [0, 1, 0, 1, 1]),
-    "numbers": ([0.5, 1, 2, 4, 3], [1, 2, 3, 4, 5.5]),
-    "rewards": ([0.5, -1.0, 2.0, 0.0, 3.0], [0.25, 0.0, 1.0, 0.0, -1.0]),
-    "texts": (["a b c d", "b", "c", "d e f", ""], ["a b c d", "c", "c", "d e f g", "a"]),
-    "tags": (
-        [["B-PER", "I-PER"], ["O"], ["B-LOC", "O"], ["O", "B-PER"], ["O"]],
-        [["B-PER", "O"], ["O"], ["B-LOC", "O"], ["B-LOC", "B-PER"], ["O"]],
-    ),
-    "answers": (["the 4 May", "b", "", "d", "e f"], [["May 4"], ["a", "B."], [], ["e"], ["e"]]),
-}
-
-
 @pytest.mark.parametrize("name", COMPARED)
 def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
-    predictions, references = EXAMPLES[METRICS[name].compares]
+    predictions, references = examples_of(METRICS[name].compares, 5).inputs(name)
     metric = load_metric(name)
     assert isinstance(metric, evaluate.Metric) and metric.description == METRICS[name].description
     for rows in (slice(0, 2), slice(2, 5)):
@@ -191,28 +164,18 @@ def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in AVERAGED if METRICS[name].two_classes])
-def test_a_third_class_is_refused_by_metrics_of_two(name):
-    with pytest.raises(UserError, match=f"'{name}' is of two classes, here are 3; use {name}_macro"):
-        check_metrics([name], [name], "task.name=x", num_classes=3)
-
-
 @pytest.mark.parametrize(
-    "names, compares, sentence",
+    "name, compares, sentence",
     [
-        (["acuracy"], "classes", "evaluation.metrics='acuracy' is not known; did you mean accuracy?"),
-        (
-            ["accuracy", "bleu"],
-            "classes",
-            "compares texts and is not for task.name=x; known: accuracy",
-        ),
-        (["pearson"], "texts", "compares numbers and is not for task.name=x; known: bleu, bleu_lowercase, chrf"),
+        ("acuracy", "classes", "evaluation.metrics='acuracy' is not known; did you mean accuracy?"),
+        ("bleu", "classes", "compares texts and is not for task.name=x; known: accuracy"),
+        ("pearson", "texts", "compares numbers and is not for task.name=x; known: bleu, bleu_lowercase, chrf"),
+        *((name, "classes", f"'{name}' is of two classes, here are 3; use {name}_macro") for name in OF_TWO),
     ],
 )
-def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compares, sentence):
-    with pytest.raises(UserError) as error:
-        check_metrics(names, [name for name, row in METRICS.items() if row.fits(compares)], "task.name=x")
-    assert sentence in str(error.value) and "\n" not in str(error.value)
+def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(name, compares, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_metrics([name], [name for name, row in METRICS.items() if row.fits(compares)], "task.name=x", 3)
 
 
 def test_an_unknown_metric_names_the_nearest():

