@@ -17,6 +17,7 @@ from typing import Any
 import transformers
 
 from ..errors import UserError, did_you_mean
+from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.base import Objective
@@ -93,6 +94,7 @@ def evaluate_few_shot(
     arguments = training_arguments(recipe)
     model = load(auto_class, recipe).to(arguments.device)
     rows, most = arguments.per_device_eval_batch_size, recipe.evaluation.sample_tokens
+    objective.tokenizer.model_max_length = most_tokens(config)  # a prompt holds several of the task's texts
     asked = Asked(model, objective.tokenizer, rows, most)
     found, answers = {}, []
     for number in shots.numbers:

@@ -71,6 +71,8 @@ class Unlabelled:
             names = [name for name in there if "." not in name] if there else []
             for number, row in file_format.rows(FIELD, path, names, self.limits):
                 place = f"{path}, {file_format.counts} {number}"
+                if isinstance(row, UserError):  # a line that is no row
+                    raise row
                 if isinstance(row, str):
                     raise UserError(f"{FIELD}: {place} is {FAULTS[row]}")
                 image = row.get(self.image_column)

@@ -16,6 +16,7 @@ from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
 from .data_section import SOURCE_KINDS
+from .former_settings import without_former
 from .recipe_files import is_file_of, read_yaml_file
 from .schema import DEFAULT_NAMES, LEARNED, ModelSection, ObjectiveSettings, Recipe, TrainingSection, parts_of_recipe
 from .secrets import check_no_secret
@@ -160,6 +161,7 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_no_secret(data, "")
+    data = without_former(data)
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):

@@ -359,6 +359,13 @@ def test_a_mistake_is_one_sentence(rows, how, sentence, classes):
         anyformer.predict(classes, rows, **how)
 
 
+def test_a_line_that_is_no_row_is_named(classes, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "a"}\n{"text": "b"\n')
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2"):
+        anyformer.predict(classes, str(file))
+
+
 def test_several_processes_need_a_file(classes, tmp_path, command, capsys):
     assert command("predict", classes, tables(tmp_path)[0], "--processes", 2) == 2
     assert "--out FILE" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from anyformer.pipelines.recipes.checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS,
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.field_docs import describe_fields
+from anyformer.pipelines.recipes.former_settings import FORMER
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection, parts_of_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
@@ -495,6 +496,18 @@ def test_a_run_may_be_resumed_with_other_settings_that_leave_its_mathematics_alo
     old = load_recipe("quickstart").to_dict()
     for override in OF_NO_MATHEMATICS:
         assert resume_difference(old, load_recipe("quickstart", [override]).to_dict()) is None, override
+
+
+def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
+    for name, gone in (("imdb_prefix_lm", "shortest_prefix"), ("imdb_ul2", "denoisers")):
+        new = load_recipe(name)
+        old = new.to_dict()
+        old["objective"][gone] = FORMER[gone]
+        assert recipe_from_dict(old) == new and resume_difference(old, new.to_dict()) is None
+        old["objective"][gone] = 0.5
+        assert gone in resume_difference(old, new.to_dict())
+        with pytest.raises(UserError, match=f"objective.{gone}"):
+            recipe_from_dict(old)
 
 
 def test_a_run_is_not_resumed_with_other_mathematics():
