@@ -179,6 +179,7 @@ NOT_RUN = [
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
     NotRun("anyformer predict MODEL ", "any model, any file; the pages' own are run", arguments_parse),
     NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
+    NotRun("anyformer evaluate models/smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),

@@ -16,7 +16,6 @@ from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
 from .data_section import SOURCE_KINDS
-from .former_settings import without_former
 from .recipe_files import is_file_of, read_yaml_file
 from .schema import DEFAULT_NAMES, LEARNED, ModelSection, ObjectiveSettings, Recipe, TrainingSection, parts_of_recipe
 from .secrets import check_no_secret
@@ -89,6 +88,37 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
         name = ".".join(path[: depth - 1])
         raise UserError(f"{'.'.join(path)}: {name} has {len(entries)} entries, counted from 0")
     return int(part)
+
+
+# ------------------------------------------------------------------------------------- settings that are gone
+
+
+# What saved recipes say that were made when there were more settings, as they spell out every default: the name of a
+# setting, and the one value of it that is done now.
+REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
+UL2 = (
+    *((0.15, 3.0, REGULAR), (0.15, 8.0, REGULAR), (0.25, None, SEQUENTIAL)),
+    *((0.5, 3.0, EXTREME), (0.5, 8.0, EXTREME), (0.15, 64.0, EXTREME), (0.5, 64.0, EXTREME)),
+)
+FORMER: dict[str, Any] = {
+    "shortest_prefix": 0.0,
+    "longest_prefix": 1.0,
+    "positive_from": 0.8,
+    "memory_update": "delta",
+    "denoisers": [
+        {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
+        for rate, length, token in UL2
+    ],
+}
+
+
+def without_former(recipe: Any) -> Any:
+    """A recipe as plain data without settings that are gone, where their value says what is done now."""
+    if isinstance(recipe, list):
+        return [without_former(item) for item in recipe]
+    if not isinstance(recipe, dict):
+        return recipe
+    return {key: without_former(value) for key, value in recipe.items() if key not in FORMER or value != FORMER[key]}
 
 
 # ------------------------------------------------------------------------------------------------ composing

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..plugins import OBJECTIVES
-from .former_settings import without_former
+from .compose import without_former
 from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show

@@ -122,7 +122,7 @@ def test_losses_of_pairs_are_those_of_sentence_transformers(in_float64):
     texts = [states[0::2, 0], states[1::2, 0]]
     for ours, theirs in (
         (Cosine("mean"), CosineSimilarityLoss(None)),
-        (InBatchNegatives("mean", 20.0, 0.0), MultipleNegativesRankingLoss(None)),
+        (InBatchNegatives("mean", 20.0), MultipleNegativesRankingLoss(None)),
     ):
         got = ours.total({"last_hidden_state": states}, batch) / ours.weight(batch)
         torch.testing.assert_close(got, theirs.compute_loss_from_embeddings(texts, batch["labels"]))

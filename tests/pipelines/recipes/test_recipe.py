@@ -14,10 +14,9 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, READ_WITH, SCHEDULE_BOUNDS
-from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.compose import FORMER, load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.field_docs import describe_fields
-from anyformer.pipelines.recipes.former_settings import FORMER
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection, parts_of_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
