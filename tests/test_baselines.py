@@ -56,6 +56,9 @@ def test_an_lstm_of_a_run_s_size_is_trained_and_measured_by_the_same_recipe(reci
     other = ids.clone()
     other[:, 5:] = 3
     assert torch.equal(model(input_ids=other).logits[:, :5], out.logits[:, :5])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]).expand(2, -1)  # two documents in a row
+    apart = torch.cat([model(input_ids=ids[:, :5]).logits, model(input_ids=ids[:, 5:]).logits], 1)
+    torch.testing.assert_close(model(input_ids=ids, position_ids=positions).logits, apart)
 
 
 def test_padding_leaves_the_class_of_a_text_alone(repo_root):

@@ -8,8 +8,8 @@ training, with the tokenizer, the head and nearly the parameters of a run that t
     python scripts/baselines/lstm.py runs/lstm_untrained --like runs/quickstart
     anyformer --plugin scripts/baselines/lstm.py sweep scripts/baselines/lstm_or_transformer.yaml
 
-It reads the rows that a transformer reads; where several documents are packed into one, its state is not reset between
-them, as masks do for transformers. MFU counts linear layers alone, and so says little of it.
+It reads the rows that a transformer reads; its state begins anew with each of several documents in a row, where
+position_ids do. MFU counts linear layers alone, and so says little of it.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import argparse
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -69,8 +70,16 @@ class LstmModel(PreTrainedModel):
     def get_input_embeddings(self):
         return self.embed_tokens
 
-    def forward(self, input_ids):
-        return self.layers(self.embed_tokens(input_ids))[0]
+    def forward(self, input_ids, position_ids=None):
+        embeddings = self.embed_tokens(input_ids)
+        if position_ids is None:
+            return self.layers(embeddings)[0]
+        begins = position_ids.expand(input_ids.shape) == 0
+        begins[:, 0] = True
+        first = begins.flatten().nonzero().flatten()
+        lengths = torch.diff(first, append=first.new_tensor([begins.numel()])).tolist()
+        documents = pack_sequence(embeddings.flatten(0, 1).split(lengths), enforce_sorted=False)
+        return torch.cat(unpack_sequence(self.layers(documents)[0])).view(embeddings.shape)
 
 
 class LstmForCausalLM(LstmModel):
@@ -90,8 +99,10 @@ class LstmForCausalLM(LstmModel):
     def get_output_embeddings(self):
         return self.lm_head
 
-    def forward(self, input_ids, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs):
-        logits, loss = self.lm_head(self.model(input_ids)), None
+    def forward(
+        self, input_ids, attention_mask=None, position_ids=None, labels=None, num_items_in_batch=None, **kwargs
+    ):
+        logits, loss = self.lm_head(self.model(input_ids, position_ids)), None
         if labels is not None:
             size = self.config.vocab_size
             loss = self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=num_items_in_batch)
