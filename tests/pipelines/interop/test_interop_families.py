@@ -58,7 +58,10 @@ def test_twins_write_the_same_text(name, beams):
     beams = 1 if name in DECODERS else beams
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "num_beams": beams, "do_sample": False}
     inputs |= {"max_new_tokens": 12, "min_new_tokens": 12, "no_repeat_ngram_size": 1}  # not one token for ever
-    written = [model.generate(**inputs) for model in (native, ours, to_native(ours))]
+    back = to_native(ours)
+    for model in (native, back):
+        model.set_attn_implementation("eager")  # transformers 5.17 drops gemma2's soft cap under sdpa
+    written = [model.generate(**inputs) for model in (native, ours, back)]
     assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
 
 
