@@ -87,7 +87,7 @@ class Texts:
     def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
         model, most = asked.model, most_tokens(asked.model.config) - asked.most
         if model.config.is_encoder_decoder or most < 1:
-            raise UserError(f"--shots has {asked.most} tokens written by a decoder; lower evaluation.sample_tokens")
+            raise UserError(f"--shots asks a decoder with room for evaluation.sample_tokens={asked.most}; lower that")
         pairs = encode_pairs(asked.tokenizer, [(prompt, " a") for prompt in prompts])
         ids = [context for context, _ in pairs]
         finished = FinishedModel(model.config.name_or_path, lambda: model, asked.rows)

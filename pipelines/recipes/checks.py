@@ -227,9 +227,10 @@ def _check_heads(recipe: Recipe, objective) -> None:
         )
     modules = fields.get("num_nextn_predict_layers")
     if modules and objective.auto_class != "AutoModelForCausalLM":
-        raise UserError(f"model.num_nextn_predict_layers={modules} is of next tokens, which {objective.setting} is not")
+        raise UserError(f"model.num_nextn_predict_layers={modules} predicts next tokens, unlike {objective.setting}")
     if modules and smoothing:
-        raise UserError("training.label_smoothing_factor leaves out model.num_nextn_predict_layers; remove one of them")
+        said = f"training.label_smoothing_factor={smoothing} leaves out model.num_nextn_predict_layers={modules}"
+        raise UserError(f"{said}; remove one of them")
 
 
 def _check_training(recipe: Recipe) -> None:
