@@ -96,7 +96,11 @@ def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_che
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "pp", "tp", "fsdp2", "ep-tp", "fsdp2-tp", "hsdp"])
-def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(name, tiny_recipe, ranks, alone):
+def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(
+    name, tiny_recipe, ranks, alone, monkeypatch
+):
+    # In bf16, which Muon takes where the processor has instructions for it, another order of sums is 1e-4 of the loss.
+    monkeypatch.setattr("anyformer.pipelines.training.optimizers.prefers_bf16", lambda device: False)
     count, shares, model, batches, _ = MESHES.get(name, (2, "null", DECODER, 2, ""))
     training = {"optim": "muon", "max_steps": 12, "learning_rate": 1e-3, "save_steps": 6}
     recipe, shared = tiny_recipe(model=model, training=training), f"training.parallelism={shares}"
