@@ -16,7 +16,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
     how = add_sampling(parser, 64)
-    how.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default but for --num-beams")
+    how.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     add_backends(parser, "what computes it")
     add_trust(parser)

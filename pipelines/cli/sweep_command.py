@@ -36,7 +36,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--max-examples", type=at_least(1), metavar="N", help="--evaluate: at most so many examples")
     parser.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
     parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
-    parser.add_argument("--legal-only", action="store_true", help="leave out combinations that cannot be")
+    parser.add_argument("--legal-only", action="store_true", help="leave out combinations that exclude each other")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
     add_trust(parser)
 

@@ -92,7 +92,7 @@ def _check_regular(field: str, pattern: str, path: str) -> None:
     if stat.S_ISDIR(mode):
         raise UserError(f"{field}={pattern!r} is a folder; {os.path.join(pattern, '*')!r} means the files in it.")
     if not stat.S_ISREG(mode):
-        raise UserError(f"{field}={pattern!r} is a pipe or a device; write its content into a file, to be read again.")
+        raise UserError(f"{field}={pattern!r} is a pipe or a device; write its content into a file, to be read again")
 
 
 def _nearest_file(path: Path) -> str:
