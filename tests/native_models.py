@@ -195,15 +195,14 @@ MIXTURES = {
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
     "qwen3_next": ("qwen3_next", QWEN3_MOE | HYBRID | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
     "llama4": ("llama4_text", LLAMA4 | {"no_rope_layers": [1, 0, 1], "attention_chunk_size": 6, "floor_scale": 5}),
-    "llama4_dense_first": (
-        "llama4_text",
-        LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": None},
-    ),
     "qwen3_moe_unnormalised": (
         "qwen3_moe",
         QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},
     ),
 }
+UNCHUNKED = {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": None}
+if "chunked_attention" not in CONFIG_MAPPING["llama4_text"](**UNCHUNKED).layer_types:  # 5.17 cannot run these
+    MIXTURES["llama4_dense_first"] = ("llama4_text", LLAMA4 | UNCHUNKED)
 GPT_OSS = MIXTRAL | {
     "head_dim": 16,
     "sliding_window": 6,
