@@ -18,8 +18,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
     parser.add_argument(
         "--to",
-        choices=("native", "anyformer", "encoder", "decoder", "seq2seq", "gguf"),
-        metavar="{native,anyformer,encoder,decoder,seq2seq}",
+        choices=("native", "anyformer", "encoder", "decoder", "seq2seq"),
         help="what to make (default: the other kind)",
     )
     add_backends(parser, "what computes ours where the two are compared")

@@ -52,7 +52,6 @@ def convert(
             float64, or logits that differ.
     """
     check_backends(attn_implementation, experts_implementation)
-    check_direction(to)
     destination = destination_folder(destination)
     source = locate_model(str(source))
     refuse_adapter(source)
@@ -121,15 +120,6 @@ def check_backends(attention: str, experts: str) -> None:
         raise UserError(
             f"--attn-implementation={attention} computes in half precision, and models are compared in float64; name "
             f"eager, sdpa or flex_attention"
-        )
-
-
-def check_direction(to: str | None) -> None:
-    """Raise UserError for a direction that other programs go."""
-    if to == "gguf":
-        raise UserError(
-            "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
-            "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
         )
 
 
