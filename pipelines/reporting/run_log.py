@@ -17,7 +17,7 @@ from ..storage.model_folder import read_json
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 CLASSES_FILE = "classes.json"  # of each split: how single classes came off
-ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
+ROWS_FILE = "rows.json"  # rows of the training data, shown for people
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured
 
@@ -220,25 +220,3 @@ def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
         damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
         return {}
     return found
-
-
-def run_facts_of(folder: Path | str) -> dict[str, Any]:
-    """The facts of a run for a table of several.
-
-    {"folder", "name", "status", "settings": {path: value}, "metrics", "steps", "seconds", "tokens", "parameters",
-    "trained_parameters"}; None for what is not known. Of a run that has not finished, the metrics are those of its last
-    validation. Raises UserError as `read_run`.
-    """
-    log = read_run(folder)
-    return {
-        "folder": str(log.folder),
-        "name": log.name,
-        "status": log.run.get("status"),
-        "settings": log.settings,
-        "metrics": log.metrics,
-        "steps": log.steps,
-        "seconds": log.seconds,
-        "tokens": log.tokens,
-        "parameters": log.run.get("parameters"),
-        "trained_parameters": log.run.get("trained_parameters"),
-    }
