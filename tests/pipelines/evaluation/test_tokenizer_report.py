@@ -45,7 +45,6 @@ def test_the_numbers_are_those_of_the_definitions(folders):
     assert char.never_used == pytest.approx(1 - len(set("the fox dog")) / len(set(TEXT)))
     fallback = found["bpe_byte_fallback"]
     assert fallback.unknown_rate == 0 and fallback.round_trip_failures == 0 and fallback.tokens < 12
-    assert "·the" in fallback.longest_tokens or "the" in fallback.longest_tokens
     assert found["wordpiece"].algorithm == "WordPiece" and found["wordpiece"].round_trip_failures == 1
 
 
