@@ -8,7 +8,7 @@ from ..errors import need_package
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Write one HTML page of what lies in a run's folder: curves, metrics with their intervals,\n"
-        "samples, recipe, data, parameters, environment. Of several runs: their curves on common axes, the settings\n"
+        "samples, recipe, data, environment. Of several runs: their curves on common axes, the settings\n"
         "that differ, their metrics and, of several seeds, whether a difference is sure. A page opens without a\n"
         "network, in any browser.",
         epilog="examples:\n"
