@@ -14,7 +14,6 @@ from .charts_page import write_page
 from .class_section import classes_of
 from .interpret import interpret
 from .metrics_table import Measured, measured
-from .parameters import parameters_by_part
 from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
 
@@ -49,7 +48,6 @@ def write_report(folder: Path | str, out: Path | None = None) -> int:
         "loads": loads_of(log),
         **recipe_values(log),
         **data_values(log),
-        **weight_values(log),
         "environment": environment_of(log),
     }
     values["parts"] = parts_of(values)
@@ -68,7 +66,6 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
         "experts": ("Experts", values["loads"]),
         "recipe": ("Recipe", True),
         "data": ("Data", True),
-        "parameters": ("Parameters", values["weights"]),
         "environment": ("Environment", True),
     }
     return [(name, words) for name, (words, is_there) in there.items() if is_there]
@@ -230,17 +227,6 @@ def number(value: float) -> str:
     if isinstance(value, float) and value <= 1:
         return f"{value:.2%}"
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
-
-
-def weight_values(log: RunLog) -> dict[str, Any]:
-    """The parameters by what they are for."""
-    found = parameters_by_part(log.folder)
-    trained, whole = log.run.get("trained_parameters"), log.run.get("parameters")
-    where = "saved model" if log.is_finished else "newest checkpoint"
-    note = f"As the {where} has them; what is tied or shared counts once."
-    if trained and whole and trained < whole:
-        note += f" {trained:,} of {whole:,} were trained."
-    return {"weights": found, "total": sum(row["parameters"] for row in found), "weights_note": note}
 
 
 def environment_of(log: RunLog) -> dict[str, Any]:

@@ -98,19 +98,10 @@ class RunLog:
         known = [self.run.get("steps") or 0, *(line["step"] for line in self.entries[-1:])]
         return max(known + [step_of(checkpoint) for checkpoint in list_checkpoints(self.folder)[:1]])
 
-    @cached_property
+    @property
     def total_steps(self) -> int | None:
         """All steps of the whole run, as far as the folder says."""
-        if self.is_finished:
-            return self.run.get("steps")
-        most = self.section("training").get("max_steps") or -1
-        known = self.run.get("total_steps") or (most if most > 0 else None)
-        for checkpoint in list_checkpoints(self.folder)[:1] if known is None else ():
-            try:
-                known = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")).get("max_steps")
-            except (OSError, ValueError, AttributeError):
-                known = None  # of another engine, or just being removed: the page says the step alone
-        return known
+        return self.run.get("steps" if self.is_finished else "total_steps")
 
     @property
     def seconds(self) -> float | None:
