@@ -89,8 +89,7 @@ def own_folder_cache_and_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
     # Which only a power cut could tell from a write: what a killed process wrote stays.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    # The report of a run loads its model and draws its loss; test_report.py is about that.
-    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", -1)
+    # A run draws its loss; test_report.py is about that.
     monkeypatch.setattr("anyformer.pipelines.reporting.figures.draw_loss", lambda folder: False)
     # The peak is timed, in bf16 for ten seconds on a CPU that lacks it; test_throughput.py is about that.
     monkeypatch.setattr("anyformer.pipelines.accounting.flops.measured_flops", lambda *_: 1e12)

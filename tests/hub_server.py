@@ -1,7 +1,7 @@
 """A small look-alike of the Hugging Face Hub's HTTP API for offline tests: standard library, loopback only.
 
 It speaks what publishing, pushing and loading ask for: whoami, repository create, preupload, commit (inline files and
-LFS pointers), git-LFS upload, repository info, tree, branches, resolve (HEAD, GET), collections, the Hub's error codes,
+LFS pointers), git-LFS upload, repository info, tree, branches, resolve (HEAD, GET), the Hub's error codes,
 and private repositories. The token `hf_test` is user "tester". It does not speak Xet: switch that off in the client.
 
 `failures` (regex of a path: status) injects errors, `requests` lists what came.
@@ -347,35 +347,6 @@ class Handler(BaseHTTPRequestHandler):
             return files | {path: {"oid": value["oid"], "lfs": value["oid"], "size": blob.stat().st_size}}
         raise HubError(400, message=f"unknown commit entry {key}")
 
-    # ---- collections
-
-    def create_collection(self):
-        wanted, store = self.json(), self.server.store
-        if wanted["namespace"] != self.logged_in():
-            raise HubError(403, message="You don't have the rights")
-        slug = f"{wanted['namespace']}/{re.sub('[^a-z0-9]+', '-', wanted['title'].lower())}-{'0' * 24}"
-        with store.lock:
-            found = store.load("collection", slug)
-            if found is None:
-                times = {"lastUpdated": now(), "position": 0, "theme": "green", "upvotes": 0}
-                owner = {"owner": {"name": wanted["namespace"], "type": "user"}, "items": []}
-                store.save("collection", slug, wanted | times | owner | {"slug": slug})
-        self.answer(store.load("collection", slug), 200 if found is None else 409)
-
-    def collection(self, slug):
-        self.answer(self.server.store.load("collection", slug))
-
-    def add_to_collection(self, slug):
-        item, store = self.json()["item"], self.server.store
-        self.repo(item["type"], item["id"], write=True)
-        with store.lock:
-            found = store.load("collection", slug)
-            there = any(known["id"] == item["id"] for known in found["items"])
-            if not there:
-                found["items"].append(item | {"_id": str(len(found["items"])), "position": len(found["items"])})
-                store.save("collection", slug, found)
-        self.answer(found, 409 if there else 200)
-
     # ---- history
 
     def create_branch(self, kind, repo_id, name):
@@ -431,9 +402,6 @@ ROUTES = [
         ("POST", r"/_lfs_verify", Handler.lfs_verify),
         ("GET", r"/api/whoami-v2", Handler.whoami),
         ("POST", r"/api/repos/create", Handler.create),
-        ("POST", r"/api/collections", Handler.create_collection),
-        ("GET", r"/api/collections/(?P<slug>[^/]+/[^/]+)", Handler.collection),
-        ("POST", r"/api/collections/(?P<slug>[^/]+/[^/]+)/items", Handler.add_to_collection),
         ("POST", r"/api/validate-yaml", Handler.validate_yaml),
         ("POST", rf"{API}/preupload/{REVISION}", Handler.preupload),
         ("POST", rf"{API}/commit/{REVISION}", Handler.commit),

@@ -1,7 +1,7 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
 from .output import quoted, say_loading, say_next
-from .parser import add_backends, add_trust
+from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
@@ -18,11 +18,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
     parser.add_argument(
         "--to",
-        choices=("native", "anyformer", "encoder", "decoder", "seq2seq", "gguf"),
-        metavar="{native,anyformer,encoder,decoder,seq2seq}",
+        choices=("native", "anyformer", "encoder", "decoder", "seq2seq"),
         help="what to make (default: the other kind)",
     )
-    add_backends(parser, "what computes ours where the two are compared")
     add_trust(parser)
 
 
@@ -32,9 +30,7 @@ def run(args) -> int:
 
     destination_folder(args.destination)
     say_loading()
-    backends = {name: getattr(args, name) for name in ("attn_implementation", "experts_implementation")}
-    trust = {"trust_remote_code": args.trust_remote_code}
-    print(convert(args.model, args.destination, to=args.to, **trust, **backends))
+    print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))
     changed = args.to in ("encoder", "decoder", "seq2seq")
     say_next(
         f"anyformer train RECIPE model.name_or_path={quoted(args.destination)}"

@@ -50,7 +50,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
     )
-    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
     add_json(parser)
     add_trust(parser)
 
@@ -71,7 +70,7 @@ def _add_few_shot(parser) -> None:
 
 
 # Option -> the one that it belongs to.
-BELONGS_TO = {"label": "by_position", "template": "shots", "label_words": "shots"}
+BELONGS_TO = {"template": "shots", "label_words": "shots"}
 
 
 def run(args) -> int:
@@ -156,7 +155,7 @@ def _one_model(args) -> Measured:
     if args.by_position:
         from ..evaluation.position_perplexity import evaluate_by_position
 
-        evaluate_by_position(recipe, split, args.label or args.models[0], output, args.max_examples)
+        evaluate_by_position(recipe, split, output, args.max_examples)
         return None  # it has printed and written what it has found
     from ..evaluation.evaluate import evaluate_model, print_evaluation
 

@@ -23,7 +23,7 @@ def add_arguments(add_parser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="list what would be uploaded, with the card; nothing is")
     how.add_argument("--to", metavar="FOLDER", help="write what would be uploaded into this new folder instead")
-    parser.add_argument("--private", action="store_true", help="create the repository (and collection) as private")
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
     parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
     parser.add_argument("--revision", help="branch to push to (default: main)")
     parser.add_argument(
@@ -33,7 +33,6 @@ def add_arguments(add_parser) -> None:
         const="steps",
         help="push each checkpoint of the run, too, to a branch such as step-1000, or by words seen 10M-words",
     )
-    parser.add_argument("--collection", metavar="TITLE", help="put the model into your collection of this title")
     parser.add_argument("--no-check", action="store_true", help="publish without what `anyformer check` finds")
 
 
@@ -47,7 +46,7 @@ def run(args) -> int:
         raise UserError(f"--trajectory makes the branches itself; leave out --revision={args.revision}")
     if args.repo_id is None:
         raise UserError("REPO_ID is missing: the repository, as name or owner/name, behind the folder of the model")
-    how = {"private": args.private, "revision": args.revision, "license": args.license, "collection": args.collection}
+    how = {"private": args.private, "revision": args.revision, "license": args.license}
     if args.trajectory is not None:
         from ..publishing.trajectory import publish_trajectory
 
@@ -68,8 +67,8 @@ def instead_of_upload(args, check) -> int:
     destination = None if args.to is None else destination_folder(args.to, "--to")
     if args.trajectory is not None:
         raise UserError("--trajectory pushes to branches; leave out --dry-run and --to")
-    if args.to is not None and (args.private or args.revision or args.collection):
-        raise UserError(f"--to={args.to} writes a folder here; leave out --private, --revision and --collection")
+    if args.to is not None and (args.private or args.revision):
+        raise UserError(f"--to={args.to} writes a folder here; leave out --private and --revision")
     model = open_model_folder(args.folder)
     repo_id = args.repo_id or (destination or model.path).name
     contents = with_card(files_to_publish(model), model, repo_id, license=args.license, check=check)

@@ -3,16 +3,14 @@
 from pathlib import Path
 
 from ..errors import need_package
-from .output import say_loading
-from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Write one HTML page of what lies in a run's folder: curves, metrics with their intervals,\n"
-        "samples, attention maps, recipe, data, parameters, environment, how to load. Of several runs: their\n"
-        "curves on common axes, the settings that differ, their metrics and whether a difference is sure. A page\n"
-        "opens without a network, in any browser.",
+        "samples, recipe, data, environment. Of several runs: their curves on common axes, the settings\n"
+        "that differ, their metrics and, of several seeds, whether a difference is sure. A page opens without a\n"
+        "network, in any browser.",
         epilog="examples:\n"
         "  anyformer report runs/quickstart\n"
         "  anyformer report runs/stdlib_moe runs/stdlib_moe_dense --out moe.html\n"
@@ -21,7 +19,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run (its output_dir)")
     parser.add_argument("--out", help="the page to write (default: RUN/report.html; of several runs comparison.html)")
     parser.add_argument("--figures", metavar="FOLDER", help="draw the curves there, as PNG and SVG (needs matplotlib)")
-    add_trust(parser)
 
 
 def run(args) -> int:
@@ -39,9 +36,7 @@ def run(args) -> int:
     if len(folders) > 1:
         size = compare_runs(folders, out)
     else:
-        if logs[0].is_finished:
-            say_loading()
-        size = write_report(folders[0], out, trust_remote_code=args.trust_remote_code)
+        size = write_report(folders[0], out)
         if not logs[0].is_finished:
             print(f"{folders[0]}: {logs[0].progress}")
     print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")

@@ -140,7 +140,6 @@ def train(runs, at_once: int) -> int:
 
 def print_table(runs) -> None:
     """The combinations, the best first."""
-    from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..words import number_in_words, with_deviation
@@ -162,5 +161,5 @@ def print_table(runs) -> None:
         further = [number_in_words(sum(one) / len(one)) if one else "" for one in known]
         table.add_row(*values, figure, *further, minutes, "; ".join(states))
     console.print(table)
-    written_files = [name for name in (TABLE, PAGE, PLOT) if (runs.folder / name).is_file()]
+    written_files = [name for name in (TABLE, PAGE) if (runs.folder / name).is_file()]
     console.print(f"written: {runs.folder}/{' and '.join(written_files)}", markup=False, soft_wrap=True)

@@ -9,8 +9,8 @@ from .parser import add_json, add_trust, at_least
 def add_arguments(add_parser) -> None:
     parser = add_parser(
         description="Measure the tokenizer of a recipe (trained, or taken from the cache), of a folder or on the Hub:\n"
-        "tokens per word, bytes per token, unknown tokens, texts that do not come back, entries never used,\n"
-        "longest tokens. Over the validation text of the recipe, over files, or over TEXT, whose tokens are shown.",
+        "tokens per word, bytes per token, unknown tokens, texts that do not come back, entries never used.\n"
+        "Over the validation text of the recipe, over files, or over TEXT, whose tokens are shown.",
         epilog="examples:\n"
         "  anyformer tokenizer quickstart\n"
         '  anyformer tokenizer runs/quickstart "def read(self):"\n'

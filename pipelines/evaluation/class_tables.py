@@ -6,7 +6,7 @@ from rich.text import Text
 
 from ..reporting.console import table_of
 
-MOST_CLASSES, MOST_IN_MATRIX, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 10, 8, 5, 100
+MOST_CLASSES, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 8, 5, 100
 
 
 def print_classes(console: Console, report: dict) -> None:
@@ -14,9 +14,7 @@ def print_classes(console: Console, report: dict) -> None:
     if report.get("classes"):
         console.print("", classes_table(report["classes"]), sep="\n")
     if report.get("confused"):
-        small = len(report["matrix"]["names"]) <= MOST_IN_MATRIX
-        table = matrix_table(**report["matrix"]) if small else confused_table(report["confused"])
-        console.print("", table, sep="\n")
+        console.print("", confused_table(report["confused"]), sep="\n")
     sure = report["calibration"]
     console.print(
         f"\ncalibration: {sure['confidence']:.1%} sure on average and {sure['accuracy']:.1%} right, of all "
@@ -38,14 +36,6 @@ def classes_table(classes: list[dict]) -> Table:
     for one in classes:
         scores = [f"{one[name]:.4f}" for name in ("precision", "recall", "f1")]
         table.add_row(Text(one["name"]), *scores, *(f"{one[name]:,}" for name in ["support", *counts]))
-    return table
-
-
-def matrix_table(names: list[str], counts: list[list[int]]) -> Table:
-    """The confusion matrix, what is right in bold."""
-    table = table_of(["is, and was taken for", *names], slice(1, None))
-    for place, (name, row) in enumerate(zip(names, counts)):
-        table.add_row(Text(name), *(Text(f"{n:,}", "bold" if at == place else "") for at, n in enumerate(row)))
     return table
 
 

@@ -16,7 +16,8 @@ from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
-from ..reporting.plots import plot_perplexity_by_position
+from ..reporting.charts import by_position
+from ..reporting.figures import draw
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length
@@ -29,17 +30,12 @@ BUCKETS = 32
 def evaluate_by_position(
     recipe: Recipe,
     split: str,
-    label: str,
     output: Path,
     max_examples: int | None = None,
 ) -> None:
     """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it.
 
-    Args:
-        label: the curve's name.
-
-    Raises:
-        UserError: no row is within one document, and as `evaluate_model` does.
+    Raises UserError where no row is within one document, and as `evaluate_model` does.
     """
     started = time.time()
     config = open_config(recipe)
@@ -55,22 +51,22 @@ def evaluate_by_position(
     arguments = training_arguments(recipe)
     model.to(arguments.device)
     sums = nll_by_position(model, rows, whole, arguments.per_device_eval_batch_size)
+    name = recipe.model.name_or_path
     result = {
-        "label": label,
-        "model": recipe.model.name_or_path,
+        "model": name,
         "task": recipe.name,
         "split": split,
         "data": rows.name,
         "rows": len(whole),
-        "trained_length": trained_length(recipe.model.name_or_path, config),
+        "trained_length": trained_length(name, config),
         **in_buckets(sums / len(whole)),
         "seconds": round(time.time() - started, 1),
         "recipe": recipe.to_dict(),
     }
     write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     picture = output.with_suffix(".png")
-    plot_perplexity_by_position([result], picture)
-    print(f"{label}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
+    draw(by_position({name: [result]}), [name], picture, width=6.4, height=3.8)
+    print(f"{name}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
     for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
         print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
     print(f"written to {output} and {picture}")

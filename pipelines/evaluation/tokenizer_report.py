@@ -17,7 +17,7 @@ from ..data.documents import in_batches
 from ..errors import UserError, did_you_mean, loading_reason
 from ..generation import HUB_NAME, RUNS
 from ..lazy import np, transformers
-from ..objectives.showing import pieces_text, token_text
+from ..objectives.showing import pieces_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.recipe_files import recipe_beside, shipped
@@ -28,7 +28,6 @@ from ..storage.checkpoints import write_atomically
 from ..words import counted
 
 SPLITS = ("validation", "test", "train")
-LONGEST = 6  # tokens that are named
 _BATCH = 1_000_000  # characters encoded at once
 _OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())})(\.[\w.]+)?=.*", re.DOTALL)
 
@@ -71,8 +70,7 @@ class Measured:
 
     algorithm: the tokenizers library's name of its model. tokens_per_word: fertility; words stand between white space.
     unknown_rate: share of the tokens. round_trip_failures: texts that do not come back when their tokens are decoded.
-    never_used: share of the entries, special tokens left out, that the text does not use. longest_tokens: of the
-    vocabulary, by characters.
+    never_used: share of the entries, special tokens left out, that the text does not use.
     """
 
     name: str
@@ -84,7 +82,6 @@ class Measured:
     unknown_rate: float
     round_trip_failures: int
     never_used: float
-    longest_tokens: list[str]
 
 
 # ------------------------------------------------------------------------------------------------------ request
@@ -219,16 +216,7 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
         unknown_rate=int(used[unknown]) / max(tokens, 1) if unknown is not None else 0.0,
         round_trip_failures=failures,
         never_used=float(np.mean(used[entries] == 0)) if entries else 0.0,
-        longest_tokens=_longest(tokenizer, backend, entries),
     )
-
-
-def _longest(tokenizer, backend, entries: list[int]) -> list[str]:
-    """The entries with most characters, as they stand in a text, white space made visible."""
-    texts = backend.decode_batch([[number] for number in entries], skip_special_tokens=False)
-    lengths = {number: len(text.removeprefix("##")) for number, text in zip(entries, texts)}
-    longest = sorted(entries, key=lambda number: (-lengths[number], number))[:LONGEST]
-    return [token_text(tokenizer, number) for number in longest]
 
 
 # ---------------------------------------------------------------------------------------------------- reporting
@@ -273,7 +261,6 @@ def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
         "unknown": lambda one: f"{one.unknown_rate:.3%}",
         "texts that do not come back": lambda one: f"{one.round_trip_failures:,} of {facts['texts']:,}",
         "entries never used": lambda one: f"{one.never_used:.1%}",
-        "longest tokens": lambda one: "\n".join(one.longest_tokens),
     }
     table = table_of(["", *(one.name for one in found)], slice(1, None))
     for label, cell in rows.items():

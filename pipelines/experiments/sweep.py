@@ -19,7 +19,7 @@ from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric
-from .afterwards import PLOT, measure_by_position
+from .afterwards import measure_by_position
 from .columns import measure_columns
 from .samplers import Combination, Optuna
 from .sweep_file import Sweep, setting
@@ -166,8 +166,7 @@ class SweepRuns:
                 run.columns = {name: read_run(run.folder).columns.get(name) for name in settings.columns}
         if settings.by_position is None:
             return 0
-        labels = {str(folder.relative_to(self.folder)): folder for folder in finished}
-        asked = labels, settings.by_position, settings.max_examples, self.folder / PLOT
+        asked = finished, settings.by_position, settings.max_examples
         return measure_by_position(*asked, self.entry, at_once, self.plugins, self.say)
 
     def _known_at_once(self) -> Iterator[Command]:

@@ -51,7 +51,7 @@ class SweepSettings:
     seeds: int | str | None = doc("number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's")
     columns: list[str] = doc("what is measured of each finished run beside its metrics, such as grad_norm", [])
     by_position: int | None = doc(
-        "length of rows on which the perplexity by position of all finished runs is measured in the end, for one plot",
+        "length of rows on which the perplexity by position of all finished runs is measured in the end, for one chart",
         at_least=2,
     )
     evaluate: str | None = doc("a model that is measured with each combination; null: each combination is trained")

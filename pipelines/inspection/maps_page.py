@@ -1,4 +1,4 @@
-"""The page of an inspection: one HTML file with everything in it, and the parts that other pages are made of."""
+"""The page of an inspection: one HTML file with everything in it, and the style and data of other pages."""
 
 import html
 import json
@@ -16,38 +16,22 @@ def write_page(path: Path, facts: dict) -> int:
 
     facts: {"model": name, "about": a sentence, "views": [what views.py gives of each text or image]}.
     """
-    page = filled(
-        part("page.html"),
-        TITLE=html.escape(facts["model"]),
-        ABOUT=html.escape(facts["about"]),
-        STYLE=style(),
-        MAPS=maps_of(facts["views"]),
-    )
+    values = {"TITLE": html.escape(facts["model"]), "ABOUT": html.escape(facts["about"]), "STYLE": style()}
+    values |= {"DATA": as_script({"views": facts["views"]}), "SCRIPT": part("maps.js")}
+    # In one go: what a value holds is never replaced.
+    page = re.sub(r"%([A-Z]+)%", lambda found: values[found[1]], part("page.html"))
     write_atomically(path, page)
     return len(page.encode())
 
 
 def style() -> str:
-    """The style that our pages share (colours of light and dark, texts, tables, buttons), and that of maps_of."""
+    """The style that our pages share (colours of light and dark, texts, tables, buttons), and that of maps."""
     return part("look.css") + part("maps.css")
-
-
-def maps_of(views: list[dict], level: str = "h2") -> str:
-    """The attention maps of some views as a part of a page, script included; once in a page, for its ids.
-
-    level: of its headings.
-    """
-    return filled(part("maps.html"), LEVEL=level, DATA=as_script({"views": views}), SCRIPT=part("maps.js"))
 
 
 def part(name: str) -> str:
     """A file beside this one."""
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
-
-
-def filled(template: str, **values: str) -> str:
-    """The template with %NAME% replaced by each value, in one go: what a value holds is never replaced."""
-    return re.sub(r"%([A-Z]+)%", lambda found: values[found[1]], template)
 
 
 def as_script(value: Any) -> str:

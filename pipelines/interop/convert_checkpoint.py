@@ -8,7 +8,6 @@ from pathlib import Path
 from anyformer.modeling.families import FAMILIES
 
 from ..adapters import refuse_adapter
-from ..backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_flash
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import transformers
@@ -29,8 +28,6 @@ def convert(
     to: str | None = None,
     *,
     trust_remote_code: bool = False,
-    attn_implementation: str = AUTO,
-    experts_implementation: str = AUTO,
 ) -> str:
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
@@ -44,15 +41,10 @@ def convert(
         to: "native" or "anyformer"; None: the other kind than the source's. "encoder", "decoder" or "seq2seq": a model
             of that family of ours with the source's weights (change_family.py), which has to go on learning.
         trust_remote_code: whether code that comes with the source may run.
-        attn_implementation, experts_implementation: backends by which ours computes what is compared, as a recipe's
-            model section names them. transformers' own model is computed eagerly.
 
     Raises:
-        UserError: no such model, a destination in use, a model without twin, a backend that cannot compute it in
-            float64, or logits that differ.
+        UserError: no such model, a destination in use, a model without twin, or logits that differ.
     """
-    check_backends(attn_implementation, experts_implementation)
-    check_direction(to)
     destination = destination_folder(destination)
     source = locate_model(str(source))
     refuse_adapter(source)
@@ -72,7 +64,6 @@ def convert(
     with working("turning them into the twin's"):
         twin = to_native(model) if direction == "native" else from_native(model)
     ours, native = (model, twin) if direction == "native" else (twin, model)
-    set_backends(ours, backend_arguments(attn_implementation, experts_implementation, ours.config, half=False))
     said = compared(model, twin, ours, native)
     missing = "an image processor" if FAMILIES[ours.config.model_type].of_images else "a tokenizer"
     del model, ours, native
@@ -113,26 +104,6 @@ def change_family(source: str, destination: Path, family: str, trust: dict) -> s
     )
 
 
-def check_backends(attention: str, experts: str) -> None:
-    """Raise UserError for backends that are not known, or cannot compute in float64."""
-    check_attention(attention, "--attn-implementation")
-    check_experts(experts, "--experts-implementation")
-    if is_flash(attention):
-        raise UserError(
-            f"--attn-implementation={attention} computes in half precision, and models are compared in float64; name "
-            f"eager, sdpa or flex_attention"
-        )
-
-
-def check_direction(to: str | None) -> None:
-    """Raise UserError for a direction that other programs go."""
-    if to == "gguf":
-        raise UserError(
-            "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
-            "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
-        )
-
-
 def direction_of(source: str, config, to: str | None) -> str:
     """The other kind than the source's: native or anyformer; raises UserError where `to` is another."""
     from .families import is_ours
@@ -162,19 +133,6 @@ def compared(model, twin, ours, native) -> str:
     count = sum(parameter.numel() for parameter in twin.parameters())
     words = f"largest difference of logits {difference:.2g} (largest logit {scale:.3g})"
     return f"{kinds}: {count:,} parameters, {words}"
-
-
-def set_backends(model, chosen: dict[str, str]) -> None:
-    """Let a model compute by the backends of `backend_arguments`; raise UserError where it cannot."""
-    check_got(model, chosen, "--")
-    try:
-        if "attn_implementation" in chosen:
-            model.set_attn_implementation(chosen["attn_implementation"])
-        if "experts_implementation" in chosen:
-            model.set_experts_implementation(chosen["experts_implementation"])
-    except (ValueError, ImportError) as error:
-        explain(error, chosen, "--")
-        raise
 
 
 def save(parts: list, destination: Path, source: str, facts: dict, same_model: bool = True) -> None:

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 
 from ..adapters import base_of
@@ -28,9 +27,6 @@ from .run_facts import SIZES, RunFacts, validated_on
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
 OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at", "stages")  # what the card tells of run.json's facts
-# Files of modeling/ in the order in which to read them; the family's models stand before, its config after.
-SHARED_FILES = ("decoder", "patch_embeddings", "stack", "block", "experts", "attention", "attention_masks", "positions")
-SHARED_FILES += ("positions_2d", "lm_head", "task_heads", "task_heads_encoder", "configuration")
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -172,7 +168,6 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "parameters": parameters,
         "architecture": _architecture(model.config, parameters),
         "is_ours": model.is_ours,
-        "code_files": _code_files(model),
         "engines": _engines(model),
         "has_code": bool(model.auto_map),
         "adapter_of": path_name(base_of(model.path)) if model.is_adapter else None,
@@ -301,19 +296,6 @@ def _engines(model: ModelFolder) -> dict[str, str]:
     how = dict.fromkeys(ENGINES, "yes") | {VLLM: "`--model-impl transformers --trust-remote-code`"}
     refused = {engine: reason for engine in ENGINES if (reason := refusal(config, engine)) is not None}
     return how | {engine: f"no: {reason}" for engine, reason in refused.items()}
-
-
-def _code_files(model: ModelFolder) -> dict[str, str]:
-    """{file of code in the folder: the first line of its docstring}, in the order in which to read them."""
-    if not model.is_ours:
-        return {}
-    family, lines = FAMILIES[model.config["model_type"]], {}
-    for name in dict.fromkeys((family.module, *SHARED_FILES, family.config_module)):
-        path = model.path / f"{name}.py"
-        if path.is_file():
-            source = path.read_text(encoding="utf-8", errors="replace")
-            lines[path.name] = source.partition('"""')[2].partition("\n")[0].rstrip('".')
-    return lines
 
 
 def _rotary(rope: dict | None) -> str | None:

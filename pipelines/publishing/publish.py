@@ -58,7 +58,6 @@ def publish(
     revision: str | None = None,
     license: str | None = None,
     check: Callable[[Path], tuple[str, dict] | None] | None = None,
-    collection: str | None = None,
     facts: RunFacts | None = None,
     code: Mapping[str, Path] = MappingProxyType({}),
 ) -> str:
@@ -71,8 +70,6 @@ def publish(
         revision: branch, created where it does not exist; None: main.
         license: licence named in the card; None: the recipe's `publish.license`.
         check: gives a line for the card and the contents of check.json; None: neither is published.
-        collection: title of the owner's collection that the repository is put into; created where it does not exist,
-            private if `private`.
         facts: what the card says of the run; None: read from the folder.
         code: files that take the place of the folder's own of the same names.
 
@@ -98,12 +95,6 @@ def publish(
     operations = [hub.CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
     with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
         api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
-    if collection is not None:
-        with hub_errors(f"{repo_id} is published, but could not be put into the collection {collection!r}"):
-            owner = repo_id.split("/")[0]
-            found = api.create_collection(collection, namespace=owner, private=private, exists_ok=True)
-            api.add_collection_item(found.slug, repo_id, "model", exists_ok=True)
-        print(f"in the collection {found.url}")
     return url if revision is None else f"{url}/tree/{revision}"
 
 

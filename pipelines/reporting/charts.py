@@ -166,7 +166,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
         ),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),
         *_others(log),
-        _by_position({"perplexity": [log]}),
+        by_position({"perplexity": [log.by_position]}),
     ]
     return [one for one in found if one is not None]
 
@@ -284,11 +284,11 @@ def _norms_of_runs(variants: dict[str, list[RunLog]]) -> list[dict | None]:
     return found
 
 
-def _by_position(variants: dict[str, list[RunLog]]) -> dict | None:
-    """The perplexity of the finished models by how many tokens stand before, where a sweep has measured it."""
+def by_position(variants: dict[str, list[dict]]) -> dict | None:
+    """The perplexity by how many tokens stand before. variants: {name: what `--by-position` has measured of runs}."""
     rows, trained = [], set()
-    for number, (name, logs) in enumerate(variants.items()):
-        measured = [log.by_position for log in logs if log.by_position.get("perplexity")]
+    for number, (name, found) in enumerate(variants.items()):
+        measured = [one for one in found if one.get("perplexity")]
         perplexities = [dict(zip(one["tokens_before"], one["perplexity"])) for one in measured]
         rows.append(curve(perplexities, name, number, points=True))
         trained |= {one["trained_length"] for one in measured if one.get("trained_length")}
@@ -320,7 +320,8 @@ def charts_of_runs(variants: dict[str, list[RunLog]], loss_unit: str = "nats") -
         add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
     for one in (*OF_TRAINING, *OF_ROUTERS):
         add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)
-    found += [*_norms_of_runs(variants), _by_position(variants)]
+    found += _norms_of_runs(variants)
+    found.append(by_position({name: [log.by_position for log in logs] for name, logs in variants.items()}))
     return [one for one in found if one is not None]
 
 

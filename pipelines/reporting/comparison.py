@@ -15,7 +15,7 @@ from ..words import counted, human_time, number_in_words, short_number, with_dev
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
 from .interpret import between, digits_of
-from .metrics_table import Measured, measured, newcombe
+from .metrics_table import Measured, measured
 from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
@@ -42,7 +42,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
     has_seeds = len(variants) < len(logs)
     place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
     units = dict.fromkeys(objective_facts(log.recipe).loss_unit for log in logs)
-    metrics = metrics_table(logs, names)
+    metrics = metrics_table(logs)
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
@@ -57,7 +57,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "labels": labels_of([*variants]),
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
         "metrics": metrics,
-        "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else pairs_of(logs, names),
+        "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else [],
         "fewest_seeds": FEWEST_SEEDS,
         "seeds": over_seeds(variants) if has_seeds else [],
         "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
@@ -179,7 +179,7 @@ def page_of(log: RunLog, out: Path) -> str:
 # ---------------------------------------------------------------------------------------------------- metrics
 
 
-def metrics_table(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
+def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
     """A row for each metric that a run has: {"split", "metric", "key", "cells"}, a cell for each run.
 
     A cell: {"words", "interval", "is_best"}; None for a run without it.
@@ -201,45 +201,12 @@ def metrics_table(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def pairs_of(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
-    """What two runs differ by in each share of examples, and how sure that is; of the runs with the best one where
-    they are many.
-
-    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each.
-    """
-    found = []
-    tables = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
-    for key in dict.fromkeys(key for table in tables for key in table):
-        having = {n: table[key].value for n, table in enumerate(tables) if key in table and table[key].low is not None}
-        for a, b in pairs_to_compare(having):
-            first, second = tables[a][key], tables[b][key]
-            low, high = newcombe(first, second)
-            row = {"metric": f"{first.split} {first.metric.replace('_', ' ')}", "first": names[a], "second": names[b]}
-            row |= difference_in_words(second.value - first.value, low, high)
-            found.append(row | {"verdict": "yes" if low > 0 or high < 0 else "no", "test": "Newcombe"})
-    return found[:MOST_PAIRS]
-
-
-def pairs_to_compare(scores: dict[Any, float]) -> list[tuple]:
-    """All pairs of some names; of many names each with the best, which has the highest score."""
-    pairs = list(combinations(scores, 2))
-    if len(pairs) <= MOST_PAIRS / 3:
-        return pairs
-    best = max(scores, key=scores.__getitem__)
-    return [(name, best) for name in scores if name != best]
-
-
-def difference_in_words(difference: float, low: float, high: float) -> dict[str, str]:
-    """A difference and its interval, to the same digit."""
-    interval = between(low, high)[1:-1].removeprefix("95 %: ")
-    return {"difference": f"{difference:+.{digits_of(low, high)}f}", "interval": interval}
-
-
 def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
-    """What two variants differ by in each metric, over their seeds: rows as those of pairs_of.
+    """What two variants differ by in each metric, over their seeds, and how sure that is.
 
-    By Welch's t-test (1947), whose variants may scatter differently; p of all pairs of a metric by Holm. A variant
-    of one run, or whose runs do not scatter, is left out; of many variants each is compared with the best one.
+    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each. By Welch's t-test (1947), whose
+    variants may scatter differently; p of all pairs of a metric by Holm. A variant of one run, or whose runs do not
+    scatter, is left out; of many variants each is compared with the best one.
     """
     from scipy.stats import ttest_ind
 
@@ -247,15 +214,19 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
     for key in metrics:
         values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
         values = {name: row for name, row in values.items() if len(set(row)) > 1}
-        sign = -1 if lower_is_better(key.partition("_")[2]) else 1
-        pairs = pairs_to_compare({name: sign * statistics.fmean(row) for name, row in values.items()})
+        means = {name: statistics.fmean(row) for name, row in values.items()}
+        pairs = list(combinations(values, 2))
+        if len(pairs) > MOST_PAIRS / 3:
+            best = (min if lower_is_better(key.partition("_")[2]) else max)(means, key=means.__getitem__)
+            pairs = [(name, best) for name in values if name != best]
         tests = [ttest_ind(values[second], values[first], equal_var=False) for first, second in pairs]
         for (first, second), test, p in zip(pairs, tests, holm([float(test.pvalue) for test in tests])):
-            difference = statistics.fmean(values[second]) - statistics.fmean(values[first])
+            low, high = test.confidence_interval(0.95)
             too_few = min(len(values[first]), len(values[second])) < FEWEST_SEEDS
             row = {"metric": key.replace("_", " "), "first": first, "second": second}
-            row |= difference_in_words(difference, *test.confidence_interval(0.95))
-            row |= {"verdict": "too few seeds" if too_few else "yes" if p < 0.05 else "no"}
+            row["difference"] = f"{means[second] - means[first]:+.{digits_of(low, high)}f}"
+            row["interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
+            row["verdict"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
             found.append(row | {"test": f"Welch, p = {p:.4f}"})
     return found[:MOST_PAIRS]
 

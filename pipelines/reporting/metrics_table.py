@@ -1,7 +1,6 @@
-"""The metrics of a run with their intervals, and of several with the significance of what they differ in.
+"""The metrics of a run with their intervals: of shares of examples Wilson's (1927).
 
-Of shares of examples the interval is Wilson's (1927), and of their differences Newcombe's (1998, method 10), as if the
-examples were others; for other metrics `anyformer evaluate` gives the bootstrap's.
+For other metrics `anyformer evaluate` gives the bootstrap's.
 """
 
 import math
@@ -48,11 +47,3 @@ def measured(log: RunLog) -> list[Measured]:
             one.low, one.high = bounds
         found.append(one)
     return found
-
-
-def newcombe(first: Measured, second: Measured) -> tuple[float, float]:
-    """The 95 % interval of second - first, of two shares with their Wilson intervals."""
-    gained = second.value - first.value
-    low = math.hypot(second.value - second.low, first.high - first.value)
-    high = math.hypot(second.high - second.value, first.value - first.low)
-    return gained - low, gained + high

@@ -57,28 +57,6 @@ def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2
         picture.savefig(path)
 
 
-def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
-    """Plot perplexity against the number of tokens before, a line per result of `--by-position`; written to `path`.
-
-    Raises UserError where matplotlib is not installed.
-    """
-    with figure(path, width=6.4, height=3.8) as axes:
-        for curve in curves:
-            axes.plot(curve["tokens_before"], curve["perplexity"], marker=".", markersize=4, label=curve["label"])
-        for length in sorted({curve["trained_length"] for curve in curves if curve.get("trained_length")}):
-            axes.axvline(length, color="0.6", linewidth=0.8, linestyle=":")
-        axes.set(
-            title="Perplexity by position (dotted: length of training)",
-            xlabel="tokens before the predicted one",
-            ylabel="perplexity",
-            yscale="log",
-            xlim=(0, None),
-        )
-        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis("{x:g}")  # plain numbers: a plot rarely spans two powers of ten
-        axes.legend()
-
-
 def plot_shots(shots: dict[int, dict], path: Path) -> None:
     """Plot the metrics of a few-shot result against the number of solved examples, with their 95 % intervals.
 

@@ -1,6 +1,5 @@
 """The page of a run, made of what lies in its folder: report.html."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,44 +8,29 @@ from ..publishing.run_facts import RunFacts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
-from . import markdown, training_rows
+from . import training_rows
 from .charts import axes_of, charts_of_run
 from .charts_page import write_page
 from .class_section import classes_of
 from .interpret import interpret
-from .maps import maps_of_run
 from .metrics_table import Measured, measured
-from .parameters import parameters_by_part
 from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
 
 REPORT = "report.html"
-LOOKED_AT = (("image", "an image"), ("text", "a text"))  # keys of rows.json
 FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate")
 
 
-def write_report(
-    folder: Path | str,
-    out: Path | None = None,
-    *,
-    with_maps: bool = True,
-    load: Callable[[], Any] | None = None,
-    trust_remote_code: bool = False,
-) -> int:
+def write_report(folder: Path | str, out: Path | None = None) -> int:
     """Write the page of a run, finished or not, and return its bytes. Nothing but its folder is read.
 
     Args:
         out: the page; None: report.html in the folder.
-        with_maps: whether the finished model shows what it attends to.
-        load: gives that model; None: it is loaded from the folder.
-        trust_remote_code: whether code that comes with that model may run.
 
     Raises:
         UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
-    found, facts = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
-    maps, maps_note = maps_of_run(log, found, load, trust_remote_code) if with_maps else ("", "")
     loss_unit, classes = objective_facts(log.recipe).loss_unit, classes_of(log)
     values = {
         "title": f"{log.name}: report",
@@ -62,16 +46,9 @@ def write_report(
         "classes": classes,
         "samples": samples_of(log),
         "loads": loads_of(log),
-        "maps": maps,
-        "maps_note": maps_note,
-        "looked_at": next(
-            (f"{noun} of the training data" for key, noun in LOOKED_AT if found.get(key)), "a sample of its own"
-        ),
         **recipe_values(log),
-        **data_values(log, facts, found),
-        **weight_values(log),
+        **data_values(log),
         "environment": environment_of(log),
-        **card_values(log),
     }
     values["parts"] = parts_of(values)
     charts = charts_of_run(log, loss_unit)
@@ -87,13 +64,9 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
         "classes": ("Classes", values["classes"]),
         "samples": ("Samples", values["samples"]),
         "experts": ("Experts", values["loads"]),
-        "attention": ("Attention", values["maps"] or values["maps_note"]),
         "recipe": ("Recipe", True),
         "data": ("Data", True),
-        "parameters": ("Parameters", values["weights"]),
         "environment": ("Environment", True),
-        "load": ("How to load", values["load"]),
-        "card": ("Model card", values["card"]),
     }
     return [(name, words) for name, (words, is_there) in there.items() if is_there]
 
@@ -217,8 +190,9 @@ def recipe_text(log: RunLog) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
 
 
-def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str, Any]:
+def data_values(log: RunLog) -> dict[str, Any]:
     """Sizes of the splits, and rows of the training data."""
+    found, source_names = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe).source_names
     known = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
     known |= {f"{split}, {name}": own for split, of in known.items() for name, own in of.get("sources", {}).items()}
     names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
@@ -236,14 +210,14 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
     ]
     shown = [training_rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
     return {
-        "source_names": f"Trained on: {facts.source_names}." if facts.source_names else "",
+        "source_names": f"Trained on: {source_names}." if source_names else "",
         "splits": splits,
         "columns": columns,
         "shares": shares,
         "notes_of_data": [f"{split}: {note}" for split, of in known.items() for note in of.get("notes", [])],
         "rows": shown,
         "legend": training_rows.as_html(found.get("legend") or ""),
-        "is_picture": bool(found.get("image")),
+        "is_picture": found.get("is_picture", False),
         "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
     }
 
@@ -255,17 +229,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
-def weight_values(log: RunLog) -> dict[str, Any]:
-    """The parameters by what they are for."""
-    found = parameters_by_part(log.folder)
-    trained, whole = log.run.get("trained_parameters"), log.run.get("parameters")
-    where = "saved model" if log.is_finished else "newest checkpoint"
-    note = f"As the {where} has them; what is tied or shared counts once."
-    if trained and whole and trained < whole:
-        note += f" {trained:,} of {whole:,} were trained."
-    return {"weights": found, "total": sum(row["parameters"] for row in found), "weights_note": note}
-
-
 def environment_of(log: RunLog) -> dict[str, Any]:
     """What it ran on and with."""
     run = log.run
@@ -275,13 +238,3 @@ def environment_of(log: RunLog) -> dict[str, Any]:
         found["energy"] = f"{energy['kwh']:.3g} kWh, {energy['how']}"
     found |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
     return {name: value for name, value in found.items() if value is not None}
-
-
-def card_values(log: RunLog) -> dict[str, str]:
-    """The model card and its part on loading, as HTML; empty where there is none yet."""
-    file = log.folder / "README.md"
-    if not log.is_finished or not file.is_file():
-        return {"card": "", "load": ""}
-    text = file.read_text(encoding="utf-8", errors="replace")
-    load = markdown.section_of(text, "How to load")
-    return {"card": markdown.as_html(text), "load": markdown.as_html(load) if load else ""}

@@ -17,7 +17,7 @@ from ..storage.model_folder import read_json
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 CLASSES_FILE = "classes.json"  # of each split: how single classes came off
-ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
+ROWS_FILE = "rows.json"  # rows of the training data, shown for people
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured
 
@@ -98,19 +98,10 @@ class RunLog:
         known = [self.run.get("steps") or 0, *(line["step"] for line in self.entries[-1:])]
         return max(known + [step_of(checkpoint) for checkpoint in list_checkpoints(self.folder)[:1]])
 
-    @cached_property
+    @property
     def total_steps(self) -> int | None:
         """All steps of the whole run, as far as the folder says."""
-        if self.is_finished:
-            return self.run.get("steps")
-        most = self.section("training").get("max_steps") or -1
-        known = self.run.get("total_steps") or (most if most > 0 else None)
-        for checkpoint in list_checkpoints(self.folder)[:1] if known is None else ():
-            try:
-                known = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")).get("max_steps")
-            except (OSError, ValueError, AttributeError):
-                known = None  # of another engine, or just being removed: the page says the step alone
-        return known
+        return self.run.get("steps" if self.is_finished else "total_steps")
 
     @property
     def seconds(self) -> float | None:
@@ -220,25 +211,3 @@ def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
         damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
         return {}
     return found
-
-
-def run_facts_of(folder: Path | str) -> dict[str, Any]:
-    """The facts of a run for a table of several.
-
-    {"folder", "name", "status", "settings": {path: value}, "metrics", "steps", "seconds", "tokens", "parameters",
-    "trained_parameters"}; None for what is not known. Of a run that has not finished, the metrics are those of its last
-    validation. Raises UserError as `read_run`.
-    """
-    log = read_run(folder)
-    return {
-        "folder": str(log.folder),
-        "name": log.name,
-        "status": log.run.get("status"),
-        "settings": log.settings,
-        "metrics": log.metrics,
-        "steps": log.steps,
-        "seconds": log.seconds,
-        "tokens": log.tokens,
-        "parameters": log.run.get("parameters"),
-        "trained_parameters": log.run.get("trained_parameters"),
-    }

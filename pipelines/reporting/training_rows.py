@@ -12,8 +12,7 @@ COLORS = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
 
 
 def read_rows(folder: Path) -> dict[str, Any]:
-    """{"legend", "rows": texts with the colours of a terminal, "text" or "image" to look into the model with}; {} where
-    the run has left none."""
+    """{"legend", "rows": texts with the colours of a terminal, "is_picture"}; {} where the run has left none."""
     try:
         found = json.loads((folder / ROWS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..recipes.schema import MINIMAL_PAIRS
 from ..reporting.interpret import validations_of
-from ..reporting.report import REPORT
+from ..reporting.report import REPORT, write_report
 from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
@@ -25,7 +25,7 @@ from ..words import working
 from .arguments import rows_of
 from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
-from .log.report_page import draw_card_picture, report_finished, spoken
+from .log.report_page import draw_card_picture, spoken
 from .log.summary import print_result
 from .lora import plain
 from .session import Session
@@ -57,20 +57,21 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
             facts["resumed_at"] = resumed_at
         if classes:
             write_atomically(session.folder.path / CLASSES_FILE, json_text(classes))
-        write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
+        write_finished(session, finite(facts))  # finite: the result reads the same when it is printed again
         for tracker in trainer.trackers:
             with spoken("samples and report of the tracker", session.folder.path):
                 tracker.show(samples, session.folder.path / REPORT)
 
 
-def write_finished(session: Session, finished: FinishedModel, facts: dict) -> None:
+def write_finished(session: Session, facts: dict) -> None:
     """Complete the run's folder; run.json says that it is finished when all else is there. Main process alone."""
     folder = session.folder
     folder.write(COMPLETING, **facts)
     with working("writing card and report"):
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
-        report_finished(folder.path, session.arguments, finished, session.recipe.trust_remote_code)
+        with spoken("report.html", folder.path):
+            write_report(folder.path)
     folder.write("finished", **facts)
     if not session.quiet:
         print_result(folder.path, folder.identity() | facts, session.data.objective)

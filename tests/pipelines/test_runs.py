@@ -56,17 +56,15 @@ def test_samples_are_drawn_as_the_recipe_says(tiny_recipe, command, tmp_path):
     assert sample["text"] == generate_text(str(tmp_path / "run"), "The", max_new_tokens=8, do_sample=False)
 
 
-def test_the_finished_model_is_loaded_once_for_all_samples_and_the_maps(tiny_recipe, command, tmp_path, monkeypatch):
+def test_the_finished_model_is_loaded_once_for_all_samples(tiny_recipe, command, tmp_path, monkeypatch):
     loaded, load = [], PreTrainedModel.from_pretrained.__func__
     monkeypatch.setattr(
         PreTrainedModel, "from_pretrained", classmethod(lambda cls, *a, **k: loaded.append(a) or load(cls, *a, **k))
     )
-    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
     evaluation = {"sample_prompts": ["The", "A", "of"], "sample_tokens": 4}
     assert command("train", tiny_recipe(training={"max_steps": 2}, evaluation=evaluation)) == 0
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert len(facts["samples"]) == 3 and 'id="grid"' in (tmp_path / "run" / "report.html").read_text()
-    assert len(loaded) == 1
+    assert len(facts["samples"]) == 3 and len(loaded) == 1
 
 
 def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identical(tiny_recipe, command, tmp_path):

@@ -13,20 +13,9 @@ DEEPSEEK_WEIGHTS = {
 LATENT = {"attention_pattern": ["latent_attention"]}
 
 
-def _read_experts(native) -> dict:
+def _read_layers(native) -> dict:
     dense = min(native.first_k_dense_replace, native.num_hidden_layers)
-    return {
-        "mlp_pattern": ["dense"] * dense + ["sparse"] * (native.num_hidden_layers - dense),
-        "shared_expert_intermediate_size": native.n_shared_experts * native.moe_intermediate_size,
-    }
-
-
-def _write_experts(ours) -> dict:
-    kinds = ours.mlp_kinds
-    return {
-        "first_k_dense_replace": kinds.index("sparse"),
-        "n_shared_experts": ours.shared_expert_intermediate_size // ours.moe_intermediate_size,
-    }
+    return {"mlp_pattern": ["dense"] * dense + ["sparse"] * (native.num_hidden_layers - dense)}
 
 
 DEEPSEEK_FIELDS = {
@@ -34,7 +23,13 @@ DEEPSEEK_FIELDS = {
     **MIXTURE_FIELDS,
     "n_routed_experts": "num_experts",
     "num_key_value_heads": Same("num_attention_heads"),
-    ("first_k_dense_replace", "n_shared_experts"): Computed(_read_experts, _write_experts),
+    ("first_k_dense_replace",): Computed(
+        _read_layers, lambda ours: {"first_k_dense_replace": ours.mlp_kinds.index("sparse")}
+    ),
+    ("n_shared_experts",): Computed(
+        lambda native: {"shared_expert_intermediate_size": native.n_shared_experts * native.moe_intermediate_size},
+        lambda ours: {"n_shared_experts": ours.shared_expert_intermediate_size // ours.moe_intermediate_size},
+    ),
     "pretraining_tp": IRRELEVANT,
 }
 

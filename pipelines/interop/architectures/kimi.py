@@ -12,24 +12,7 @@ KIMI_DELTA = {
     "layers.*.self_attn.conv1d.weight": Weights(("layers.*.self_attn.conv_weight",), ones=(1,)),
     "layers.*.self_attn.o_norm": renamed("layers.*.self_attn.norm"),
 }
-
-
-def _read_experts(native) -> dict:
-    return {
-        "mlp_pattern": list(native.mlp_layer_types),
-        "shared_expert_intermediate_size": native.n_shared_experts * native.moe_intermediate_size,
-    }
-
-
-def _write_experts(ours) -> dict:
-    return {
-        "mlp_layer_types": list(ours.mlp_kinds),
-        "n_shared_experts": ours.shared_expert_intermediate_size // ours.moe_intermediate_size,
-    }
-
-
-OTHER_FIELDS = ("rope_parameters", "n_routed_experts", "num_mtp_layers")
-OTHER_FIELDS += (("first_k_dense_replace", "n_shared_experts"),)
+OTHER_FIELDS = ("rope_parameters", "n_routed_experts", "num_mtp_layers", ("first_k_dense_replace",))
 KIMI_LINEAR = ArchitectureMap(
     native="kimi_linear",
     family="moe",
@@ -44,7 +27,10 @@ KIMI_LINEAR = ArchitectureMap(
         "linear_head_dim": "linear_key_head_dim",
         "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
         **layer_kinds(KINDS),
-        ("mlp_layer_types", "n_shared_experts"): Computed(_read_experts, _write_experts),
+        ("mlp_layer_types",): Computed(
+            lambda native: {"mlp_pattern": list(native.mlp_layer_types)},
+            lambda ours: {"mlp_layer_types": list(ours.mlp_kinds)},
+        ),
     },
     weights=DEEPSEEK_V3.weights | KIMI_DELTA,
 )

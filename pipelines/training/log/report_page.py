@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
-from ...objectives.finished_model import FinishedModel
 from ...reporting.plots import can_plot
 from ..checkpoints.run_folder import say
-from ..engines.deepspeed_engine import whole_weights
 
 MOST_OF_TIME = 0.02  # share of the training's time that writing the page may take
 
@@ -46,27 +44,17 @@ class ReportPage(TrainerCallback):
             self.write(state)
 
     def write(self, state) -> None:
-        """Write the page, without what needs the model."""
+        """Write the page."""
         if not state.is_world_process_zero or self.has_failed:
             return
         from ...reporting.report import write_report
 
         begun, self.has_failed = time.monotonic(), True
         with spoken("report.html", self.folder):
-            write_report(self.folder, with_maps=False)
+            write_report(self.folder)
             self.has_failed = False  # otherwise it would be said after each validation
         self.written = time.monotonic()
         self.took = self.written - begun
-
-
-def report_finished(
-    folder: Path, arguments: TrainingArguments, finished: FinishedModel, trust_remote_code: bool = False
-) -> None:
-    """Write the page of a run that has ended, with the attention maps of its model, which goes to the CPU for them."""
-    from ...reporting.report import write_report
-
-    with spoken("report.html", folder), whole_weights(arguments):
-        write_report(folder, load=lambda: finished.model.cpu(), trust_remote_code=trust_remote_code)
 
 
 def draw_card_picture(folder: Path) -> None:

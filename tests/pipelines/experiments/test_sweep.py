@@ -173,7 +173,7 @@ def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command
     words = ("sweep", path, "--out", folder)
     assert command(*words) == 0
     shown = capsys.readouterr().out
-    assert "decoding tokens per second" in shown and "by-position.png" in shown
+    assert "decoding tokens per second" in shown
     rows = {row["folder"].rpartition("/")[2]: row for row in table_in(folder)}
     few = rows["num_key_value_heads=1,position_encoding=alibi"]
     many = rows["num_key_value_heads=4,position_encoding=alibi"]
@@ -184,10 +184,8 @@ def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command
     for title in ("cache bytes per token", "Perplexity by position", "Gradient norm by layer, first step logged"):
         assert title in page
     before = (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns
-    (folder / "by-position.png").unlink()
     assert command(*words) == 0  # nothing is made or measured again
     assert (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns == before
-    assert (folder / "by-position.png").is_file()
 
 
 @pytest.mark.slow

@@ -191,7 +191,6 @@ def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
     for arguments, words in (
         ([str(folder), "out", "--to", "native"], "is a native model already (gpt2); leave out --to native"),
         ([str(folder), "out", "--to", "jax"], "invalid choice: 'jax'"),
-        ([str(folder), "out", "--to", "gguf"], "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe"),
         (["no/such/model/anywhere", "out"], "MODEL=no/such/model/anywhere"),
         ([str(other), "out"], "model_type='jamba' has no anyformer twin"),
         ([str(broken), "out"], "cannot be loaded"),

@@ -145,6 +145,8 @@ def test_every_field_of_ours_in_a_table_exists(name):
         ),
         ("bart", {"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 has no anyformer twin; encoder_ffn_dim's 48 has one"),
         ("switch", {"num_sparse_decoder_layers": 1}, "num_sparse_encoder_layers=2 of 4 and"),
+        ("vit", {"patch_size": [8, 4]}, "patch_size=[8, 4] has no anyformer twin; a square, 8, has one"),
+        ("vit", {"image_size": 25}, "patch_size=8 does not divide image_size=25; 1, 5 and 25 do"),
     ],
 )
 def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):

@@ -168,19 +168,6 @@ def test_a_model_of_ours_goes_native(name, fields, native_name):
 # ------------------------------------------------------------------------------------------------ what has no twin
 
 
-@pytest.mark.parametrize(
-    "name, class_name",
-    [
-        ("bert", "BertForNextSentencePrediction"),
-        ("bart", "BartForQuestionAnswering"),
-    ],
-)
-def test_a_head_that_ours_do_not_have_is_refused(name, class_name):
-    native = getattr(transformers, class_name)(tiny_native_config(name))
-    with pytest.raises(UserError, match=f"{class_name} has no counterpart"):
-        from_native(native)
-
-
 def test_a_head_that_the_architecture_does_not_have_is_refused():
     for name, class_name in (
         ("roberta", "AnyformerEncoderForPreTraining"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 import yaml
@@ -156,16 +155,8 @@ def test_a_plain_saved_model_has_a_short_card_that_claims_nothing(model_folder):
     front, text = card_of(model_folder)
     assert front.keys() == {"library_name", "pipeline_tag", "tags"}
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    assert titles == ["Architecture", "How to load", "How to read the code", "How to serve"]
+    assert titles == ["Architecture", "How to load", "How to serve"]
     assert "AutoTokenizer" not in text  # there is no tokenizer
-
-
-def test_the_code_files_are_named_in_the_order_in_which_the_main_file_says_to_read_them(model_folder):
-    listed = re.findall(r"^\d+\. `(\w+\.py)`: \w", section(card_of(model_folder)[1], "How to read the code"), re.M)
-    said = re.findall(r"\w+\.py", (model_folder / "decoder.py").read_text().split('"""')[1])
-    assert [name for name in listed if name in said] == said and all((model_folder / name).is_file() for name in listed)
-    (model_folder / "block.py").unlink()
-    assert "block.py" not in card_of(model_folder)[1]
 
 
 @pytest.mark.parametrize("missing", sorted(RUN))

@@ -190,21 +190,6 @@ def test_what_would_be_published_is_written_whole_or_not_at_all(run_folder, tmp_
 
 
 @pytest.mark.slow
-def test_runs_are_put_into_one_collection_which_a_second_time_gets_no_second_entry(hub, run_folder):
-    for name in ("tester/seed-1", "tester/seed-2", "tester/seed-1"):
-        done = publish(hub, run_folder, name, "--collection", "Tiny, two seeds", "--private")
-        assert done.returncode == 0, done.stderr
-    slug = f"tester/tiny-two-seeds-{'0' * 24}"
-    assert f"in the collection {hub.server.url}/collections/{slug}" in done.stdout
-    found = hub.server.store.load("collection", slug)
-    assert [item["id"] for item in found["items"]] == ["tester/seed-1", "tester/seed-2"]
-    assert found["private"] and found["title"] == "Tiny, two seeds"
-    hub.server.failures = {"/collections": 403}
-    sentence = sentence_of(publish(hub, run_folder, "tester/seed-1", "--collection", "Tiny, two seeds"))
-    assert "is published, but could not be put into the collection" in sentence
-
-
-@pytest.mark.slow
 def test_what_a_check_finds_is_published_as_a_line_of_the_card_and_a_file(hub, run_folder):
     before = snapshot(run_folder)
     done = hub.command("publish", run_folder, "tester/checked")

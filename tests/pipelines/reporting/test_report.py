@@ -6,19 +6,14 @@ import signal
 
 import pytest
 import scipy
-import torch
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.reporting.charts import MOST, thinned
 from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.figures import draw_loss
-from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
 from anyformer.pipelines.reporting.report import write_report
-from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
-from anyformer.pipelines.training.log.sample_rows import as_png
+from anyformer.pipelines.reporting.run_log import read_run
 from browser import dom_of, needs_browser
 from processes import end_in_micro_batch
-
-import anyformer
 
 HOSTILE = "</script><b>bold & sure</b>"
 
@@ -108,14 +103,10 @@ def test_a_page_holds_what_the_folder_says_and_loads_nothing(recorded):
     samples = [{"prompt": HOSTILE, "text": HOSTILE, "reference": "so"}]
     folder = recorded(settings=["training.learning_rate=0.5"], samples=samples)
     (folder / "rows.json").write_text(json.dumps(rows))
-    (folder / "README.md").write_text(
-        f"---\ntags: [x]\n---\n# A card\n![tracked](https://there/pixel.png)\n{HOSTILE}\n"
-        "## How to load\n```python\nload()\n```\n"
-    )
     write_report(folder)
     page = folder / "report.html"
     text = page.read_text()
-    assert loads_nothing(page) and "<b>bold" not in text and "load()" in text and "<img" not in text.split("<main>")[1]
+    assert loads_nothing(page) and "<b>bold" not in text
     loss = next(chart for chart in curves_of(page)["charts"] if chart["id"] == "loss")
     training, validation = loss["series"]
     assert training["y"] == [2.0, 1.5] and loss["marks"] == [{"x": 2, "label": "best"}]  # NaN is left out
@@ -131,11 +122,11 @@ def test_a_killed_run_has_a_page_that_says_how_far_it_is(recorded):
     write_report(folder)
     text = (folder / "report.html").read_text()
     assert "not finished: step 6 of 8 (75%)" in text and "nothing measured" not in text
-    facts = run_facts_of(folder)
+    log = read_run(folder)
     # It went on once: tokens are counted anew there, and the time between the processes is not the run's.
-    assert facts["tokens"] == 60 and facts["seconds"] == pytest.approx(0.1 + 1.0 + 0.1 + 3.0)
-    assert facts["settings"]["training.learning_rate"] == read_run(folder).recipe["training"]["learning_rate"]
-    assert facts["metrics"] == {} and facts["steps"] == 6 and facts["status"] == "running"
+    assert log.tokens == 60 and log.seconds == pytest.approx(0.1 + 1.0 + 0.1 + 3.0)
+    assert log.settings["training.learning_rate"] == log.recipe["training"]["learning_rate"]
+    assert log.metrics == {} and log.steps == 6 and not log.is_finished
     begun = recorded("begun", lines=[], finished=False)
     write_report(begun)
     assert "nothing measured yet; 8 steps to make" in (begun / "report.html").read_text()
@@ -149,8 +140,7 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
     assert drawn["runs"] == ["slow", "fast"] == [one["name"] for one in drawn["charts"][0]["series"]]
     settings = text.split("Settings that differ</h2>")[1]
     assert re.findall(r"<tr><td>([\w.]+)</td>", settings) == ["training.learning_rate"] and loads_nothing(out)
-    row = r"slow</td><td class=\"left\">fast</td><td>\+0.100</td><td>0.069 to 0.131</td>.*yes.*Newcombe"
-    assert re.search(row, text)
+    assert "0.8000</span>" in text and '<span class="better">0.9000</span>' in text
 
 
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
@@ -182,14 +172,6 @@ def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(pla
     ranked = [f"{count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
     assert told[called[0], called[1]][4:7] == ["yes", "Welch,", "p"] and told[called[0], called[1]][-1] in ranked
     assert all("too few seeds" in " ".join(told[pair]) for pair in told if called[2] in pair)
-
-
-def test_the_interval_of_a_difference_is_newcombes():
-    """56 of 70 against 48 of 80: Newcombe (1998), table II, method 10: 0.0524 to 0.3339."""
-    from anyformer.pipelines.metrics import wilson
-
-    second, first = (Measured("test", "accuracy", k / n, *wilson(k / n, n)) for k, n in ((56, 70), (48, 80)))
-    assert newcombe(first, second) == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
 def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
@@ -239,11 +221,10 @@ def test_thinning_keeps_every_spike():
 def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, command, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     recipe = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
-    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
     end_in_micro_batch(2, command, "train", recipe, number=signal.SIGKILL, output=tmp_path / "killed.log")
     text = (run / "report.html").read_text()
     assert "begun, and nothing measured yet; 4 steps to make" in text
-    assert text.count('<pre class="row"') == 3 and "How to load" not in text
+    assert text.count('<pre class="row"') == 3
     with monkeypatch.context() as broken:  # a page that cannot be written costs a sentence
         broken.setattr("anyformer.pipelines.reporting.report.read_run", lambda folder: 1 / 0)
         assert command("train", recipe) == 0
@@ -251,26 +232,9 @@ def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, comman
     assert said.err.count("report.html of") == 2 and "report.html" in said.out  # while it trained, and at the end
     assert command("report", run) == 0
     text = (run / "report.html").read_text()
-    assert "finished after 4 steps" in text and 'id="grid"' in text and "from_pretrained" in text
+    assert "finished after 4 steps" in text
     assert len(curves_of(run / "report.html")["charts"][0]["series"][0]["x"]) == 4
     assert not any(run.glob(".report*"))
-
-
-def test_a_vision_transformer_is_shown_on_an_image_of_its_data(
-    recorded, tiny_vit_config, monkeypatch, without_code_files
-):
-    from transformers import ViTImageProcessorPil
-
-    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
-    folder, config = recorded(), tiny_vit_config()
-    anyformer.AnyformerViTForImageClassification(config).save_pretrained(folder)
-    height, width = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
-    ViTImageProcessorPil(size={"height": height, "width": width}).save_pretrained(folder)
-    image = as_png(torch.arange(3 * height * width, dtype=torch.uint8).view(3, height, width))
-    (folder / "rows.json").write_text(json.dumps({"legend": "", "rows": ["@@ .."], "image": image}))
-    write_report(folder)
-    text = (folder / "report.html").read_text()
-    assert 'id="grid"' in text and "an image of the training data" in text and '<pre class="shades"' in text
 
 
 @pytest.mark.slow

@@ -64,10 +64,10 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     assert "sequence_length=96 is longer than the model's max_position_embeddings=32" in capsys.readouterr().err
     before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
     measure = ["objective.sequence_length=96", "--by-position", "--output"]
-    assert main(["evaluate", base, recipe, *measure, before, "--label", "as it is"]) == 0
+    assert main(["evaluate", base, recipe, *measure, before]) == 0
     assert main(["evaluate", base, recipe, *STRETCHED, *measure, after]) == 0
     first, second = (json.loads(Path(path).read_text()) for path in (before, after))
-    assert first["label"] == "as it is" and first["trained_length"] == second["trained_length"] == 32
+    assert first["trained_length"] == second["trained_length"] == 32
     assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
     assert first["tokens_before"][-1] > 90 and len(first["perplexity"]) == len(first["tokens_before"])
     assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
@@ -129,14 +129,3 @@ def test_a_stretched_checkpoint_is_the_model_that_was_built_so(config_class, tmp
     assert torch.equal(loaded(ids).logits, built(ids).logits)
     assert not torch.allclose(loaded(ids).logits, base(ids).logits)
     assert isinstance(loaded, AnyformerDecoderForCausalLM) == (config_class is AnyformerDecoderConfig)
-
-
-@pytest.fixture
-def saved(tiny_config, tmp_path) -> str:
-    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-def test_the_label_of_the_plot_needs_the_plot(saved, capsys):
-    assert main(["evaluate", saved, "quickstart", "--label", "x"]) == 2
-    assert "belongs to --by-position; add it" in capsys.readouterr().err
