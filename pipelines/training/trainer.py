@@ -51,7 +51,7 @@ from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss
-from .optimizers import matrices_only, remember_absent
+from .optimizers import matrices_only
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -126,7 +126,6 @@ class AnyformerTrainer(Trainer):
         if self.position.stream is not None:
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
-        remember_absent("lomo_optim")
         with self.engine.entered(kwargs):
             super().__init__(**kwargs)
         # A tied head is absent from checkpoints, because it is the embedding; copies of it, as ZeRO and FSDP hand them
@@ -437,15 +436,13 @@ class AnyformerTrainer(Trainer):
         with self.throughput.paused():
             self.guard.check()
             self.guard.check_weights(self.model, self.state.global_step)
-            with self.staging.stage(folder, name) as staged:
-                with self.staging.written_by(self.args):
-                    super()._save_checkpoint(model, trial)
+            with self.staging.stage(self.args, name) as staged:
+                super()._save_checkpoint(model, trial)
                 self.position.save(staged, self.accelerator)
                 if self.args.should_save and self.average is not None:
                     self.average.save(staged)
                 self.accelerator.wait_for_everyone()
-                self.staging.settle(staged, self.state)
-                self.staging.commit(staged, self.args.save_total_limit, self.state.best_global_step)
+                self.staging.commit(staged, self.state, self.args.save_total_limit)
             self.accelerator.wait_for_everyone()
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(folder / name))
