@@ -61,7 +61,6 @@ class Session:
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
-        engine.check_run(recipe)
         return cls(recipe, engine, arguments, RunFolder(recipe, {}), began, quiet)
 
     @property

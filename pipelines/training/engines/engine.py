@@ -62,17 +62,18 @@ class Engine:
         device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
         """
         self.check_settings()
+        self._check_whole(recipe)
+        self.check_launcher(device, devices)
+
+    def _check_whole(self, recipe: Recipe) -> None:
+        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself."""
+        section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
         averaged = recipe.evaluation.average_checkpoints
         if averaged is not None and self.splits_weights is not None:
             raise UserError(
                 f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
                 f"{self.splits_weights} splits it; set it to null"
             )
-        self.check_launcher(device, devices)
-
-    def check_run(self, recipe: Recipe) -> None:
-        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself."""
-        section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
         if self.clipped_parts is not None and self.clips_itself:
             raise UserError(
                 f"training.max_grad_norm has a norm for each part of the model, but {splitter} clips all gradients by "
