@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, get_scheduler
+from transformers import get_scheduler
 
 from ..errors import UserError
 from ..plugins import SCHEDULES
@@ -53,20 +53,6 @@ def replace_shares(scheduler: LambdaLR, shares: list[Callable[[int], float]]) ->
     for group, rate in zip(scheduler.optimizer.param_groups, rates):
         group["lr"] = rate
     scheduler._last_lr = rates
-
-
-class OwnRates(TrainerCallback):
-    """The learning rates of the last step, of an optimizer with several; Trainer logs the first group's for all.
-
-    own: the OwnOptimizer, or None, which has none.
-    """
-
-    def __init__(self, own):
-        self.own, self.of_step = own, {}
-
-    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        if self.own is not None:
-            self.of_step = self.own.rates_of(optimizer)
 
 
 def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[int], float]:

@@ -1,8 +1,6 @@
 """Optimizers of our own: Muon for the matrices inside the blocks, AdamW for everything else."""
 
-import importlib.util
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
@@ -240,13 +238,3 @@ def matrices_only(model, names: list[str]) -> list[str]:
     """`names` without vectors, such as biases, norms' weights and learned positions."""
     vectors = {n for n, p in model.named_parameters() if len(getattr(p, "ds_shape", p.shape)) < 2}
     return [name for name in names if name not in vectors]
-
-
-def remember_absent(package: str) -> None:
-    """Record that `package` cannot be imported, in Python's own way (None in sys.modules), where it is not installed.
-
-    accelerate asks for lomo_optim twice in each optimizer step and searches the whole import path for it (1.15:
-    optimizer.py lines 153 and 164, since accelerate's pull request 2695).
-    """
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        sys.modules[package] = None

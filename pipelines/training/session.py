@@ -29,7 +29,6 @@ from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
-from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps
 from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
@@ -62,7 +61,6 @@ class Session:
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
-        engine.check_run(recipe, StepGuard(section).decides)
         return cls(recipe, engine, arguments, RunFolder(recipe, {}), began, quiet)
 
     @property

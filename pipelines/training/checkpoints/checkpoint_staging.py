@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ...errors import UserError
@@ -16,69 +16,53 @@ from ...storage.model_folder import remove_supplied_code
 
 
 class CheckpointStaging:
-    """The folder of the checkpoint that is being written.
+    """What of this process becomes a checkpoint.
 
     Args:
         run_identity: text that is saved in each checkpoint.
         writes: whether this process writes checkpoints; the others only wait.
-
-    `folder` is the staging folder while a checkpoint is written, None otherwise.
     """
 
     def __init__(self, run_identity: str, writes: bool):
-        self.run_identity, self.writes, self.folder = run_identity, writes, None
+        self.run_identity, self.writes = run_identity, writes
 
     @contextmanager
-    def stage(self, run_folder: Path, name: str) -> Iterator[Path]:
+    def stage(self, arguments: TrainingArguments, name: str) -> Iterator[Path]:
         """Yield the folder that checkpoint `name` is written into; where the block fails, the folder is deleted.
 
-        Raises UserError where the block fails because the disk is full.
+        In the block Trainer, whose arguments these are, writes there, and uploads nothing: the upload runs in the
+        background, and has to read the final folder. Raises UserError where the block fails because the disk is full.
         """
-        self.folder = run_folder / STAGING
+        given = arguments.output_dir, arguments.push_to_hub
+        run_folder, staged = Path(given[0]), Path(given[0]) / STAGING / name
+        arguments.output_dir, arguments.push_to_hub = str(staged.parent), False
         try:
-            yield self.folder / name
+            yield staged
         except Exception as error:
             full = is_disk_full(error, run_folder)  # asked before the deletion makes room
             if self.writes:
-                shutil.rmtree(run_folder / STAGING, ignore_errors=True)
+                shutil.rmtree(staged.parent, ignore_errors=True)
             if full:
                 raise UserError(disk_full_sentence(run_folder, run_folder / name)) from error
             raise
         finally:
-            self.folder = None
-
-    @contextmanager
-    def written_by(self, arguments) -> Iterator[None]:
-        """A block in which Trainer, whose arguments these are, writes into the staging folder, and uploads nothing.
-
-        The upload runs in the background, and has to read the final folder.
-        """
-        given = arguments.output_dir, arguments.push_to_hub
-        arguments.output_dir, arguments.push_to_hub = str(self.folder), False
-        try:
-            yield
-        finally:
             arguments.output_dir, arguments.push_to_hub = given
 
-    def settle(self, staged: Path, state: TrainerState) -> None:
-        """Write what only the training knows: the run's identity, and in Trainer's state the final path of a best
-        checkpoint that has just been staged."""
-        if not self.writes:
-            return
-        final = staged.parents[1] / staged.name
-        if state.best_model_checkpoint == str(staged):
-            state.best_model_checkpoint = str(final)
-            state.save_to_json(str(staged / TRAINER_STATE_NAME))
-        write_atomically(staged / RUN_FILE, self.run_identity)
+    def commit(self, staged: Path, state: TrainerState, keep: int | None) -> None:
+        """Make a staged checkpoint visible, with the run's identity; delete all but the newest `keep` and the best.
 
-    def commit(self, staged: Path, keep: int | None, best_step: int | None) -> None:
-        """Make a complete staged checkpoint visible; delete all but the newest `keep` and that of the best step."""
+        state: Trainer's, which gets the final path of a best checkpoint that has just been staged.
+        """
         if not self.writes:
             return
         run_folder = staged.parents[1]
+        if state.best_model_checkpoint == str(staged):
+            state.best_model_checkpoint = str(run_folder / staged.name)
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        write_atomically(staged / RUN_FILE, self.run_identity)
         remove_supplied_code(staged)
         commit(staged, run_folder / staged.name)
-        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, best_step))
+        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, state.best_global_step))
         shutil.rmtree(staged.parent, ignore_errors=True)
 
 

@@ -37,7 +37,6 @@ class Engine:
     wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
     builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
     clips_itself = False  # whether it clips gradients by a norm of its own, that of all together
-    keeps_steps = False  # whether losses and gradients of whole steps stay inside it
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle
     loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
     repeats_weights = True  # whether a weight that no process shares is the same in all
@@ -63,26 +62,17 @@ class Engine:
         device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
         """
         self.check_settings()
+        self._check_whole(recipe)
+        self.check_launcher(device, devices)
+
+    def _check_whole(self, recipe: Recipe) -> None:
+        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself."""
+        section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
         averaged = recipe.evaluation.average_checkpoints
         if averaged is not None and self.splits_weights is not None:
             raise UserError(
                 f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
                 f"{self.splits_weights} splits it; set it to null"
-            )
-        self.check_launcher(device, devices)
-
-    def check_run(self, recipe: Recipe, decides_steps: bool) -> None:
-        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself.
-
-        decides_steps: whether steps are judged before they are made (StepGuard.decides).
-        """
-        section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
-        if decides_steps and (self.keeps_steps or self.parallelism is not None):
-            names = ("loss_spike", "grad_norm_spike", "bad_step")
-            name = next(n for n in names if getattr(section, n) not in (None, "stop"))
-            raise UserError(
-                f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but "
-                f"{splitter} keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
             )
         if self.clipped_parts is not None and self.clips_itself:
             raise UserError(

@@ -186,15 +186,17 @@ class Job:
         self.count, self.errors = count, [folder / f"{rank}.json" for rank in range(count)]
         self.ranks: list[subprocess.Popen] = []
         self.received: list[int] = []
-        self.handed_on: int | None = None  # so many of the signals received; None while ranks are starting
+        self.handed_on = 0  # so many of the signals received
         self.stopped_at: float | None = None
 
     def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
-        previous = {n: signal.signal(n, self._receive) for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
+        heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, lambda n, frame: self.received.append(n)) for number in heard}
         try:
             self._start(command, environment)
             while None in [rank.poll() for rank in self.ranks] and self._first_failed() is None:
                 time.sleep(POLL_SECONDS)
+                self._hand_on()
                 if self._stops_no_more():
                     self._end()
             failed = self._first_failed()
@@ -220,13 +222,6 @@ class Job:
                     preexec_fn=_end_with_the_launcher if sys.platform == "linux" else None,
                 )
             )
-        self.handed_on = 0
-        self._hand_on()
-
-    def _receive(self, number, frame) -> None:
-        self.received.append(number)
-        if self.handed_on is not None:  # else they get it when all have been started
-            self._hand_on()
 
     def _hand_on(self) -> None:
         for number in self.received[self.handed_on :]:

@@ -13,16 +13,15 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from ...storage.checkpoints import STAGING, list_checkpoints
+from ...storage.checkpoints import list_checkpoints
 from ..engines.launch import tell_launcher
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may go on
 GRACE_SECONDS = 60  # for writing down where the run stands
-SLOWEST_DISK = 50e6  # bytes per second: a checkpoint that has been written is read once more for its checksums
 
 
 class StallWatchdog(TrainerCallback):
-    """Watches a training from a thread of its own: steps, batches of evaluations, growing checkpoints.
+    """Watches a training from a thread of its own: steps, batches of evaluations, checkpoints.
 
     Before and after training nothing is watched: preparing data and measuring the finished model have no steps.
 
@@ -36,8 +35,7 @@ class StallWatchdog(TrainerCallback):
         self.folder, self.minutes, self.rank = Path(output_dir), minutes, rank
         self.interval = None if minutes is None else min(5.0, minutes * 6)  # seconds; a tenth of the limit
         self.step, self.doing, self._beats = 0, "training began", 0
-        self._looked: tuple[float, int, int] | None = None  # when, and what was seen: beats, bytes
-        self._silent, self._bytes = 0.0, 0
+        self._seen, self._silent = 0, 0.0  # beats, and seconds since the last one
         self._ended, self._thread = threading.Event(), None
 
     # ---- signs of life
@@ -49,11 +47,8 @@ class StallWatchdog(TrainerCallback):
         self.beat(state, "training began")
         if self.minutes is not None and self._thread is None:
             self._ended.clear()
-            self._silent, self._looked = 0.0, None
             self._thread = threading.Thread(target=self._watch, name="stall watchdog", daemon=True)
             self._thread.start()
-            # By itself: a file system that does not answer must not stop the watchdog, too.
-            threading.Thread(target=self._measure, name="growth of checkpoints", daemon=True).start()
 
     def on_step_end(self, args, state, control, **kwargs):
         self.beat(state, "a step ended")
@@ -81,36 +76,17 @@ class StallWatchdog(TrainerCallback):
 
     def _watch(self) -> None:
         while not self._ended.wait(self.interval):
-            if self.is_stalled(time.monotonic(), self._bytes):
+            if self.is_stalled():
                 self.end()
 
-    def _measure(self) -> None:
-        while not self._ended.wait(self.interval):
-            self._bytes = self.written()
-
-    def is_stalled(self, now: float, written: int) -> bool:
+    def is_stalled(self) -> bool:
         """Whether nothing has happened for too long; asked every `interval` seconds.
 
-        now: seconds of any clock. written: bytes of the checkpoint that is being written.
+        Waits are counted and no clock is read: a process that was stopped, or a machine that slept, was not silent.
         """
-        seen = self._beats, written
-        if self._looked is None or self._looked[1:] != seen:
-            self._silent = 0.0
-        else:
-            # A process that was stopped, or a machine that slept, was not looking: that is no silence.
-            self._silent += min(now - self._looked[0], 2 * self.interval)
-        self._looked = (now, *seen)
-        return self._silent >= self.minutes * 60 + written / SLOWEST_DISK
-
-    def written(self) -> int:
-        """Bytes of the checkpoint that is being written; 0 where none is."""
-        total = 0
-        for file in (self.folder / STAGING).rglob("*"):
-            try:
-                total += file.stat().st_size
-            except OSError:  # it has its final name by now
-                continue
-        return total
+        self._silent = self._silent + self.interval if self._seen == self._beats else 0.0
+        self._seen = self._beats
+        return self._silent >= self.minutes * 60
 
     def end(self) -> None:
         """Write the stacks of all threads to a file and to the error stream, and end this process."""

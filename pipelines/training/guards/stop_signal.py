@@ -63,8 +63,10 @@ class StopSignal(TrainerCallback):
         self._previous = {}
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self._agreed(args, state) and state.global_step < state.max_steps:
-            control.should_save = control.should_training_stop = True
+        # On an accelerator the exchange makes the host wait, so it only happens at steps that are logged.
+        several = args.world_size > 1 and args.device.type != "cpu"
+        if not several or state.global_step % max(1, int(args.logging_steps)) == 0:
+            self.on_evaluate(args, state, control)
 
     def on_evaluate(self, args, state, control, **kwargs):
         if self._previous and self.agree(args) and state.global_step < state.max_steps:
@@ -74,16 +76,11 @@ class StopSignal(TrainerCallback):
         if self._previous and self.agree(args) and state.global_step < state.max_steps:
             control.should_training_stop = True
 
-    def _agreed(self, args, state) -> bool:
-        """Whether any process received a signal: all must stop after the same step, or others wait for it forever."""
-        # On an accelerator the exchange makes the host wait, so it only happens at steps that are logged.
-        several = args.world_size > 1 and args.device.type != "cpu"
-        if several and state.global_step % max(1, int(args.logging_steps)) != 0:
-            return False
-        return self.agree(args) is not None
-
     def agree(self, args) -> int | None:
-        """The signal that any process has received, told to all; None: there is none."""
+        """The signal that any process has received, told to all; None: there is none.
+
+        All must stop after the same step, or others wait for them forever.
+        """
         if args.world_size > 1:
             flag = torch.tensor(self.received or 0, device=args.device)
             self.received = int(self.accelerator.gather(flag.reshape(1)).max().item()) or None

@@ -33,15 +33,11 @@ class ReportPage(TrainerCallback):
         self.write(state)
 
     def on_evaluate(self, args, state, control, **kwargs):
-        self.refresh(state)
-
-    def on_save(self, args, state, control, **kwargs):
-        self.refresh(state)
-
-    def refresh(self, state) -> None:
         """Write the page unless it was written a moment ago."""
         if time.monotonic() - self.written >= self.took / MOST_OF_TIME:
             self.write(state)
+
+    on_save = on_evaluate
 
     def write(self, state) -> None:
         """Write the page."""

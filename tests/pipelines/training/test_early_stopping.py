@@ -1,12 +1,10 @@
 """Laws of early stopping: it ends where transformers' callback ends, keeps the best model, and survives a kill."""
 
-import json
-
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from processes import end_in_micro_batch, logged_losses
-from run_folders import facts_of
+from run_folders import facts_of, lines_of
 from task_data import task_recipe
 
 PATIENCE = 2
@@ -122,8 +120,7 @@ def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(
     assert list(later) == [8, 10, 12, 14]
     assert facts["best_step"] == next(step for step, value in later.items() if value == max(later.values()))
     assert {"checkpoint-12", "checkpoint-14"} <= {path.name for path in (tmp_path / "run").iterdir()}
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    logged = [line["step"] for line in lines if "learning_rate" in line]
+    logged = [line["step"] for line in lines_of(tmp_path / "run") if "learning_rate" in line]
     assert logged == [1, 2, 4, 6, *range(7, 15)]
 
 

@@ -185,11 +185,7 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
     training = {"max_steps": 5, "max_grad_norm": 0.01, "logging_steps": 2, "log_gradient_norms_per_layer": True}
     assert command("train", tiny_recipe(training=training)) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "gradients.jsonl").read_text().splitlines()]
-    logged = {
-        line["step"]: line["grad_norm"]
-        for line in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-        if "grad_norm" in line
-    }
+    logged = {line["step"]: line["grad_norm"] for line in lines_of(tmp_path / "run") if "grad_norm" in line}
     assert [line["step"] for line in lines] == list(logged) and len(lines) >= 3
     for line in lines:
         assert math.hypot(*line["layers"].values()) == pytest.approx(logged[line["step"]], rel=1e-5)

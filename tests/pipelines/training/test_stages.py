@@ -23,7 +23,7 @@ from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STA
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, free_port, run_ranks
-from run_folders import assert_same_weights, read_audit
+from run_folders import assert_same_weights, lines_of, read_audit
 from test_distributed import assert_close, needs_deepspeed, rank_main
 from test_elastic import dying
 from transformers import Trainer
@@ -65,10 +65,8 @@ def recipe(tiny_recipe, text_file):
 
 def steps_of(folder) -> list[tuple]:
     """(step, loss, learning rate, stage) of each line of the log."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [
-        tuple(line[name] for name in ("step", "loss", "learning_rate", "stage")) for line in lines if "loss" in line
-    ]
+    names = ("step", "loss", "learning_rate", "stage")
+    return [tuple(line[name] for name in names) for line in lines_of(folder) if "loss" in line]
 
 
 @pytest.mark.slow
@@ -92,7 +90,7 @@ def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(reci
     assert rates == [round(share, 6) for share in (1 / 3, 2 / 3, 1, 1, 1, 0.8, 0.6, 0.4)]
     trained = Counter(line["step"] for line in read_audit(whole) for _ in line["rows"])
     assert trained == {1: 4, 2: 4, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
-    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if '"loss"' in line][-1]
+    last = [line for line in lines_of(whole) if "loss" in line][-1]
     assert last["tokens_few"] == pytest.approx(24 * 48, abs=48) and last["tokens_some"] > last["tokens_few"] / 2
     assert last["stage"] == 2 and last["loss_few"] > 0
     states = torch.load(whole / "checkpoint-8" / "optimizer.pt", weights_only=True)["param_groups"]

@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
-from anyformer.pipelines.training.guards.stall_watchdog import EXIT_STALLED, SLOWEST_DISK, StallWatchdog
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
+from anyformer.pipelines.training.guards.stall_watchdog import EXIT_STALLED, StallWatchdog
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, logged_losses, rank_environments
 from transformers import TrainerState
@@ -61,37 +61,10 @@ def test_all_processes_end_where_one_stalls(tiny_recipe, command, tmp_path):
     assert list_checkpoints(tmp_path / "run")[0].name == "checkpoint-2"
 
 
-@pytest.fixture
-def watchdog(tmp_path):
-    return StallWatchdog(tmp_path, minutes=1)
-
-
-def silence(watchdog, start: float, seconds: float) -> bool:
-    """Whether the watchdog sees a stall while it looks at its interval for so long."""
-    times = [start + watchdog.interval * i for i in range(int(seconds / watchdog.interval) + 1)]
-    return any([watchdog.is_stalled(now, watchdog.written()) for now in times])
-
-
-def test_each_sign_of_life_begins_the_wait_anew(watchdog):
+def test_each_sign_of_life_begins_the_wait_anew(tmp_path):
     """Steps, micro-batches, batches of an evaluation: each may take nearly as long as the limit."""
-    state = TrainerState(global_step=3)
-    for number, sign in enumerate(("on_step_end", "on_substep_end", "on_prediction_step", "on_evaluate", "on_save")):
+    watchdog, state = StallWatchdog(tmp_path, minutes=1), TrainerState(global_step=3)
+    for sign in ("on_step_end", "on_substep_end", "on_prediction_step", "on_evaluate", "on_save"):
         getattr(watchdog, sign)(None, state, None)
-        assert not silence(watchdog, 1000 * number, 55)
-    assert silence(watchdog, 9000, 65)
-
-
-def test_a_checkpoint_that_grows_is_progress_and_has_time_for_its_checksums(watchdog, tmp_path):
-    staged = tmp_path / STAGING / "checkpoint-4"
-    staged.mkdir(parents=True)
-    for number in range(1, 4):
-        (staged / f"{number}.bin").write_bytes(b"x")
-        assert not silence(watchdog, 1000 * number, 55)
-    with (staged / "large.bin").open("wb") as file:
-        file.truncate(int(30 * SLOWEST_DISK))
-    assert not silence(watchdog, 9000, 85) and silence(watchdog, 9100, 95)
-
-
-def test_a_process_that_was_stopped_has_not_stalled(watchdog):
-    watchdog.is_stalled(0.0, 0)
-    assert not watchdog.is_stalled(100_000.0, 0) and not watchdog.is_stalled(100_001.0, 0)
+        assert not any(watchdog.is_stalled() for _ in range(int(55 / watchdog.interval)))
+    assert any(watchdog.is_stalled() for _ in range(3))

@@ -1,14 +1,12 @@
 """The moving average of the weights: what it is, that it is measured and saved, and that it survives a crash."""
 
-import json
-
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.checkpoints.weight_average import AVERAGE_FILE, WeightAverage
 from processes import end_in_micro_batch, logged_losses
-from run_folders import assert_same, assert_same_weights, saved_weights
+from run_folders import assert_same, assert_same_weights, facts_of, lines_of, saved_weights
 
 TOLERANCE = 1e-12  # float64: the same sums in another order
 
@@ -63,13 +61,12 @@ def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recip
     end_in_micro_batch(13, *averaged, f"training.output_dir={broken}", output=tmp_path / "log.txt")
     assert command(*averaged[1:], f"training.output_dir={broken}") == 0
     assert_same_weights(whole, broken)
-    facts, before = (json.loads((run / "run.json").read_text()) for run in (whole, plain))
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    assert facts["metrics"]["validation_loss"] == measured[-1] != before["metrics"]["validation_loss"]
+    measured = [line["validation_loss"] for line in lines_of(whole) if "validation_loss" in line]
+    of_average, of_weights = (facts_of(run)["metrics"]["validation_loss"] for run in (whole, plain))
+    assert of_average == measured[-1] != of_weights
     # A best model is the average of the step whose average was best.
     assert command(*averaged[1:], f"training.output_dir={best}", "evaluation.best_metric=loss") == 0
-    step = json.loads((best / "run.json").read_text())["best_step"]
+    step = facts_of(best)["best_step"]
     assert_same(saved_weights(best), saved_weights(best / f"checkpoint-{step}", AVERAGE_FILE))
     (broken / "run.json").unlink()
     (broken / "checkpoint-14" / AVERAGE_FILE).unlink()  # damage: found by the manifest, the one before is used
