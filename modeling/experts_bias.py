@@ -32,6 +32,13 @@ def count(router, assignments_E: torch.Tensor) -> None:
     router.load = assignments_E if router.load is None else router.load + assignments_E
 
 
+def forget_counts() -> None:
+    """Start counting anew in all routers: no bias is to be moved by the passes since the last step."""
+    for ref in _watched:
+        if (router := ref()) is not None:
+            router.load = None
+
+
 @torch.no_grad()
 def update_biases(*_) -> None:
     """Move the bias of every router that has counted tokens, and start counting anew."""

@@ -49,7 +49,7 @@ OWNED_ARGUMENTS = {
         "use evaluation.best_metric": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "use training.save_steps; checkpoints are always complete": ("save_strategy", "save_only_model"),
         "use training.logging_steps": ("logging_strategy",),
-        "a loss of NaN ends the run": ("logging_nan_inf_filter",),
+        "training.bad_step says what happens at a NaN loss": ("logging_nan_inf_filter",),
         "use training.resume": ("resume_from_checkpoint", "ignore_data_skip", "overwrite_output_dir"),
         "use training.gradient_checkpointing": ("activation_checkpointing",),
         "use training.gradient_checkpointing_kwargs": ("activation_checkpointing_kwargs",),

@@ -105,12 +105,6 @@ FORMER: dict[str, Any] = {
     "longest_prefix": 1.0,
     "positive_from": 0.8,
     "memory_update": "delta",
-    "bad_step": "stop",
-    "max_bad_steps": 10,
-    "loss_spike": None,
-    "grad_norm_spike": None,
-    "grad_norm_warning": 10.0,
-    "router_warning": 0.5,
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2

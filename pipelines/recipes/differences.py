@@ -50,9 +50,12 @@ FREE_ON_RESUME = [
     "training.debug",
     "training.ddp_timeout",
     "training.gradient_checkpointing",
+    # They act where a run would have ended, and only report elsewhere.
+    "training.bad_step",
+    "training.max_bad_steps",
+    "training.*_spike",
+    "training.*_warning",
     "training.stall_minutes",
-    # Of runs before they went: they acted where a run would have ended, and only reported elsewhere.
-    *("training.bad_step", "training.max_bad_steps", "training.*_spike", "training.*_warning"),
 ]
 
 

@@ -247,6 +247,22 @@ class TrainingSection:
         below=1,
     )
     ema_warmup: bool = doc("ema_decay of step n is at most (1 + n) / (10 + n), to forget the beginning", True)
+    bad_step: Literal["stop", "skip"] = doc(
+        "what happens at a step whose loss or gradient norm is NaN or infinite, or a spike: stop: the run ends; skip: "
+        "weights and optimizer stay as they are, and the run goes on",
+        "stop",
+    )
+    max_bad_steps: int = doc("skip: one more bad step in a row than this ends the run", 10, at_least=1)
+    loss_spike: float | None = doc("a loss above so many times the median of 128 steps is bad; null: none is", above=1)
+    grad_norm_spike: float | None = doc("the same of the norm of the gradients", above=1)
+    grad_norm_warning: float | None = doc(
+        "a gradient norm of more than so many times the median of the last 128 steps is reported; null: none is",
+        10.0,
+        above=1,
+    )
+    router_warning: float | None = doc(
+        "a layer that uses less than this share of its experts is reported; null: none is", 0.5, above=0, at_most=1
+    )
     stall_minutes: float | None = doc(
         "without a step, a batch of an evaluation or a saved checkpoint for so long, the run writes down where it "
         "stands and ends, with exit code 75; null: it waits forever",

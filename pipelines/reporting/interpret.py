@@ -2,7 +2,7 @@
 
 from ..plugins import METRICS
 from ..publishing.run_facts import validated_on
-from ..words import short_metric
+from ..words import counted, short_metric
 
 # A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
 CLEARLY_BETTER = 0.005
@@ -62,7 +62,26 @@ def interpret(run: dict) -> list[str]:
                 )
     if run.get("validations") and (some := validated_on(run)):
         found.append(f"validations during training were {some}; the numbers here are of all rows")
-    return [*found, *better_before(run)]
+    return [*found, *better_before(run), *mishaps(run)]
+
+
+def mishaps(run: dict) -> list[str]:
+    """What the guards of the training have reported (step_guard.py, router_statistics.py)."""
+    found = []
+    if "skipped_steps" in run:
+        number, steps = run["skipped_steps"]["number"], [str(one["step"]) for one in run["skipped_steps"]["steps"]]
+        shown = f"{', '.join(steps[:8])}{', ...' if number > 8 else ''}"
+        found.append(
+            f"{counted(number, 'step')} of {run['steps']} {'was' if number == 1 else 'were'} left out, for a bad loss "
+            f"or gradient norm ({shown}); run.json says why"
+        )
+    if "grad_norm_warnings" in run:
+        warnings = counted(run["grad_norm_warnings"], "gradient norm")
+        found.append(f"{warnings} far above the usual; metrics.jsonl has them")
+    if "collapsed_layers" in run:
+        layers = ", ".join(map(str, run["collapsed_layers"]))
+        found.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")
+    return found
 
 
 def better_before(run: dict) -> list[str]:

@@ -95,6 +95,8 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "samples": samples,
         "validations": validations,
         "signatures": session.data.objective.signatures,
+        **trainer.steps.facts(),
+        **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
     }
     if trainer.stopped_early:
         facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, session.recipe.evaluation.best_metric)

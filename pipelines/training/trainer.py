@@ -41,6 +41,7 @@ from .guards.early_stopping import EarlyStopping
 from .guards.loss_guard import LossGuard
 from .guards.router_statistics import RouterStatistics
 from .guards.stall_watchdog import StallWatchdog
+from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
 from .learning_rate import begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
@@ -112,7 +113,7 @@ class AnyformerTrainer(Trainer):
         **kwargs,
     ):
         self.shares, self.adjusts, self.trusts_checkpoints = shares, adjusts, trusts_checkpoints
-        section = section or TrainingSection(stall_minutes=None)
+        section = section or TrainingSection(stall_minutes=None, router_warning=None)
         self.engine = engine or OneProcess(section)
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
@@ -131,6 +132,7 @@ class AnyformerTrainer(Trainer):
         # A tied head is absent from checkpoints, because it is the embedding; copies of it, as ZeRO and FSDP hand them
         # over, are not saved.
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
         self._add_own_callbacks(run_identity, section, loss_parts, patience)
         self.trackers = replace_trackers(self)
@@ -141,7 +143,7 @@ class AnyformerTrainer(Trainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder, engine = self.args.output_dir, self.engine
-        self.guard = LossGuard(folder)
+        self.guard, self.steps = LossGuard(folder), StepGuard(section)
         has_average = section.ema_decay is not None
         self.average = WeightAverage(section.ema_decay, section.ema_warmup) if has_average else None
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
@@ -149,8 +151,9 @@ class AnyformerTrainer(Trainer):
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
         self.own_rates = {}  # of the last step, of an optimizer with several: Trainer logs the first group's for all
-        self.routers = RouterStatistics(folder, self.get_tp_size())
+        self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
+        self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, section.stall_minutes, self.args.process_index)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
@@ -234,7 +237,7 @@ class AnyformerTrainer(Trainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        for each in (self.position, self.resumed, self.average):
+        for each in (self.position, self.steps, self.resumed, self.average):
             if each is not None:
                 each.begin(resume_from_checkpoint or None)
         self.throughput.start()
@@ -294,16 +297,20 @@ class AnyformerTrainer(Trainer):
             epoch = int(self.state.epoch or 0) if self.position.stream is None else self.position.passes
             self.audit.trained(self.state.global_step + 1, epoch, rows)
         self.throughput.add_batch(self.model, inputs)
+        self.steps.remember(self.state.global_step + 1, self._tr_loss, self.summed)
         by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
         loss = self.engine.train_step(self, inputs, num_items_in_batch, by_trainer)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """Trainer's last question before the optimizer."""
+        """Trainer's last question before the optimizer, which changes nothing where there are no gradients."""
         if self.own_optimizer is not None:
             self.own_rates = self.own_optimizer.rates_of(self.optimizer)
-        return self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
+        norm = self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
+        if self.steps.leaves_out(self.state.global_step + 1, norm, self.guard, self.accelerator, self._tr_loss):
+            model.zero_grad(set_to_none=True)
+        return norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs = self.model_loss.model_inputs(inputs)
@@ -358,6 +365,7 @@ class AnyformerTrainer(Trainer):
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
                 logs.update(self.part_losses.collect(self.accelerator.reduce))
+            self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:
@@ -439,8 +447,10 @@ class AnyformerTrainer(Trainer):
             with self.staging.stage(self.args, name) as staged:
                 super()._save_checkpoint(model, trial)
                 self.position.save(staged, self.accelerator)
-                if self.args.should_save and self.average is not None:
-                    self.average.save(staged)
+                if self.args.should_save:
+                    self.steps.save(staged)
+                    if self.average is not None:
+                        self.average.save(staged)
                 self.accelerator.wait_for_everyone()
                 self.staging.commit(staged, self.state, self.args.save_total_limit)
             self.accelerator.wait_for_everyone()

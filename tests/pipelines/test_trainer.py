@@ -46,7 +46,7 @@ def make_trainer(tiny_config, tmp_path):
             args=small_arguments(tmp_path / folder, **{"save_steps": 4, "seed": 1, "data_seed": 1} | arguments),
             train_dataset=rows or PatternRows(),
             data_collator=CausalCollator(packed),
-            section=TrainingSection(optim=optim, stall_minutes=None),
+            section=TrainingSection(optim=optim, stall_minutes=None, router_warning=None),
             run_identity='{"run": 1}',
         )
 

@@ -25,7 +25,7 @@ class DeepSpeed(Engine):
     name = "DeepSpeed"
     launched_by = "zero2"
     wrappers = ("DeepSpeedEngine",)
-    clips_itself = True
+    keeps_steps = clips_itself = True
     reads_pickles = loads_by_itself = True
 
     @property

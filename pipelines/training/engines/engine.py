@@ -37,6 +37,7 @@ class Engine:
     wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
     builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
     clips_itself = False  # whether it clips gradients by a norm of its own, that of all together
+    keeps_steps = False  # whether losses and gradients of whole steps stay inside it
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle
     loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
     repeats_weights = True  # whether a weight that no process shares is the same in all
@@ -73,6 +74,13 @@ class Engine:
             raise UserError(
                 f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
                 f"{self.splits_weights} splits it; set it to null"
+            )
+        looks = [name for name in ("loss_spike", "grad_norm_spike") if getattr(section, name) is not None]
+        looks += ["bad_step"] if section.bad_step == "skip" else []
+        if looks and (self.keeps_steps or self.parallelism is not None):
+            raise UserError(
+                f"training.{looks[0]}={getattr(section, looks[0])} looks at losses and gradients of whole steps, but "
+                f"{splitter} keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
             )
         if self.clipped_parts is not None and self.clips_itself:
             raise UserError(

@@ -30,9 +30,7 @@ class LossGuard:
         finite = torch.stack([loss for _, loss, _ in self.recent]).isfinite().tolist()
         for is_finite, (step, loss, rows) in zip(finite, self.recent):
             if not is_finite:
-                shown = f"{', '.join(str(int(row)) for row in rows[:16])}{', ...' if len(rows) > 16 else ''}"
-                where = f"step {step} (training rows {shown or 'unknown'})"
-                raise UserError(f"the loss is {loss.item()} at {where}; {self.advice()}")
+                raise UserError(f"the loss is {loss.item()} at step {step} ({words_of_rows(rows)}); {self.advice()}")
         self.recent.clear()
 
     def check_weights(self, model: torch.nn.Module, step: int) -> None:
@@ -41,7 +39,31 @@ class LossGuard:
             if not torch.isfinite(local(parameter)).all():
                 raise UserError(f"the weights of {name} are not finite after step {step}; {self.advice()}")
 
-    def advice(self) -> str:
+    def loss_of(self, step: int) -> torch.Tensor:
+        """The sum of the losses of a step's micro-batches in this process, on its device."""
+        return torch.stack([loss for number, loss, _ in self.recent if number == step]).sum()
+
+    def rows_of(self, step: int, accelerator) -> list[int]:
+        """Rows of a step in all processes: those of micro-batches without a finite loss, or all where each has one."""
+        from accelerate.utils import gather_object
+
+        mine = [(bool(loss.isfinite()), [int(row) for row in rows]) for n, loss, rows in self.recent if n == step]
+        found = gather_object(mine)
+        bad = [row for finite, rows in found if not finite for row in rows]
+        return bad or [row for _, rows in found for row in rows]
+
+    def forget(self, step: int) -> None:
+        """A step that is not made: its losses need not be finite."""
+        self.recent = deque((entry for entry in self.recent if entry[0] != step), maxlen=self.recent.maxlen)
+
+    def advice(self, skips: bool = False) -> str:
         checkpoints = list_checkpoints(self.output_dir)
         good = f"the last good checkpoint is {checkpoints[0]}" if checkpoints else "there is no checkpoint yet"
-        return f"{good}; lower training.learning_rate or look at these rows, then train into another output_dir"
+        way = "" if skips else ", or leave such steps out with training.bad_step=skip"
+        return f"{good}; lower training.learning_rate or look at these rows, then train into another output_dir{way}"
+
+
+def words_of_rows(rows: "list[int] | torch.Tensor") -> str:
+    """`training rows 3, 17, ...`, for a sentence."""
+    shown = f"{', '.join(str(int(row)) for row in rows[:16])}{', ...' if len(rows) > 16 else ''}"
+    return f"training rows {shown or 'unknown'}"

@@ -1,14 +1,24 @@
 """Router statistics of a mixture of experts during training: in the log, and in router.jsonl."""
 
+import math
 from pathlib import Path
 
 import torch
 
 from ...storage.metrics_file import ROUTER_FILE
+from ..checkpoints.run_folder import say
 from ..log.progress import MetricsFile
 
 MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts
 LOSSES = ("aux_loss", "z_loss")  # a step's loss is the sum over its micro-batches
+
+
+WARNED_AFTER = 3  # logs; a single one may be of few tokens
+
+
+def at_work(load: list[float]) -> float:
+    """How many experts the load is spread over, from 1 to all: exp of its entropy."""
+    return math.exp(-sum(share * math.log(share) for share in load if share > 0))
 
 
 class RouterStatistics(MetricsFile):
@@ -17,14 +27,17 @@ class RouterStatistics(MetricsFile):
     The log gets means over layers and experts. router.jsonl gets a line per log with the load of each expert (layers x
     experts, shares that sum to 1) and the entropy and dropped share of each layer.
 
-    together: how many processes report the losses of the same batch.
+    warns_below: a layer is reported, and in `collapsed`, when in WARNED_AFTER logs in a row less than this share of its
+    experts is at work (exp of the entropy of the load); None: none is. together: how many processes report the losses
+    of the same batch.
     """
 
     name = ROUTER_FILE
 
-    def __init__(self, output_dir: str | Path, together: int = 1):
+    def __init__(self, output_dir: str | Path, warns_below: float | None = None, together: int = 1):
         super().__init__(output_dir)
-        self.together, self.sums, self._shape = together, None, None
+        self.warns_below, self.together, self._low, self.collapsed = warns_below, together, {}, []
+        self.sums = self._shape = None
         self._step = 0  # of the last log, or where training began
         self._layers: dict = {}  # the next line of the file, until the log is written
 
@@ -78,3 +91,19 @@ class RouterStatistics(MetricsFile):
     def on_log(self, args, state, control, logs=None, **kwargs):
         layers, self._layers = self._layers, {}
         super().on_log(args, state, control, logs=layers)
+        if layers and self.warns_below is not None:
+            self._watch(layers["load"], state.global_step, state.is_world_process_zero)
+
+    def _watch(self, loads: list[list[float]], step: int, speaks: bool) -> None:
+        """Report the layers that use few of their experts, each once until it uses more of them again."""
+        for layer, load in enumerate(loads):
+            few = at_work(load) < self.warns_below * len(load)
+            self._low[layer] = self._low.get(layer, 0) + 1 if few else 0
+            if self._low[layer] == WARNED_AFTER and speaks:
+                most = sorted(range(len(load)), key=lambda expert: -load[expert])[:2]
+                shares = " and ".join(f"expert {expert} gets {load[expert]:.0%}" for expert in most)
+                say(
+                    f"step {step}: the router of sparse layer {layer} uses {at_work(load):.1f} of {len(load)} experts "
+                    f"({shares} of the load); a larger model.router_aux_loss_coef spreads it"
+                )
+        self.collapsed = [layer for layer, times in self._low.items() if times >= WARNED_AFTER]

@@ -18,7 +18,7 @@ from ...storage.json_text import json_text
 from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import human_time, short_metric
 
-FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f} GB"}
+FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f} GB", "skipped_steps": "left out {}"}
 
 
 def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:

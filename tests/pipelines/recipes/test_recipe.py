@@ -509,14 +509,6 @@ def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
             recipe_from_dict(old)
 
 
-def test_a_run_of_before_goes_on_whatever_its_guards_were_that_are_gone():
-    new = load_recipe("quickstart")
-    for gone in ({"bad_step": "stop", "grad_norm_warning": 10.0}, {"bad_step": "skip", "loss_spike": 3.0}):
-        old = new.to_dict()
-        old["training"] |= gone
-        assert resume_difference(old, new.to_dict()) is None
-
-
 def test_a_run_is_not_resumed_with_other_mathematics():
     old = load_recipe("quickstart").to_dict()
     new = load_recipe("quickstart", ["model.hidden_size=128", "training.seed=1"]).to_dict()

@@ -57,6 +57,8 @@ STAGES = "training.parallelism={pp: 2}"
             ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null"],
             "best_metric=bleu needs whole weights, but FSDP",
         ),
+        ("DEEPSPEED", ["training.bad_step=skip"], "training.bad_step=skip looks at losses and gradients of whole"),
+        ("DEEPSPEED", ["training.loss_spike=3"], "training.loss_spike=3"),
         ("DEEPSPEED", [PART_NORMS], "but DeepSpeed clips all gradients by one norm; set it to a number"),
         (None, [PART_NORMS, STAGES], "but training.parallelism clips all gradients by one norm"),
         ("DEEPSPEED", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but DeepSpeed splits"),
