@@ -1,7 +1,7 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
 from .output import quoted, say_loading, say_next
-from .parser import add_backends, add_trust
+from .parser import add_backends
 
 
 def add_arguments(add_parser) -> None:
@@ -23,10 +23,9 @@ def add_arguments(add_parser) -> None:
         help="what to make (default: the other kind)",
     )
     add_backends(parser, "what computes ours where the two are compared")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..interop.convert_checkpoint import convert
     from ..storage.atomic import destination_folder
 
@@ -41,4 +40,3 @@ def run(args) -> int:
         if changed
         else f"anyformer publish {quoted(args.destination)} your-name/your-model"
     )
-    return 0

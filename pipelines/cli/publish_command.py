@@ -37,12 +37,13 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--no-check", action="store_true", help="publish without what `anyformer check` finds")
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..publishing.publish import publish
 
     check = None if args.no_check else checked
     if args.dry_run or args.to is not None:
-        return instead_of_upload(args, check)
+        instead_of_upload(args, check)
+        return
     if args.trajectory is not None and args.revision is not None:
         raise UserError(f"--trajectory makes the branches itself; leave out --revision={args.revision}")
     if args.repo_id is None:
@@ -56,10 +57,9 @@ def run(args) -> int:
         print("\n".join(made.values()))
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
-    return 0
 
 
-def instead_of_upload(args, check) -> int:
+def instead_of_upload(args, check) -> None:
     """List what would be published, with its card, or write it into the folder of --to; the Hub is not asked."""
     from ..publishing.publish import files_to_publish, listing, with_card
     from ..storage.atomic import destination_folder, new_folder
@@ -77,7 +77,7 @@ def instead_of_upload(args, check) -> int:
         card = contents["README.md"]
         card = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
         print(f"{listing(contents)} would go to {repo_id}; README.md:\n\n{card}\nnothing was uploaded")
-        return 0
+        return
     with new_folder(destination) as aside:
         for name, content in contents.items():
             (aside / name).parent.mkdir(exist_ok=True)
@@ -86,7 +86,6 @@ def instead_of_upload(args, check) -> int:
             else:
                 shutil.copyfile(content, aside / name)
     print(f"{listing(contents)} written to {destination}")
-    return 0
 
 
 def checked(folder: Path) -> tuple[str, dict] | None:

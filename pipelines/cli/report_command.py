@@ -4,7 +4,6 @@ from pathlib import Path
 
 from ..errors import need_package
 from .output import say_loading
-from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
@@ -21,10 +20,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run (its output_dir)")
     parser.add_argument("--out", help="the page to write (default: RUN/report.html; of several runs comparison.html)")
     parser.add_argument("--figures", metavar="FOLDER", help="draw the curves there, as PNG and SVG (needs matplotlib)")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     if args.figures is not None:
         need_package("--figures", "matplotlib", "plots")
     from ..evaluation.request import check_writable
@@ -50,4 +48,3 @@ def run(args) -> int:
 
         files = draw_figures(variants_of(logs), Path(args.figures))
         print(f"{len(files)} figures are in {args.figures}")
-    return 0

@@ -179,7 +179,7 @@ def test_what_would_be_published_is_written_whole_or_not_at_all(run_folder, tmp_
     with pytest.raises(UserError, match="leave out --private"):
         words("--to", str(tmp_path / "out"), "--private")
     nameless = parse(["publish", str(run_folder), "--no-check", "--to", str(tmp_path / "mine")])
-    assert nameless.run(nameless) == 0 and '"mine"' in (tmp_path / "mine" / "README.md").read_text()
+    assert not nameless.run(nameless) and '"mine"' in (tmp_path / "mine" / "README.md").read_text()
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(UserError, match="REPO_ID is missing"):
         parse(["publish", str(run_folder)]).run(parse(["publish", str(run_folder)]))
