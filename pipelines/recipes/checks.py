@@ -46,8 +46,6 @@ OWNED_ARGUMENTS = {
             "prediction_loss_only",
             "disable_tqdm",
         ),
-        "use training.per_device_train_batch_size": ("per_gpu_train_batch_size",),
-        "use training.per_device_eval_batch_size": ("per_gpu_eval_batch_size",),
         "anyformer plan says how many rows fit": ("auto_find_batch_size",),
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),

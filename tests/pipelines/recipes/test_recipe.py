@@ -383,7 +383,7 @@ def test_the_signature_of_an_address_is_used_and_neither_saved_nor_compared(quer
 
 
 NONSENSE = {"fsdp_config": "{a: 1}", "gradient_checkpointing_kwargs": "{a: 1}", "liger_kernel_config": "{a: true}"}
-NONSENSE |= {"dataloader_persistent_workers": "true", "torch_compile_backend": "x", "torch_compile_mode": "x"}
+NONSENSE |= {"dataloader_persistent_workers": "true"}
 
 
 @pytest.mark.parametrize(
@@ -475,6 +475,13 @@ def test_what_has_no_end_is_refused_at_once_as_recipe_and_as_preset(of, recipe_f
 
 def test_an_alias_stands_for_what_it_names():
     assert parse_yaml("a: &a {b: 1}\nc: [*a, {d: *a}]\n", "x") == {"a": {"b": 1}, "c": [{"b": 1}, {"d": {"b": 1}}]}
+
+
+@pytest.mark.parametrize("name, value", [("torch_compile_backend", "eager"), ("torch_compile_mode", "default")])
+def test_how_torch_compile_works_asks_for_it_as_in_transformers(name, value):
+    recipe = load_recipe("quickstart", [f"training.{name}={value}"])
+    assert recipe.training.torch_compile and recipe_from_dict(recipe.to_dict()) == recipe
+    assert not load_recipe("quickstart", [f"training.{name}=null"]).training.torch_compile
 
 
 def test_exponents_without_a_dot_are_numbers(recipe_file):
