@@ -14,8 +14,6 @@ from .parser import add_json, add_recipe, at_least
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
 
-NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
-
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
@@ -137,25 +135,19 @@ def time_words(seconds: float) -> str:
 
 
 def print_plan(plan: "Plan") -> None:
-    """The facts, and a table of the ways to share states among devices."""
+    """The facts, and a table of the ways to share states among devices, one in each column."""
     console = wide_console()
     print_facts(console, facts(plan))
-    held, lines = (plan.checkpointed if plan.checkpointing else plan.plain), []
+    held, columns = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
-        states, is_chosen = row.states, row.states.stage == plan.stage
+        states = row.states
         sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
         most = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
-        mark = "* " if is_chosen else "  "
-        lines.append([mark + states.words, *map(size_words, sizes), "fits" if row.fits else "too much", *most])
-    names = ("on each device", "weights", "gradients", "optimizer", "beside", "activations", "total", "")
-    names += ("most rows", "checkpointed")
-    lefts = ("on each device", "")
-    if console.width < NARROW:  # the table on its side: a way in each column
-        ways, *columns = zip(*lines)
-        lines = [[name, *column] for name, column in zip(names[1:], columns)]
-        names, lefts = ("on each device", *ways), ("on each device",)
-    table = plain_table(names, lefts)
-    for line in lines:
+        columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *most])
+    ways = [("* " if row.states.stage == plan.stage else "") + row.states.words for row in plan.stages]
+    names = ("weights", "gradients", "optimizer", "beside", "activations", "total", "", "most rows", "checkpointed")
+    table = plain_table(("on each device", *ways), ("on each device",))
+    for line in zip(names, *columns):
         table.add_row(*line)
     console.print(table)
     if plan.by_stage:
