@@ -505,14 +505,18 @@ def test_a_run_may_be_resumed_with_other_settings_that_leave_its_mathematics_alo
 
 
 def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
-    for name, gone in (("imdb_prefix_lm", "shortest_prefix"), ("imdb_ul2", "denoisers")):
+    for name, section, gone in (
+        ("imdb_prefix_lm", "objective", "shortest_prefix"),
+        ("imdb_ul2", "objective", "denoisers"),
+        ("quickstart", "training", "layer_decay"),
+    ):
         new = load_recipe(name)
         old = new.to_dict()
-        old["objective"][gone] = FORMER[gone]
+        old[section][gone] = FORMER[gone]
         assert recipe_from_dict(old) == new and resume_difference(old, new.to_dict()) is None
-        old["objective"][gone] = 0.5
+        old[section][gone] = 0.5
         assert gone in resume_difference(old, new.to_dict())
-        with pytest.raises(UserError, match=f"objective.{gone}"):
+        with pytest.raises(UserError, match=f"{section}.{gone}"):
             recipe_from_dict(old)
 
 
