@@ -14,7 +14,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("lr_scheduler_type",): ("scheduler", "lr_scheduler", "schedule", "lr_schedule"),
         ("optim",): ("optimizer", "optimiser", "opt"),
         ("weight_decay",): ("wd",),
-        ("layer_decay",): ("llrd", "layerwise_lr_decay", "layer_wise_lr_decay", "layer_wise_learning_rate_decay"),
         ("transfer",): ("mup", "completep", "base_width", "width_mult"),
         ("freeze",): ("freeze_layers", "frozen_layers", "freeze_parameters"),
         ("adam_beta2",): ("beta2",),

@@ -2,15 +2,13 @@
 
 Our own objectives, metrics and sources stand in the same registries: a registry imports the package that fills it when
 it is first asked. Of an objective or source the package says the module alone, which is imported when its name is asked
-for. A plug-in is a Python file or module that the user names on the command line (`--plugin`), in `$ANYFORMER_PLUGINS`
-(names separated by commas, for launchers), or an installed package's entry point of the group `anyformer.plugins`. A
-recipe or a downloaded folder cannot name one.
+for. A plug-in is a Python file or module that the user names on the command line (`--plugin`) or in
+`$ANYFORMER_PLUGINS` (names separated by commas, for launchers). A recipe or a downloaded folder cannot name one.
 """
 
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -20,7 +18,6 @@ from typing import Any
 
 from .errors import UserError, did_you_mean
 
-ENTRY_POINTS = "anyformer.plugins"
 VARIABLE = "ANYFORMER_PLUGINS"
 
 
@@ -62,18 +59,13 @@ class Registry:
             self._loaded = True  # before: the package registers while it is imported
             importlib.import_module(self.home)
 
-    def _load_all(self) -> None:
-        """Our own rows and those of installed packages, whose search takes a while: only where a name is missing."""
-        self._load()
-        _load_entry_points()
-
     def __iter__(self) -> Iterator[str]:
-        self._load_all()
+        self._load()
         return iter(self._rows)
 
     def __contains__(self, name: str) -> bool:
         self._load()
-        return name in self._rows or self.get(name) is not None
+        return name in self._rows
 
     def __getitem__(self, name: str) -> Any:
         """The row; raises UserError with the nearest name."""
@@ -85,9 +77,7 @@ class Registry:
     def get(self, name: str) -> Any | None:
         """The row, or None."""
         self._load()
-        if name not in self._rows:
-            self._load_all()
-        elif name in self._modules:
+        if name in self._modules:
             importlib.import_module(self._modules[name])
         return self._rows.get(name)
 
@@ -189,19 +179,6 @@ def load_plugins(names: Sequence[str] = ()) -> None:
     for name in (*names, *os.environ.get(VARIABLE, "").split(",")):
         if name.strip():
             _load_plugin(name.strip())
-
-
-def _load_entry_points() -> None:
-    """Import the plug-ins of installed packages."""
-    for point in _entry_points():
-        if point.name not in _loaded:
-            _loaded[point.name] = {"plugin": point.value}
-            _run(point.load, f"entry point {point.value}")
-
-
-@functools.cache
-def _entry_points() -> tuple:
-    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
 def loaded_plugins() -> list[dict[str, str]]:

@@ -6,45 +6,40 @@ Standard library only: a mistake in a name is told before torch is imported.
 import os
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UserError, nearest
 from .host_memory import memory_of_this_machine
 
-# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; row_of says which row is a device's.
-DATA_SHEET_BF16 = {
-    "GB200": 2500e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
-# The same sheets, fp32 outside of tensor cores: what torch computes fp32 in unless it is allowed to round to TF32.
-DATA_SHEET_FP32 = {"B200": 75e12, "H200": 67e12, "H100": 67e12, "A100": 19.5e12}
-# The most that a card takes, in watts, of the same sheets; of several forms the one with most (SXM).
-BOARD_WATTS = {
-    "GB200": 1200,
-    "GH200": 1000,
-    "B200": 1000,
-    "H200 NVL": 600,
-    "H200": 700,
-    "H100 PCIe": 350,
-    "H100 NVL": 400,
-    "H100": 700,
-    "A100": 400,
-    "L40S": 350,
-    "L4": 72,
-    "A10": 150,
-    "RTX 4090": 450,
-    "RTX 3090": 350,
+
+class Card(NamedTuple):
+    """What the vendors' data sheets say of a card.
+
+    bf16: FLOP/s of dense bfloat16 on tensor cores. watts: the most that it takes; of several forms the one with most
+    (SXM). fp32: FLOP/s outside of tensor cores, which torch computes fp32 in unless it is allowed to round to TF32.
+    """
+
+    bf16: float
+    watts: int
+    fp32: float | None = None
+
+
+# card_of says which row is a device's: the first whose name is in the device's.
+CARDS = {
+    "GB200": Card(2500e12, 1200),
+    "GH200": Card(989e12, 1000),
+    "B200": Card(2250e12, 1000, 75e12),
+    "H200 NVL": Card(835e12, 600),
+    "H200": Card(989e12, 700, 67e12),
+    "H100 PCIe": Card(756e12, 350),
+    "H100 NVL": Card(835e12, 400),
+    "H100": Card(989e12, 700, 67e12),
+    "A100": Card(312e12, 400, 19.5e12),
+    "L40S": Card(362e12, 350),
+    "L4": Card(121e12, 72),
+    "A10": Card(125e12, 150),
+    "RTX 4090": Card(165e12, 450),
+    "RTX 3090": Card(71e12, 350),
 }
 CORE_WATTS = 10  # a core of a server and its share of the memory, roughly: processors of 64 cores take 280 to 400
 OTHER_WATTS = 300  # a card that is not in the table
@@ -52,18 +47,13 @@ OTHER_WATTS = 300  # a card that is not in the table
 CPU = "cpu"
 # The number in the name x 10^9 bytes. The cards report about 5 % more, which the driver's own memory and the gaps of
 # torch's allocator take.
-MEMORY = {
-    "A100-40GB": 40_000_000_000,
-    "A100-80GB": 80_000_000_000,
-    "H100-80GB": 80_000_000_000,
-    "H200-141GB": 141_000_000_000,
-    "B200-192GB": 192_000_000_000,
-}
+OF_CARDS = (("A100", 40), ("A100", 80), ("H100", 80), ("H200", 141), ("B200", 192))
+MEMORY = {f"{card}-{size}GB": size * 10**9 for card, size in OF_CARDS}
 
 
-def row_of(table: dict, name: str) -> str | None:
-    """The first key of a table that is in a device's name, as words of their own: an L40 is no L4."""
-    return next((key for key in table if re.search(rf"\b{re.escape(key)}\b", name)), None)
+def card_of(name: str) -> str | None:
+    """The card of CARDS whose name is in a device's, as words of their own: an L40 is no L4."""
+    return next((card for card in CARDS if re.search(rf"\b{re.escape(card)}\b", name)), None)
 
 
 def watts_of(name: str) -> tuple[float, str]:
@@ -71,10 +61,10 @@ def watts_of(name: str) -> tuple[float, str]:
     if name == CPU:
         cores = os.cpu_count() or 1
         return CORE_WATTS * cores, f"{CORE_WATTS} W assumed for each of {cores} cores"
-    key = row_of(BOARD_WATTS, name)
-    if key is None:
+    card = card_of(name)
+    if card is None:
         return OTHER_WATTS, f"assumed, as {name} is in no table"
-    return BOARD_WATTS[key], f"the most that an {key} takes"
+    return CARDS[card].watts, f"the most that an {card} takes"
 
 
 @dataclass(frozen=True)
@@ -117,5 +107,5 @@ def devices_of(text: str) -> Devices:
         what = f"; did you mean {near}?" if near else f"; known: {', '.join([*MEMORY, CPU])}"
         raise UserError(f"--devices={text!r}: {given} is no device that plan knows{what}")
     (name,) = named
-    card = name.partition("-")[0]
-    return Devices(name, count, MEMORY[name], DATA_SHEET_BF16[card], DATA_SHEET_FP32[card])
+    card = CARDS[name.partition("-")[0]]
+    return Devices(name, count, MEMORY[name], card.bf16, card.fp32)

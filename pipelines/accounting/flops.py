@@ -11,7 +11,7 @@ import time
 import torch
 
 from ..data.batch_keys import IGNORE_INDEX
-from .devices import DATA_SHEET_BF16, row_of
+from .devices import CARDS, card_of
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:
@@ -166,8 +166,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype, again: bool = False) ->
     """
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
-        if (key := row_of(DATA_SHEET_BF16, name)) is not None:
-            return DATA_SHEET_BF16[key], f"data sheet, {key}"
+        if (card := card_of(name)) is not None:
+            return CARDS[card].bf16, f"data sheet, {card}"
     key = (str(device), dtype, torch.get_num_threads())
     if again or key not in _measured:
         _measured[key] = max(measured_flops(device, dtype), _measured.get(key, 0.0))

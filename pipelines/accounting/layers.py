@@ -1,4 +1,4 @@
-"""Where the weights of a model stand, from the embeddings to the head: which are frozen, and how fast the others learn.
+"""Where the weights of a model stand, from the embeddings to the head: which are frozen, and clipped together.
 
 Of our families and of transformers' own models: their layers are lists of modules, and what is defined before, between
 and after them stands there.
@@ -21,11 +21,12 @@ EMBEDDED = ("embed", "position")  # in the names of what is added to embeddings,
 class Places:
     """Where the parameters of a model stand.
 
-    depths: name -> 0 of embeddings, 1 to N of the N layers from below, N + 1 of what comes after all of them. numbers:
-    name -> (its stack, such as encoder, and the number of its layer there). layers: stack -> how many it has.
+    embeddings: names of those before all layers. after: of those behind them. numbers: name -> (its stack, such as
+    encoder, and the number of its layer there). layers: stack -> how many it has.
     """
 
-    depths: dict[str, int]
+    embeddings: set[str]
+    after: set[str]
     numbers: dict[str, tuple[str, int]]
     layers: dict[str, int]
 
@@ -39,7 +40,7 @@ class Places:
     def names_in(self, part: str) -> set[str] | None:
         """The parameters of a part, such as `embeddings` or `0-3`; None: there is no such part."""
         if part == "embeddings":
-            return {name for name, depth in self.depths.items() if depth == 0}
+            return self.embeddings
         match = PART.fullmatch(part)
         stack = match[1] or next(iter(self.layers), None) if match else None
         if stack not in self.layers or (match[1] is None and len(self.layers) > 1):
@@ -52,7 +53,7 @@ class Places:
 
 def places_of(model: nn.Module) -> Places:
     """Where each parameter of the model stands. A tied head is the embeddings, and stands where they do."""
-    depths, numbers, layers, below = {}, {}, {}, {}
+    embeddings, after, numbers, layers = set(), set(), {}, {}
     head = model.get_output_embeddings()
     of_head = set() if head is None else {id(p) for p in head.parameters()}
     for name, parameter in model.named_parameters():
@@ -60,17 +61,13 @@ def places_of(model: nn.Module) -> Places:
         listed = None if found is None else model.get_submodule(found[1])
         if isinstance(listed, nn.ModuleList):
             stack = found[1].rpartition(".")[0].removeprefix(f"{model.base_model_prefix}.")
-            below.setdefault(stack, sum(layers.values()))
-            layers.setdefault(stack, len(listed))
-            numbers[name] = stack, int(found[2])
-            depths[name] = below[stack] + int(found[2]) + 1
-        elif isinstance(owner, nn.Embedding) or any(word in name for word in EMBEDDED):
-            depths[name] = sum(layers.values()) if id(parameter) in of_head else 0
-        else:
-            depths[name] = sum(layers.values())
-    total = sum(layers.values())
-    after = {name for name, depth in depths.items() if depth == total and name not in numbers}
-    return Places({name: depth + (name in after) for name, depth in depths.items()}, numbers, layers)
+            if stack not in layers:
+                after.clear()  # what stands between two stacks
+            layers[stack], numbers[name] = len(listed), (stack, int(found[2]))
+            continue
+        embeds = isinstance(owner, nn.Embedding) or any(word in name for word in EMBEDDED)
+        (embeddings if not layers or (embeds and id(parameter) not in of_head) else after).add(name)
+    return Places(embeddings, after, numbers, layers)
 
 
 def freeze(model: nn.Module, parts: Sequence[str | int]) -> None:

@@ -60,7 +60,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
+    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --json` prints.
 
     host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
     None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make. by_stage:

@@ -37,11 +37,12 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
         recipe, _ = planned_recipe(name)
         recipe.trust_remote_code = trust_remote_code
         objective = objective_of(recipe)
-        return twin_of(planned_config(recipe, objective, []), kind_named(objective.auto_class), device)
+        config = planned_config(recipe, objective, [])
+        return twin_of(config, kind_of(config, [objective.auto_class]), device)
     where = locate_model(name)
     with loading(f"MODEL={name}"), errors_only():
         config = load_config(where, trust_remote_code=trust_remote_code)
-        kind = kind_of_config(config)
+        kind = kind_of(config, config.architectures or [])
         if not real:
             return twin_of(config, kind, device, where if trust_remote_code else None)
         auto_class = getattr(transformers, KINDS[kind][0])
@@ -88,8 +89,9 @@ def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> 
 def subject_of_model(model, device: str = "cpu") -> Subject:
     """A copy in fp32 of a model that is there. Raises UserError for one of no kind that can be checked."""
     copied = copy.deepcopy(model).float().to(device).eval()
-    made = ("import torch", f"# model: the {type(model).__name__} of the check")
-    return Subject(copied, kind_of(model), made, is_twin=False)
+    names = [cls.__name__ for cls in type(model).__mro__]
+    made = ("import torch", f"# model: the {names[0]} of the check")
+    return Subject(copied, kind_of(model.config, names), made, is_twin=False)
 
 
 def check_device(device: str) -> None:
@@ -105,26 +107,3 @@ def check_device(device: str) -> None:
 def is_recipe(name: str) -> bool:
     """Whether a name is a recipe's or preset's, or that of a recipe's file."""
     return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")
-
-
-def kind_named(auto_class: str) -> str:
-    """The kind of an Auto class. Raises UserError for one of no kind."""
-    found = next((kind for kind, (auto, _) in KINDS.items() if auto == auto_class), None)
-    if found is None:
-        raise UserError(f"{auto_class} is of no kind that can be checked; {', '.join(KINDS)} can")
-    return found
-
-
-def kind_of_config(config) -> str:
-    """The kind of the class that a checkpoint names, or the first that its type has."""
-    named = (config.architectures or [""])[0]
-    auto_map = getattr(config, "auto_map", None) or {}
-    for kind, (auto, _) in KINDS.items():
-        if auto in auto_map and auto_map[auto].endswith(named):
-            return kind
-    for kind, (auto, _) in KINDS.items():
-        loaded = getattr(transformers, auto)._model_mapping
-        found = loaded[type(config)] if type(config) in loaded.keys() else ()  # noqa: SIM118 - a lazy mapping
-        if named in {cls.__name__ for cls in (found if isinstance(found, tuple) else (found,))}:
-            return kind
-    raise UserError(f"{named or config.model_type} is of no kind that can be checked; {', '.join(KINDS)} can")

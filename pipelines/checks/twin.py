@@ -1,7 +1,7 @@
 """The tiny twin of a model: a config with the same kinds of layers and small widths, and weights drawn from a seed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -75,13 +75,20 @@ def _names(kind: str) -> dict[str, str | tuple[str, ...]]:
     return getattr(modeling_auto, f"{KINDS[kind][1]}_NAMES")
 
 
-def kind_of(model: PreTrainedModel) -> str:
-    """The kind of a model, by its class. Raises UserError for one of no kind in KINDS."""
+def kind_of(config: PreTrainedConfig, names: Sequence[str]) -> str:
+    """The kind of a class, by its name and those of its bases, or by the Auto class that loads it.
+
+    names: none of a checkpoint that names no class; then it is the first that its own code has. Raises UserError for a
+    class of no kind in KINDS.
+    """
+    own_code = getattr(config, "auto_map", None) or {}
     for kind, (auto, mapping) in KINDS.items():
-        listed = getattr(modeling_auto, mapping).get(type(model.config), ())
-        if isinstance(model, listed) or auto in (getattr(model.config, "auto_map", None) or {}):
+        listed = getattr(modeling_auto, mapping).get(type(config), ())
+        known = {auto, *(cls.__name__ for cls in (listed if isinstance(listed, tuple) else (listed,)))}
+        code = own_code.get(auto, "").rpartition(".")[2]
+        if not known.isdisjoint(names) or (code and (code in names or not names)):
             return kind
-    raise UserError(f"{type(model).__name__} has no head that can be checked; {', '.join(KINDS)} have")
+    raise UserError(f"{[*names, config.model_type][0]} is of no kind that can be checked; {', '.join(KINDS)} can")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import partial
 
 from .generate_command import add_sampling
 from .output import say_loading
-from .parser import add_backends, add_trust
+from .parser import add_backends
 
 
 def add_arguments(add_parser) -> None:
@@ -22,10 +22,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     add_sampling(parser, 256)
     add_backends(parser, "what computes it")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..generation import check_sampling, load_writer
     from ..serving.chat import converse
 
@@ -36,7 +35,6 @@ def run(args) -> int:
     how = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
     show = partial(print, end="", flush=True)
     converse(*load_writer(args.model, args.trust_remote_code, *backends), typed(), show, seed=args.seed, **how)
-    return 0
 
 
 def typed() -> Iterator[str]:

@@ -6,7 +6,7 @@ from ..checks.laws import LAWS, laws_named
 from ..errors import UserError
 from ..reporting.console import wide_console
 from .output import json_alone, plain_table, say_loading
-from .parser import add_json, add_trust
+from .parser import add_json
 
 MARKS = {"holds": "[green]holds[/]", "fails": "[red]fails[/]", "not claimed": "not claimed", "not asked": "not asked"}
 
@@ -32,7 +32,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu (default) or cuda")
     parser.add_argument("--html", metavar="FILE", help="page to write")
     add_json(parser)
-    add_trust(parser)
 
 
 def run(args) -> int:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         load_plugins(known.plugin)  # before anything else is parsed: help and errors know their names
         args = parse(words)
         args.argv, args.plugins, args.entry = argv, known.plugin, main
-        code = args.run(args)
+        code = args.run(args) or 0
         sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
         return code
     except UserError as error:

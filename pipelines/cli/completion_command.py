@@ -30,9 +30,8 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
-def run(args) -> int:
+def run(args) -> None:
     print(completion(build_parser(), args.shell))
-    return 0
 
 
 def known_words() -> dict[str, list[str]]:

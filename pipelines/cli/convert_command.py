@@ -1,7 +1,6 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
 from .output import quoted, say_loading, say_next
-from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
@@ -21,10 +20,9 @@ def add_arguments(add_parser) -> None:
         choices=("native", "anyformer", "encoder", "decoder", "seq2seq"),
         help="what to make (default: the other kind)",
     )
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..interop.convert_checkpoint import convert
     from ..storage.atomic import destination_folder
 
@@ -37,4 +35,3 @@ def run(args) -> int:
         if changed
         else f"anyformer publish {quoted(args.destination)} your-name/your-model"
     )
-    return 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UserError
 from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
-from .parser import add_json, add_overrides, add_trust, at_least, whole_numbers
+from .parser import add_json, add_overrides, at_least, whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -51,7 +51,6 @@ def add_arguments(add_parser) -> None:
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
     )
     add_json(parser)
-    add_trust(parser)
 
 
 def _add_few_shot(parser) -> None:
@@ -73,7 +72,7 @@ def _add_few_shot(parser) -> None:
 BELONGS_TO = {"template": "shots", "label_words": "shots"}
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..evaluation.request import check_one_process, is_pairs
     from ..recipes.suite_file import is_suite
 
@@ -109,7 +108,6 @@ def run(args) -> int:
     if of_one:
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
-    return 0
 
 
 def _recipe(args, model: str):

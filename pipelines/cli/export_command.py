@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from .output import say_loading
-from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
@@ -20,10 +19,9 @@ def add_arguments(add_parser) -> None:
         "--to", required=True, metavar="{onnx,torch_export}", help="the format; gguf: says how llama.cpp makes one"
     )
     parser.add_argument("--out", metavar="FOLDER", help="new folder to write (default: MODEL-onnx, MODEL-torch_export)")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..serving.export_formats import check_format
     from ..storage.atomic import destination_folder
 
@@ -34,4 +32,3 @@ def run(args) -> int:
     from ..serving.export_model import export
 
     print(export(args.model, args.to, out, trust_remote_code=args.trust_remote_code))
-    return 0

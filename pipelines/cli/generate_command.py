@@ -1,7 +1,7 @@
 """`anyformer generate`: a text continued by a saved model."""
 
 from .output import quoted, say_loading, say_next
-from .parser import add_backends, add_trust, at_least
+from .parser import add_backends, at_least
 
 
 def add_arguments(add_parser) -> None:
@@ -19,7 +19,6 @@ def add_arguments(add_parser) -> None:
     how.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     add_backends(parser, "what computes it")
-    add_trust(parser)
 
 
 def add_sampling(parser, tokens: int):
@@ -34,7 +33,7 @@ def add_sampling(parser, tokens: int):
     return how
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..generation import generate_text
 
     # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
@@ -47,4 +46,3 @@ def run(args) -> int:
     text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **how)
     print(text.removeprefix("".join(shown)))
     say_next(f'anyformer inspect {quoted(args.model)} "..."    # what it attends to')
-    return 0

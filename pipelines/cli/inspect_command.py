@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .output import say_loading
-from .parser import add_trust, whole_numbers
+from .parser import whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -22,10 +22,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--layers", type=whole_numbers, help="layers whose maps are shown, such as 0,5 (default: all)")
     parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
     parser.add_argument("--out", help="the page to write (default %(default)s)", default="inspect.html")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..evaluation.request import check_writable
 
     out = Path(args.out)
@@ -36,4 +35,3 @@ def run(args) -> int:
     how = {name: getattr(args, name) for name in ("word", "layers", "target", "trust_remote_code")}
     size = inspect_model(args.model, args.shown, out, **how)
     print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")
-    return 0

@@ -11,7 +11,6 @@ from anyformer.modeling.rules.legality import check_legal
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_POSITIONS, POSITION_SCHEMES
 
 from ..recipes import introspection
-from .serving_table import serving_markdown
 
 FEED_FORWARDS = {
     **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
@@ -53,11 +52,10 @@ def refusal(family: str, fields: dict) -> str | None:
 
 
 def legality_markdown() -> str:
-    """The whole table as markdown: one per family, the refusals under it, and one of what engines for serving run."""
+    """The whole table as markdown: one per family, and the refusals under it."""
     parts = [INTRODUCTION]
     for family in introspection.family_names():
         parts += [f"## {family}", *family_markdown(list(cells(family)))]
-    parts.append(serving_markdown())
     return "\n\n".join(parts) + "\n"
 
 

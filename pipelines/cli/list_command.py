@@ -27,16 +27,15 @@ def add_arguments(add_parser) -> None:
     add_json(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
+    if args.kind != "fields" and args.family is not None:
+        raise UserError(f"{args.family!r}: no such argument")
     if args.legal:
         from .legality_table import legality_markdown
 
         refuse_json(args, "--legal")
         print(legality_markdown(), end="")
-        return 0
-    if args.kind != "fields" and args.family is not None:
-        raise UserError(f"{args.family!r}: no such argument")
-    if args.kind == "fields":
+    elif args.kind == "fields":
         print_fields(args.family, args.json)
     elif args.kind is None or args.kind in TABLES:
         print_tables(args.kind, args.json)
@@ -44,4 +43,3 @@ def run(args) -> int:
         print_settings(args.kind, args.json)
     else:
         raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*TABLES, 'fields', *OBJECTIVES])}")
-    return 0

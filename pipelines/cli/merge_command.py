@@ -1,7 +1,6 @@
 """`anyformer merge`: an adapter added to its base model."""
 
 from .output import quoted, say_loading, say_next
-from .parser import add_trust
 
 
 def add_arguments(add_parser) -> None:
@@ -11,14 +10,12 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("adapter", metavar="ADAPTER", help="folder of an adapter, such as that of a run with LoRA")
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..interop.merge_adapter import check_adapter, merge
 
     check_adapter(args.adapter, args.destination)
     say_loading()
     print(merge(args.adapter, args.destination, trust_remote_code=args.trust_remote_code))
     say_next(f"anyformer evaluate {quoted(args.destination)} RECIPE")
-    return 0

@@ -69,11 +69,10 @@ def say_loading() -> None:
         print("loading torch and transformers ...", file=sys.stderr, flush=True)
 
 
-def say_next(*commands: str) -> None:
+def say_next(command: str) -> None:
     """Say on a terminal what to do next. A pipe gets nothing: it has its next step."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        for number, command in enumerate(commands):
-            print(f"{'      ' if number else 'next: '}{command}", file=sys.stderr)
+        print(f"next: {command}", file=sys.stderr)
 
 
 def quoted(path: Any) -> str:

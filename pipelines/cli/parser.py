@@ -13,7 +13,7 @@ from ..errors import UserError, did_you_mean
 from .output import say
 
 # Verb -> its line of help. train_command.py has two functions: add_arguments(add_parser) makes the parser of `train` by
-# add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code.
+# add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code; None: 0.
 VERBS = {
     "check": "ask a model whether it keeps its promises: packing, caches, accumulation, saving and more",
     "list": "families, presets, recipes, tasks, metrics and more, one line each",
@@ -37,6 +37,7 @@ VERBS = {
     "publish": "push a finished model to the Hugging Face Hub",
     "completion": "a script by which bash, zsh or fish complete commands",
 }
+WITHOUT_MODEL = ("list", "publish", "completion")  # which load none
 PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
@@ -138,6 +139,9 @@ def build_parser(loaded: Iterable[str | None] = VERBS) -> Parser:
         module = importlib.import_module(f".{name}_command", __package__)
         module.add_arguments(add_parser)
         verbs.choices[name].set_defaults(run=module.run)
+        if name not in WITHOUT_MODEL:
+            what = "run model code that comes with the model"
+            verbs.choices[name].add_argument("--trust-remote-code", action="store_true", help=what)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         add_common(verbs.choices[name], default=argparse.SUPPRESS)
     return parser
@@ -163,10 +167,6 @@ def add_overrides(parser) -> None:
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="settings that win over the recipe's"
     )
-
-
-def add_trust(parser) -> None:
-    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
 
 
 def add_backends(parser, what: str) -> None:

@@ -1,8 +1,6 @@
 """`anyformer plan`: what a run would take, before there is any data or a GPU."""
 
-import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
@@ -11,12 +9,10 @@ from ..errors import UserError
 from ..reporting.console import wide_console
 from ..words import counted, short_number
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
-from .parser import add_json, add_recipe, add_trust, at_least
+from .parser import add_json, add_recipe, at_least
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
-
-NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 
 
 def add_arguments(add_parser) -> None:
@@ -29,7 +25,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer plan llama2_70b --devices 64xH100-80GB --zero 3\n"
         "  anyformer plan story_8gpu --devices 8xH100-80GB\n"
         "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
-        "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --output plan.json",
+        "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --json",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
     parser.add_argument("--devices", metavar="8xH100-80GB", help=f"how many of {', '.join(MEMORY)} or {CPU} (1x{CPU})")
@@ -41,13 +37,10 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak FLOP/s that is reached (default 0.4)")
     parser.add_argument("--per-node", type=at_least(1), default=8, help="devices of a machine, with one memory (8)")
     parser.add_argument("--price", type=float, help="of a device for an hour, in any currency: the run's cost is said")
-    parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
-    add_trust(parser)
 
 
-def run(args) -> int:
-    from ..evaluation.request import check_writable
+def run(args) -> None:
     from ..experiments.story_file import is_story
     from ..recipes.preset_run import planned_recipe
 
@@ -59,10 +52,9 @@ def run(args) -> int:
         raise UserError(f"--price={args.price:g} is what a device costs in an hour, such as 2.5")
     how = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
     how["stage"] = stage
-    if args.output is not None:
-        check_writable(Path(args.output))
     if is_story(args.recipe):
-        return _plan_story(args, devices, how)
+        _plan_story(args, devices, how)
+        return
     notes: list[str] = []
     recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
@@ -75,13 +67,11 @@ def run(args) -> int:
         plan = plan_run(recipe, devices, until_trained=is_preset, **how)
         answer.append(plan.to_dict())
         print_plan(plan)
-        _write(args.output, plan.to_dict())
     if not is_preset:
         say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
-    return 0
 
 
-def _plan_story(args, devices, how: dict) -> int:
+def _plan_story(args, devices, how: dict) -> None:
     """The plans of a story's steps in one table, and their sum."""
     from ..experiments.story_file import read_story
 
@@ -94,15 +84,7 @@ def _plan_story(args, devices, how: dict) -> int:
         found = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
         answer.append(found | {"seconds": sum(plan.seconds for plan in plans.values())})
         print_story(plans)
-        _write(args.output, answer[0])
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
-    return 0
-
-
-def _write(file: str | None, found: dict) -> None:
-    if file is not None:
-        Path(file).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        print(f"written to {file}")
 
 
 # ------------------------------------------------------------------------------------------------- printing
@@ -153,25 +135,19 @@ def time_words(seconds: float) -> str:
 
 
 def print_plan(plan: "Plan") -> None:
-    """The facts, and a table of the ways to share states among devices."""
+    """The facts, and a table of the ways to share states among devices, one in each column."""
     console = wide_console()
     print_facts(console, facts(plan))
-    held, lines = (plan.checkpointed if plan.checkpointing else plan.plain), []
+    held, columns = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
-        states, is_chosen = row.states, row.states.stage == plan.stage
+        states = row.states
         sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
         most = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
-        mark = "* " if is_chosen else "  "
-        lines.append([mark + states.words, *map(size_words, sizes), "fits" if row.fits else "too much", *most])
-    names = ("on each device", "weights", "gradients", "optimizer", "beside", "activations", "total", "")
-    names += ("most rows", "checkpointed")
-    lefts = ("on each device", "")
-    if console.width < NARROW:  # the table on its side: a way in each column
-        ways, *columns = zip(*lines)
-        lines = [[name, *column] for name, column in zip(names[1:], columns)]
-        names, lefts = ("on each device", *ways), ("on each device",)
-    table = plain_table(names, lefts)
-    for line in lines:
+        columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *most])
+    ways = [("* " if row.states.stage == plan.stage else "") + row.states.words for row in plan.stages]
+    names = ("weights", "gradients", "optimizer", "beside", "activations", "total", "", "most rows", "checkpointed")
+    table = plain_table(("on each device", *ways), ("on each device",))
+    for line in zip(names, *columns):
         table.add_row(*line)
     console.print(table)
     if plan.by_stage:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .output import quoted, say_loading, say_next
-from .parser import add_trust, at_least
+from .parser import at_least
 
 
 def add_arguments(add_parser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer predict runs/trec_classify questions.csv --out answers.csv\n"
         "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.parquet\n"
         "  anyformer predict runs/conll2003_ner news.csv --columns tokens=headline | head\n"
-        "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv --processes 2\n"
+        "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv\n"
         "  anyformer predict google/flan-t5-small questions.jsonl --max-new-tokens 30",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
@@ -36,24 +36,13 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("--batch-size", type=at_least(1), default=16, help="rows answered at once (default: 16)")
     parser.add_argument("--max-new-tokens", type=at_least(1), help="of an answer (default: as it is saved, else 256)")
-    parser.add_argument(
-        "--processes", metavar="N", type=at_least(1), default=1, help="that share the rows on this machine (default: 1)"
-    )
-    add_trust(parser)
 
 
-def run(args) -> int:
-    import os
-
+def run(args) -> None:
     from ..prediction.answer_files import AnswerFile
 
     columns = dict(_pair(word) for word in args.columns)
-    several = max(args.processes, int(os.environ.get("WORLD_SIZE", "1")))
-    if several > 1 and args.out is None:
-        raise UserError(f"{several} processes write their answers into one file; name it: --out FILE")
     out = None if args.out is None else AnswerFile(Path(args.out))
-    if args.processes > 1:
-        return _in_processes(args)
     say_loading()
     from ..prediction.predict import prepare_prediction, run_prediction
 
@@ -63,7 +52,6 @@ def run(args) -> int:
     run_prediction(prediction, out, _print)
     if out is not None:
         say_next(f"anyformer evaluate {quoted(args.model)} TASK    # how good such answers are")
-    return 0
 
 
 def _print(answers: list[dict]) -> None:
@@ -79,18 +67,3 @@ def _pair(word: str) -> tuple[str, str]:
     if not (name and equals and column):
         raise UserError(f"--columns {word} is not of the form NAME=COLUMN, such as text=body")
     return name, column
-
-
-def _in_processes(args) -> int:
-    """The same command in several processes of this machine; the first one joins what they have answered."""
-    import os
-
-    from ..training.engines.launch import count_processes, supervise, threads_of_each, without_options
-
-    try:
-        count = count_processes("ddp", args.processes)
-    except UserError as error:  # it names the option of `train`
-        raise UserError(str(error).replace("--nproc", "--processes")) from error
-    command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(args.argv, "--processes")]
-    threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count)))
-    return supervise(command, {"OMP_NUM_THREADS": threads}, count)

@@ -7,7 +7,7 @@ import time
 from ..errors import UserError
 from ..recipes.global_batch import rows_per_step
 from .output import quoted, say_loading, say_next
-from .parser import add_recipe, add_trust, recipe_of
+from .parser import add_recipe, recipe_of
 
 
 def add_arguments(add_parser) -> None:
@@ -22,10 +22,9 @@ def add_arguments(add_parser) -> None:
     )
     add_recipe(parser)
     parser.add_argument("--shard", metavar="I/N", help="make only share I, from 1, of N: one for each machine")
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     share = None if args.shard is None else share_of(args.shard)
     recipe = recipe_of(args)
     say_loading()
@@ -43,7 +42,6 @@ def run(args) -> int:
         print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
     print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
     say_next(f"anyformer train {quoted(args.recipe)}" + ("    # when every share is ready" if share else ""))
-    return 0
 
 
 def share_of(text: str) -> tuple[int, int]:

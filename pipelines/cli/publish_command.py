@@ -1,6 +1,5 @@
-"""`anyformer publish`: a finished model pushed to the Hub, or listed or written here as it would be there."""
+"""`anyformer publish`: a finished model pushed to the Hub, or listed as it would be there."""
 
-import shutil
 from pathlib import Path
 
 from ..errors import UserError
@@ -18,11 +17,9 @@ def add_arguments(add_parser) -> None:
         "  anyformer publish runs/quickstart my-name/my-model --trajectory words",
     )
     parser.add_argument("folder", metavar="DIR", help="folder of a finished run, or of a saved model")
-    name = "repository, as name or owner/name (with --dry-run or --to also none: the folder's name)"
+    name = "repository, as name or owner/name (with --dry-run also none: the folder's name)"
     parser.add_argument("repo_id", metavar="REPO_ID", nargs="?", help=name)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--dry-run", action="store_true", help="list what would be uploaded, with the card; nothing is")
-    how.add_argument("--to", metavar="FOLDER", help="write what would be uploaded into this new folder instead")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be uploaded, with the card; nothing is")
     parser.add_argument("--private", action="store_true", help="create the repository as private")
     parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
     parser.add_argument("--revision", help="branch to push to (default: main)")
@@ -36,12 +33,13 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--no-check", action="store_true", help="publish without what `anyformer check` finds")
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..publishing.publish import publish
 
     check = None if args.no_check else checked
-    if args.dry_run or args.to is not None:
-        return instead_of_upload(args, check)
+    if args.dry_run:
+        list_files(args, check)
+        return
     if args.trajectory is not None and args.revision is not None:
         raise UserError(f"--trajectory makes the branches itself; leave out --revision={args.revision}")
     if args.repo_id is None:
@@ -55,37 +53,21 @@ def run(args) -> int:
         print("\n".join(made.values()))
     print(publish(args.folder, args.repo_id, check=check, **how))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
-    return 0
 
 
-def instead_of_upload(args, check) -> int:
-    """List what would be published, with its card, or write it into the folder of --to; the Hub is not asked."""
+def list_files(args, check) -> None:
+    """List what would be published, with its card; the Hub is not asked."""
     from ..publishing.publish import files_to_publish, listing, with_card
-    from ..storage.atomic import destination_folder, new_folder
     from ..storage.model_folder import open_model_folder
 
-    destination = None if args.to is None else destination_folder(args.to, "--to")
     if args.trajectory is not None:
-        raise UserError("--trajectory pushes to branches; leave out --dry-run and --to")
-    if args.to is not None and (args.private or args.revision):
-        raise UserError(f"--to={args.to} writes a folder here; leave out --private and --revision")
+        raise UserError("--trajectory pushes to branches; leave out --dry-run")
     model = open_model_folder(args.folder)
-    repo_id = args.repo_id or (destination or model.path).name
+    repo_id = args.repo_id or model.path.name
     contents = with_card(files_to_publish(model), model, repo_id, license=args.license, check=check)
-    if destination is None:
-        card = contents["README.md"]
-        card = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
-        print(f"{listing(contents)} would go to {repo_id}; README.md:\n\n{card}\nnothing was uploaded")
-        return 0
-    with new_folder(destination) as aside:
-        for name, content in contents.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            if isinstance(content, bytes):
-                (aside / name).write_bytes(content)
-            else:
-                shutil.copyfile(content, aside / name)
-    print(f"{listing(contents)} written to {destination}")
-    return 0
+    card = contents["README.md"]
+    card = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
+    print(f"{listing(contents)} would go to {repo_id}; README.md:\n\n{card}\nnothing was uploaded")
 
 
 def checked(folder: Path) -> tuple[str, dict] | None:

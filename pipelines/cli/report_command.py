@@ -21,7 +21,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--figures", metavar="FOLDER", help="draw the curves there, as PNG and SVG (needs matplotlib)")
 
 
-def run(args) -> int:
+def run(args) -> None:
     if args.figures is not None:
         need_package("--figures", "matplotlib", "plots")
     from ..evaluation.request import check_writable
@@ -45,4 +45,3 @@ def run(args) -> int:
 
         files = draw_figures(variants_of(logs), Path(args.figures))
         print(f"{len(files)} figures are in {args.figures}")
-    return 0

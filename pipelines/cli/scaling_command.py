@@ -3,7 +3,7 @@
 from ..errors import UserError
 from ..reporting.console import wide_console
 from .output import json_alone, plain_table, print_facts, say_loading, say_next
-from .parser import add_json, add_recipe, add_trust, at_least, recipe_of, whole_numbers
+from .parser import add_json, add_recipe, at_least, recipe_of, whole_numbers
 
 
 def add_arguments(add_parser) -> None:
@@ -23,7 +23,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--steps", type=whole_numbers, help="lengths of runs (default: 1/4, half and all of max_steps)")
     parser.add_argument("--bootstrap", type=at_least(0), default=200, help="resamples for intervals (200; 0: none)")
     add_json(parser)
-    add_trust(parser)
 
 
 def run(args) -> int:

@@ -4,7 +4,7 @@ import os
 import shlex
 
 from .output import say_loading, say_next
-from .parser import add_trust, at_least
+from .parser import at_least
 
 
 def add_arguments(add_parser) -> None:
@@ -19,7 +19,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine)")
     parser.add_argument("--port", type=at_least(1), default=8000, help="port to listen at (default 8000)")
-    add_trust(parser)
 
 
 def run(args) -> int:

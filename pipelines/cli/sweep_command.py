@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..reporting.console import wide_console
 from ..words import counted
 from .output import plain_table
-from .parser import add_recipe, add_trust, at_least, seeds_of
+from .parser import add_recipe, at_least, seeds_of
 
 
 def add_arguments(add_parser) -> None:
@@ -38,7 +38,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
     parser.add_argument("--legal-only", action="store_true", help="leave out combinations that exclude each other")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
-    add_trust(parser)
 
 
 def run(args) -> int:

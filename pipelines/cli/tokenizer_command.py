@@ -1,9 +1,7 @@
 """`anyformer tokenizer`: tokenizers measured on a text, beside each other, or the tokens of a text."""
 
-from pathlib import Path
-
 from .output import json_alone, quoted, say, say_loading, say_next
-from .parser import add_json, add_trust, at_least
+from .parser import add_json, at_least
 
 
 def add_arguments(add_parser) -> None:
@@ -15,7 +13,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer tokenizer quickstart\n"
         '  anyformer tokenizer runs/quickstart "def read(self):"\n'
         "  anyformer tokenizer quickstart tokenizer.vocab_size=8192 --beside quickstart --beside gpt2\n"
-        "  anyformer tokenizer gpt2 --beside runs/quickstart --on 'texts/*.txt' --output tokenizers.json",
+        "  anyformer tokenizer gpt2 --beside runs/quickstart --on 'texts/*.txt' --json",
     )
     what = "a recipe (name or YAML file), a folder of a run or a tokenizer, or a Hub repository"
     parser.add_argument("target", metavar="RECIPE_OR_FOLDER", help=what)
@@ -33,14 +31,11 @@ def add_arguments(add_parser) -> None:
         "--beside", metavar="RECIPE_OR_FOLDER", action="append", default=[], help="measure this one, too (repeatable)"
     )
     parser.add_argument("--max-bytes", type=at_least(1), default=10_000_000, help="of text at most (default 10 MB)")
-    parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
-    add_trust(parser)
 
 
-def run(args) -> int:
+def run(args) -> None:
     from ..evaluation import tokenizer_report
-    from ..evaluation.request import check_writable
 
     overrides, texts = tokenizer_report.divide(args.target, args.words)
     notes: list[str] = []
@@ -48,9 +43,6 @@ def run(args) -> int:
     places = [first, *map(tokenizer_report.locate, args.beside)]
     say(notes)
     tokenizer_report.check_text(first, texts, args.on, args.split)
-    output = Path(args.output) if args.output else None
-    if output is not None:
-        check_writable(output)
     say_loading()
     if texts:
         sample = tokenizer_report.Sample("TEXT", texts, shown=True)
@@ -59,8 +51,6 @@ def run(args) -> int:
     else:
         sample = tokenizer_report.sample_of_recipe(first.recipe, first.label, args.split, args.max_bytes)
     with json_alone(args.json) as answer:
-        how = {"trust_remote_code": args.trust_remote_code, "output": output}
-        answer.append(tokenizer_report.report(places, sample, **how))
+        answer.append(tokenizer_report.report(places, sample, trust_remote_code=args.trust_remote_code))
     if first.is_recipe:
         say_next(f"anyformer preview {quoted(args.target)}")
-    return 0

@@ -5,7 +5,7 @@ import time
 
 from ..errors import UserError
 from .output import say_loading
-from .parser import add_recipe, add_trust, at_least, recipe_of, seeds_of
+from .parser import add_recipe, at_least, recipe_of, seeds_of
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
@@ -67,7 +67,6 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
     parser.add_argument("--nproc", metavar="N", type=at_least(1), help=NPROC_HELP)
-    add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
 

@@ -3,7 +3,6 @@
 Heavy libraries are imported inside functions: a request is checked before they are.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from ..recipes.recipe_files import recipe_beside, shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..reporting.console import table_of
 from ..storage.cache import cache_folder
-from ..storage.checkpoints import write_atomically
 from ..words import counted
 
 SPLITS = ("validation", "test", "train")
@@ -222,12 +220,10 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
 # ---------------------------------------------------------------------------------------------------- reporting
 
 
-def report(places: list[Place], sample: Sample, *, trust_remote_code: bool, output: Path | None) -> dict[str, Any]:
+def report(places: list[Place], sample: Sample, *, trust_remote_code: bool) -> dict[str, Any]:
     """Measure the tokenizers on one text; print one table, and where the text is to be shown its tokens.
 
     Returns the measured tokenizers and their text, for JSON.
-
-    output: JSON file to write.
     """
     console, opened = Console(highlight=False, soft_wrap=True), {}
     for place in places:
@@ -244,11 +240,7 @@ def report(places: list[Place], sample: Sample, *, trust_remote_code: bool, outp
     sizes = f"{counted(facts['texts'], 'text')}, {counted(facts['words'], 'word')}, {counted(facts['bytes'], 'byte')}"
     console.print(f"{sample.name}: {sizes}", markup=False)
     console.print(_table(found, facts))
-    result = {"text": facts, "tokenizers": [vars(one) for one in found]}
-    if output is not None:
-        write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        console.print(f"written to {output}", markup=False)
-    return result
+    return {"text": facts, "tokenizers": [vars(one) for one in found]}
 
 
 def _table(found: list[Measured], facts: dict[str, Any]) -> Table:

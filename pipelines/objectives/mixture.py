@@ -14,7 +14,7 @@ from ..lazy import rich_text, torch
 from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
-from ..recipes.types import OneOfSeveral, show
+from ..recipes.types import show
 from .base import FamiliesWith, Objective
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
@@ -30,7 +30,7 @@ PAIRS = "next_sentence_label"  # which batches of pairs alone have
 
 
 @dataclass
-class PartSettings(OneOfSeveral):
+class PartSettings:
     """What each part has beside the settings of its objective, which `name` names."""
 
     label: str | None = doc("what its numbers are called: code makes validation_loss_code; null: its objective's name")
@@ -42,6 +42,7 @@ class PartSettings(OneOfSeveral):
 
     @classmethod
     def chosen(cls, value: dict, path: str) -> type:
+        """The settings of the part that a mapping fills; path: its dotted name. Raises UserError for no such part."""
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
         if name in OBJECTIVES and name not in names:

@@ -23,24 +23,6 @@ OWN_SCHEDULES = ("wsd",)
 # Schedules that lower the learning rate where validations are no better.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 
-ROPE_KEYS = (
-    "rope_type",
-    "rope_theta",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "short_factor",
-    "long_factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "partial_rotary_factor",
-)
-
 # What to do instead of setting these TrainingArguments fields through `training`.
 OWNED_ARGUMENTS = {
     argument: instead
@@ -64,8 +46,6 @@ OWNED_ARGUMENTS = {
             "prediction_loss_only",
             "disable_tqdm",
         ),
-        "use training.per_device_train_batch_size": ("per_gpu_train_batch_size",),
-        "use training.per_device_eval_batch_size": ("per_gpu_eval_batch_size",),
         "anyformer plan says how many rows fit": ("auto_find_batch_size",),
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
@@ -109,15 +89,13 @@ SCHEDULE_BOUNDS = {
     "timescale": bounds_of(at_least=1),
     "factor": bounds_of(above=0, below=1),
 }
-# Arguments that transformers leaves unread without another setting.
+# Arguments that nothing reads, or transformers refuses after the data has been prepared, without another setting.
 READ_WITH = {
     "dataloader_prefetch_factor": "dataloader_num_workers",
     "dataloader_persistent_workers": "dataloader_num_workers",
     "fsdp_config": "fsdp",
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
     "liger_kernel_config": "use_liger_kernel",
-    "torch_compile_backend": "torch_compile",
-    "torch_compile_mode": "torch_compile",
 }
 
 
@@ -265,13 +243,11 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(f"training.{name} has no effect without training.{other}; set both")
     if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
         raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
-    for name, does in (("lora", "adapts"), ("freeze", "keeps"), ("layer_decay", "spares")):
-        if getattr(training, name) in (None, []):
-            continue
-        if recipe.model.name_or_path is None:
+    for name, does in (("lora", "adapts"), ("freeze", "keeps")):
+        if getattr(training, name) not in (None, []) and recipe.model.name_or_path is None:
             raise UserError(f"training.{name} {does} weights, and this model's are fresh; set model.name_or_path")
-        if name != "lora" and training.lora is not None:
-            raise UserError(f"training.{name} has no effect with training.lora, which freezes the checkpoint; keep one")
+    if training.freeze and training.lora is not None:
+        raise UserError("training.freeze has no effect with training.lora, which freezes the checkpoint; keep one")
     if training.ema_decay is None and not training.ema_warmup:
         raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
     if training.bf16 is True and training.extra.get("fp16"):
@@ -409,8 +385,8 @@ def check_model(recipe: Recipe) -> None:
 def check_rope_keys(value: dict, where: str) -> None:
     """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
     for key in value or ():
-        if key not in ROPE_KEYS:
-            raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), ROPE_KEYS, where + '.')}")
+        if key not in (known := introspection.rope_keys()):
+            raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), known, where + '.')}")
 
 
 def with_nearest(sentence: str) -> str:

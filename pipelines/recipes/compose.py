@@ -105,6 +105,8 @@ FORMER: dict[str, Any] = {
     "longest_prefix": 1.0,
     "positive_from": 0.8,
     "memory_update": "delta",
+    "layer_decay": None,
+    "pp_parts": None,
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2
@@ -363,4 +365,7 @@ def _training_section(data: Any) -> TrainingSection:
     for key, value in section.extra.items():
         where = f"training.{key}"
         section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
+    # As TrainingArguments has it: who names a backend or a mode of torch.compile wants it.
+    given = [section.extra.get(f"torch_compile_{name}") for name in ("backend", "mode")]
+    section.torch_compile |= given != [None, None]
     return section

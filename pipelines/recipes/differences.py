@@ -42,8 +42,6 @@ FREE_ON_RESUME = [
     "training.trackio_*",
     "training.dataloader_num_workers",
     "training.dataloader_p*",
-    "training.push_to_hub",
-    "training.hub_*",
     "training.per_device_eval_batch_size",
     "training.eval_*",
     "training.skip_memory_metrics",

@@ -203,6 +203,13 @@ def schedule_names() -> set[str]:
 
 
 @cache
+def rope_keys() -> set[str]:
+    """Return the settings of rotary positions, those included that transformers before 5.23 reads and does not list."""
+    listed = class_fields(_transformers_file("modeling_rope_utils.py"), "RopeParameters").keys()
+    return {*listed, "mscale", "mscale_all_dim", "truncate"} - {"mrope_section"}  # which is of images among texts
+
+
+@cache
 def activation_names() -> set[str]:
     """Return the activation functions transformers knows by name (the keys of its table ACT2CLS)."""
     tree = ast.parse(Path(_transformers_file("activations.py")).read_text(encoding="utf-8"))

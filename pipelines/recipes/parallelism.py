@@ -83,14 +83,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
     gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
     if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
         raise UserError(f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh")
-    if settings.pp_parts is not None and settings.pp == 1:
-        raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
     rows = training.per_device_train_batch_size
-    if settings.pp_parts is not None and (rows % settings.pp_parts or settings.pp_parts < settings.pp):
-        raise UserError(
-            f"{FIELD}.pp_parts={settings.pp_parts} must divide training.per_device_train_batch_size={rows}, and be at "
-            f"least pp={settings.pp}"
-        )
     if settings.pp > 1 and rows < settings.pp:
         raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
     along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)

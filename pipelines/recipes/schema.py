@@ -155,7 +155,6 @@ class ParallelismSettings:
         "dp_shard, dp_replicate: keep shards of weights, gradients and optimizer states in the memory of the CPU", False
     )
     pp: int = doc("stages of layers, through which parts of a batch travel (pipeline parallelism, 1F1B)", 1, at_least=1)
-    pp_parts: int | None = doc("pp: parts of a batch; null: as many as it has rows, at most 4 x pp", at_least=1)
     sp: int = doc(
         "processes that share each row, and exchange it for heads in attention (Ulysses; with training.deepspeed)",
         1,
@@ -228,12 +227,6 @@ class TrainingSection:
         "parts of the checkpoint model.name_or_path that stay as they are: embeddings, and layers such as 0-3 (of an "
         "encoder-decoder encoder.0-3)",
         [],
-    )
-    layer_decay: float | None = doc(
-        "each layer of the checkpoint learns at so many times the rate of the one above it, such as 0.9; null: all at "
-        "the same",
-        above=0,
-        at_most=1,
     )
     transfer: TransferSettings | None = doc(
         "the rates above are those of a smaller model of this shape, such as {base: {hidden_size: 128}}: new weights, "

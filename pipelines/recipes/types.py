@@ -2,7 +2,6 @@
 
 import math
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
@@ -119,19 +118,11 @@ def as_mapping(value: Any, path: str) -> dict:
     return value
 
 
-class OneOfSeveral(ABC):
-    """Base of settings with several dataclasses; a key of each mapping, such as `name`, says which one it fills."""
-
-    @classmethod
-    @abstractmethod
-    def chosen(cls, value: dict, path: str) -> type:
-        """The dataclass that a mapping fills; path: its dotted name. Raises UserError where it names none."""
-
-
 def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iterable[str] = ()) -> Any:
     """Return dataclass `cls` filled from a mapping, unset fields at their defaults.
 
     Args:
+        cls: where it has a class method `chosen(mapping, path)`, the dataclass is what that returns.
         path: dotted name of the section, empty for the whole recipe.
         rest: field that takes every other key, if its name is in `allow` (checked by the caller against its type).
 
@@ -139,8 +130,7 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
         UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
     """
     value = as_mapping(value, path or "recipe")
-    if issubclass(cls, OneOfSeveral):
-        cls = cls.chosen(value, path)
+    cls = cls.chosen(value, path) if hasattr(cls, "chosen") else cls
     known = {f.name: f for f in fields(cls) if f.name != rest}
     taken, other = {}, {}
     for key, item in value.items():

@@ -8,9 +8,7 @@ from itertools import islice
 import torch
 from transformers import TrainingArguments
 
-from ..accounting.layers import places_of
 from ..accounting.precision import prefers_bf16
-from ..errors import UserError
 from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
 from .engines.split_matrices import Split, matrices_of, split_of
@@ -159,20 +157,6 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
         BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay) if hidden else None,
         torch.optim.AdamW(others, lr=adamw_lr, betas=betas, eps=eps, fused=True) if others else None,
     )
-
-
-def decay_by_depth(optimizer: torch.optim.Optimizer, model: torch.nn.Module, decay: float) -> None:
-    """Split the optimizer's groups by depth; each layer has `decay` times the rate of the one above it.
-
-    From the head, at the whole rate, down to the embeddings: Clark et al. 2020 (ELECTRA), Bao et al. 2022 (BEiT). The
-    group of the highest rate, which the log shows, comes first. Raises UserError for a model without layers.
-    """
-    places = places_of(model)
-    if not places.layers:
-        raise UserError(f"training.layer_decay={decay}: {type(model).__name__} has no list of layers; set it to null")
-    depths = {id(p): places.depths[name] for name, p in model.named_parameters() if p.requires_grad}
-    top = max(depths.values())
-    split_groups(optimizer, lambda p, group: {"lr": group["lr"] * decay ** (top - depths.get(id(p), top))})
 
 
 def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.Tensor, dict], dict]) -> None:

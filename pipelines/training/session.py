@@ -131,15 +131,11 @@ class Session:
     def adjusts(self, recipe: Recipe, model) -> list[Callable]:
         """What gives the groups of a new optimizer other rates, as the recipe says."""
         from .models import transferred
-        from .optimizers import decay_by_depth
         from .transfer import scale_rates
 
-        section, found = recipe.training, []
-        if section.layer_decay is not None:
-            found.append(partial(decay_by_depth, decay=section.layer_decay))
-        if section.transfer is not None:
-            found.append(partial(scale_rates, scales=transferred(recipe, self.data, model)))
-        return found
+        if recipe.training.transfer is None:
+            return []
+        return [partial(scale_rates, scales=transferred(recipe, self.data, model))]
 
     def trainer(
         self,

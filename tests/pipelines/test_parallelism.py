@@ -57,7 +57,7 @@ STEPS = {"max_steps": 50, "learning_rate": 1e-3, "save_steps": 25}
 MESHES = {
     "pp": (2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)"),
     "pp-untied": (2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)"),
-    "pp-of-four": (4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)"),
+    "pp-of-four": (4, "{pp: 4}", DEEP, 1, "Schedule1F1B(pp 4)"),
     "tp": (2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)"),
     "fsdp2": (2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)"),
     "ep": (2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)"),
@@ -231,9 +231,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{dp_shard: 2, ep: 4}", [], "ep must be a multiple of tp, and divide dp_shard x tp"),
         ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),
         ("{pp: 2, tp: 2}", [], "pp is not wired beside tp; set one of them to 1"),
-        ("{tp: 2, pp_parts: 4}", [], "pp_parts=4 has no effect without pp"),
         ("{tp: 2, fsdp_mixed_precision: true}", [], "fsdp_mixed_precision=true goes with dp_shard or dp_replicate"),
-        ("{pp: 2, pp_parts: 3}", ["training.per_device_train_batch_size=8"], "pp_parts=3 must divide training.per_"),
         ("{pp: 2}", ["training.per_device_train_batch_size=1"], "is less than the stages of training.parallelism="),
         ("{pp: 2}", ["model.position_encoding=learned"], "position_encoding='learned', which is added to them"),
         ("{pp: 2}", ["data.mixture=[{source: stdlib}]", "data.source=null"], "data.mixture is not wired beside"),

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,15 +203,3 @@ def test_a_downloaded_recipe_cannot_name_a_plug_in(tmp_path, command, capsys):
     recipe = recipe_file(tmp_path, data={"source": "stdlib"}, plugins=["evil.py"])
     assert command("train", recipe) == 2
     assert "plugins: no such section" in capsys.readouterr().err
-
-
-def test_installed_packages_register_through_their_entry_point(tmp_path):
-    package = tmp_path / "their_metrics-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-metrics\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[anyformer.plugins]\ntheirs = their_metrics\n")
-    (tmp_path / "their_metrics.py").write_text(examples()["metric"].replace("length_ratio", "their_ratio"))
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from anyformer_main import main; "
-    program += "main(['list', 'metrics'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "their_ratio" in done.stdout

@@ -10,12 +10,13 @@ from anyformer.modeling.families import FAMILIES
 
 from ...interop.matching import ARCHITECTURES
 from ..findings import Finding, Verdict, not_claimed
-from ..source_lines import mask_without_positions, state_layers, unpacked_by_mask
 from ..subject import Subject
 
 LENGTHS = (5, 1, 7, 4)
 MASK, CACHE = "attention_mask=torch.ones_like(ids)", "use_cache=True"
 THIRD = 2  # the number of the document whose gradients are asked for
+STATELESS = ("attention", "dense", "sparse", "moe", "mlp")  # words in the names of layers that carry no state
+UNPACKED_BY_MASK = "transformers reads documents from position_ids only where no attention_mask is given"
 
 
 def unclaimed(subject: Subject) -> str:
@@ -120,13 +121,20 @@ def with_more(subject: Subject, what: str, got: torch.Tensor, expected: torch.Te
     if found.verdict is Verdict.HOLDS or subject.config.model_type in FAMILIES:
         return found
     fields = {"steps": steps_of(subject, given), "way_out": found.way_out}
-    return not_claimed(what, unpacked_by_mask(), difference=found.difference, tolerance=found.tolerance, **fields)
+    return not_claimed(what, UNPACKED_BY_MASK, difference=found.difference, tolerance=found.tolerance, **fields)
 
 
 def about(subject: Subject) -> dict:
     """Why documents may leak, how to see it, and what helps."""
-    why = state_layers(subject.config) or mask_without_positions(subject.fresh())
-    return {"why": why, "steps": steps_of(subject), "way_out": way_out(subject)}
+    return {"why": state_layers(subject.config), "steps": steps_of(subject), "way_out": way_out(subject)}
+
+
+def state_layers(config) -> str:
+    """Which kinds of layers carry a state from token to token, by the config's names of them."""
+    text = config.get_text_config()
+    names = dict.fromkeys(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
+    found = [name for name in names if "linear" in name or not any(word in name for word in STATELESS)]
+    return f"layers of {' and '.join(found)} carry a state from one document to the next" if found else ""
 
 
 def way_out(subject: Subject) -> str:

@@ -69,7 +69,7 @@ class Stages(Mesh):
         needed = {"embed_tokens", "layers", "norm", "lm_head"}
         if {name.rsplit(".", 1)[-1] for name in plan} != needed:
             raise UserError(f"{FIELD}={words_of(settings)}: {type(model).__name__} has no plan of stages; set pp to 1")
-        model.pipeline = Pipeline(model, settings.pp, settings.pp_parts, device)
+        model.pipeline = Pipeline(model, settings.pp, device)
         return model
 
     def parameters_of(self, model, trained: bool = False) -> int:
@@ -128,12 +128,11 @@ class Pipeline:
     Args:
         model: whole; it keeps what this stage needs.
         stages: processes, each with as many layers.
-        parts: of a batch; None: as many as its rows, at most 4 for each stage.
         device: of this process.
     """
 
-    def __init__(self, model, stages: int, parts: int | None, device: torch.device):
-        self.stages, self.parts, self.device, self.rank = stages, parts, device, dist.get_rank()
+    def __init__(self, model, stages: int, device: torch.device):
+        self.stages, self.device, self.rank = stages, device, dist.get_rank()
         self.is_first, self.is_last = self.rank == 0, self.rank == stages - 1
         self.parameters = sum(p.numel() for p in model.parameters())
         self.flop_count = FlopCount(model)
@@ -173,7 +172,7 @@ class Pipeline:
 
     def parts_of(self, rows: int) -> int:
         """Into how many parts a batch of so many rows goes: at least one for each stage."""
-        most = max(self.stages, min(rows, PARTS_PER_STAGE * self.stages) if self.parts is None else self.parts)
+        most = max(self.stages, min(rows, PARTS_PER_STAGE * self.stages))
         return next((n for n in range(most, self.stages - 1, -1) if rows % n == 0), most)
 
     def _schedule(self, shape: torch.Size, parts: int):

@@ -11,12 +11,8 @@ from ...recipes.schema import PartNorms
 
 def parts_of_model(model: torch.nn.Module) -> dict[str, str]:
     """{name of a parameter: embeddings, layers or head}; a tied head is the embeddings."""
-    places = places_of(model)
-    above = sum(places.layers.values())
-    return {
-        name: "embeddings" if depth == 0 else "layers" if depth <= above else "head"
-        for name, depth in places.depths.items()
-    }
+    places, found = places_of(model), dict.fromkeys((name for name, _ in model.named_parameters()), "layers")
+    return found | dict.fromkeys(places.embeddings, "embeddings") | dict.fromkeys(places.after, "head")
 
 
 class ClippedParts:

@@ -55,10 +55,11 @@ def test_a_card_is_the_row_that_its_name_says():
     assert planned_power("A100-80GB", 8) == (3200, "8 x 400 W, the most that an A100 takes")
 
 
-def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activations, command, capsys, tmp_path):
+def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activations, command, capsys):
     how = ("plan", "gpt2_small", "--devices", "8xH100-80GB", "--price", "2.5", "training.max_steps=1000")
-    assert command(*how, "--output", tmp_path / "plan.json") == 0
-    printed, found = capsys.readouterr().out, json.loads((tmp_path / "plan.json").read_text())
+    assert command(*how, "--json") == 0
+    out, printed = capsys.readouterr()
+    found = json.loads(out)
     hours = found["seconds"] / 3600
     assert found["kwh"] == pytest.approx(8 * 0.7 * hours) and found["cost"] == pytest.approx(8 * 2.5 * hours)
     assert "estimated: 8 x 700 W, the most that an H100 takes" in printed

@@ -66,7 +66,8 @@ def passes(kind: str, model_type: str, dtype: torch.dtype) -> PreTrainedModel:
 
 @pytest.mark.parametrize(("kind", "model_type"), DIVERSE)
 def test_a_twin_runs_in_double(kind, model_type):
-    assert kind_of(passes(kind, model_type, torch.float64)) == kind
+    model = passes(kind, model_type, torch.float64)
+    assert kind_of(model.config, [type(model).__name__]) == kind
 
 
 @pytest.mark.slow
@@ -83,10 +84,6 @@ def test_nearly_every_class_of_transformers_has_a_twin_that_runs(kind, capsys):
         with capsys.disabled():
             print(kind, name, said)
     assert len(failed) <= 0.05 * len(asked), failed
-
-
-def test_at_most_a_tenth_of_the_classes_is_not_asked():
-    assert len(NOT_ASKED) <= 0.1 * sum(len(classes(kind)) for kind in KINDS)
 
 
 def test_transformers_alone_draws_the_same_weights():

@@ -242,14 +242,3 @@ def test_the_file_for_launchers_is_the_same_command(repo_root, tmp_path):
     door = [sys.executable, str(repo_root / "scripts" / "train.py"), "--no-such-option"]
     done = subprocess.run(door, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("anyformer: ") and done.stderr.count("\n") == 1
-
-
-def test_the_table_of_engines_names_architectures_that_convert_makes():
-    from anyformer.pipelines.cli.serving_table import NATIVE, PARTS, serving_markdown
-    from anyformer.pipelines.interop.matching import ARCHITECTURES
-
-    assert NATIVE.keys() <= PARTS.keys() and set(NATIVE.values()) <= ARCHITECTURES.keys()
-    table = serving_markdown()
-    assert all(f"| {part} |" in table for part in PARTS)
-    assert "| positions rotary | yes | yes | yes | convert (llama) |" in table
-    assert "position_encoding='alibi' adds to single scores" in table

@@ -51,13 +51,13 @@ def test_the_numbers_are_those_of_the_definitions(folders):
 def test_several_tokenizers_stand_beside_each_other_on_the_same_text(folders, tmp_path, capsys):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
     one, other = folders["bpe_byte_fallback"], folders["char"]
-    options = ["--on", tmp_path / "text.jsonl", "--text-field", "body", "--output", tmp_path / "result.json"]
+    options = ["--on", tmp_path / "text.jsonl", "--text-field", "body"]
     printed = command(capsys, one, "--beside", other, *options)
     assert "40 texts, 180 words" in printed and "tokens per word" in printed
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads(command(capsys, one, "--beside", other, *options, "--json"))
     assert [row["name"] for row in result["tokenizers"]] == [str(one), str(other)]
     assert result["text"]["words"] == 180 and result["tokenizers"][1]["tokens"] == len(TEXT) - 40
-    first = command(capsys, one, *options[:4], "--max-bytes", "50")
+    first = command(capsys, one, *options, "--max-bytes", "50")
     assert "its first 50 bytes" in first
 
 
@@ -89,7 +89,6 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
         (["quickstart", " "], "TEXT is empty; give some words"),
         (["quickstart", "--beside", "nothing/here/x"], "'nothing/here/x': no such recipe, and no such folder"),
         (["fashion_mnist_vit", "data.files=x", "data.test_files=x"], "has no tokenizer: task.name=image_class"),
-        (["quickstart", "text", "--output", "no/folder/x.json"], "the folder no/folder does not exist"),
         (["quickstart", "--on", "nothing.txt"], "--on='nothing.txt': no such file"),
         (["quickstart", "--split", "test"], "--split test: quickstart has no such text; it has train and validation"),
     ],

@@ -61,10 +61,10 @@ def test_what_is_of_one_run_is_refused_for_a_story(command, capsys):
     assert "a story of several recipes, which train and plan take" in capsys.readouterr().err
 
 
-def test_a_story_is_planned_as_the_sum_of_its_steps(without_activations, tmp_path, command, capsys):
-    file = tmp_path / "plan.json"
-    assert command("plan", "story", *SMALL, "--devices", "H100-80GB", "--output", file) == 0
-    found, printed = json.loads(file.read_text()), capsys.readouterr().out
+def test_a_story_is_planned_as_the_sum_of_its_steps(without_activations, command, capsys):
+    assert command("plan", "story", *SMALL, "--devices", "H100-80GB", "--json") == 0
+    out, printed = capsys.readouterr()
+    found = json.loads(out)
     assert list(found["steps"]) == ["pretraining", "instructions", "chat"] and "pretraining" in printed
     plans = found["steps"].values()
     assert found["seconds"] == pytest.approx(sum(plan["seconds"] for plan in plans)) and found["seconds"] > 0

@@ -383,7 +383,7 @@ def test_the_signature_of_an_address_is_used_and_neither_saved_nor_compared(quer
 
 
 NONSENSE = {"fsdp_config": "{a: 1}", "gradient_checkpointing_kwargs": "{a: 1}", "liger_kernel_config": "{a: true}"}
-NONSENSE |= {"dataloader_persistent_workers": "true", "torch_compile_backend": "x", "torch_compile_mode": "x"}
+NONSENSE |= {"dataloader_persistent_workers": "true"}
 
 
 @pytest.mark.parametrize(
@@ -477,6 +477,13 @@ def test_an_alias_stands_for_what_it_names():
     assert parse_yaml("a: &a {b: 1}\nc: [*a, {d: *a}]\n", "x") == {"a": {"b": 1}, "c": [{"b": 1}, {"d": {"b": 1}}]}
 
 
+@pytest.mark.parametrize("name, value", [("torch_compile_backend", "eager"), ("torch_compile_mode", "default")])
+def test_how_torch_compile_works_asks_for_it_as_in_transformers(name, value):
+    recipe = load_recipe("quickstart", [f"training.{name}={value}"])
+    assert recipe.training.torch_compile and recipe_from_dict(recipe.to_dict()) == recipe
+    assert not load_recipe("quickstart", [f"training.{name}=null"]).training.torch_compile
+
+
 def test_exponents_without_a_dot_are_numbers(recipe_file):
     assert load_recipe("quickstart", ["training.learning_rate=1e-4"]).training.learning_rate == 1e-4
     found = parse_yaml("a: 1e-4\nb: 12e3\nc: 2024-01-01\nd: 010\n", "x")
@@ -498,14 +505,18 @@ def test_a_run_may_be_resumed_with_other_settings_that_leave_its_mathematics_alo
 
 
 def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
-    for name, gone in (("imdb_prefix_lm", "shortest_prefix"), ("imdb_ul2", "denoisers")):
+    for name, section, gone in (
+        ("imdb_prefix_lm", "objective", "shortest_prefix"),
+        ("imdb_ul2", "objective", "denoisers"),
+        ("quickstart", "training", "layer_decay"),
+    ):
         new = load_recipe(name)
         old = new.to_dict()
-        old["objective"][gone] = FORMER[gone]
+        old[section][gone] = FORMER[gone]
         assert recipe_from_dict(old) == new and resume_difference(old, new.to_dict()) is None
-        old["objective"][gone] = 0.5
+        old[section][gone] = 0.5
         assert gone in resume_difference(old, new.to_dict())
-        with pytest.raises(UserError, match=f"objective.{gone}"):
+        with pytest.raises(UserError, match=f"{section}.{gone}"):
             recipe_from_dict(old)
 
 

@@ -163,8 +163,8 @@ def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_whe
     monkeypatch.setitem(ROWS, "toy", row)
     assert command("train", *recipe) == 0 and "toy at 0.005" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
-    assert command("plan", *recipe, "--output", tmp_path / "plan.json") == 0
-    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert command("plan", *recipe, "--json") == 0
+    planned = json.loads(capsys.readouterr().out)
     (whole,) = (row for row in planned["stages"] if row["states"]["stage"] == "none")
     assert whole["states"]["optimizer"] == 4 * planned["parameters"]
     for refused in (["plan", *recipe, "--zero", "2"], ["train", *recipe, "training.deepspeed=zero2"]):
