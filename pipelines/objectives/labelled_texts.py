@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -52,18 +51,7 @@ class LabelledTexts(TextTask):
     def label_words(self, facts: dict[str, Any]) -> str:
         """These facts for people."""
 
-    @property
-    def answer_column(self) -> str | None:
-        return self.settings.label_field
-
-    def questions(self, source) -> Iterator[tuple[dict[str, str], Any]]:
-        columns = self.text_columns()
-        for place, row in source:
-            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
-            yield texts, self.true_answer(row, place)
-
     def true_answer(self, row: dict, place: str) -> Any:
-        """The answer of an example, as a language model is asked for it."""
         return self.label_of(self.label_in(row), place)
 
     answers_by = auto_class

@@ -20,8 +20,9 @@ from ..words import at_limit, counted
 from .answering import by_length
 from .base import TOKENS
 from .class_answers import texts_of_row
-from .class_task import ClassScores, held
+from .class_task import ClassScores
 from .finished_model import FinishedModel
+from .label_values import held
 from .showing import sequence_text
 from .text_task import TextTask
 

@@ -44,9 +44,16 @@ class TextSettings(ObjectiveSettings):
 class Tokenized:
     """What objectives and tasks with a tokenizer share: the section of a tokenizer trained for them, its checks."""
 
+    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
+    framing_of_head: ClassVar[dict[str, str]] = {}
+
+    @property
+    def needed_framing(self) -> str:
+        return self.framing_of_head.get(self.family and self.family.pretraining, self.special_tokens)
+
     def framing(self) -> str:
         """What a tokenizer trained for this recipe puts around a text: as set, else what is needed."""
-        return self.recipe.tokenizer.framing or self.special_tokens
+        return self.recipe.tokenizer.framing or self.needed_framing
 
     def further_tokens(self) -> list[str]:
         """Special tokens that it needs beside those of the framing and the sentinels; a trained tokenizer has them."""
@@ -202,10 +209,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     in_stream = False  # a part of a mixture (mixture.py) whose training rows are a stream
 
     def check_framing(self) -> None:
-        if self.special_tokens != "none" and self.framing() != self.special_tokens:
-            raise UserError(
-                f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {self.special_tokens}"
-            )
+        needed = self.needed_framing
+        if "none" not in (self.special_tokens, needed) and self.framing() != needed:
+            raise UserError(f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {needed}")
         if self.sentinels and self.recipe.tokenizer.sentinels == 0:
             raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
 

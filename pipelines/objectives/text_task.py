@@ -1,11 +1,11 @@
 """Tasks over labelled examples with text: one row per example, of different lengths, padded in batches."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..data.cells import filled_text_of
+from ..data.cells import filled_text_of, text_of
 from ..errors import UserError
 from ..storage.cache import sha
 from .base import Objective
@@ -28,12 +28,6 @@ class TextTask(Tokenized, Objective):
     row_noun = "example"
     legend_words = "what the model reads, [predicted]special tokens[/] included, and what has to be answered"
     loss_unit = "nats per example"
-    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
-    framing_of_head: ClassVar[dict[str, str]] = {}
-
-    def framing(self) -> str:
-        head = None if self.family is None else self.family.pretraining
-        return self.recipe.tokenizer.framing or self.framing_of_head.get(head, self.special_tokens)
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
@@ -46,6 +40,21 @@ class TextTask(Tokenized, Objective):
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text in one of the `text_columns` of an example; raises UserError for what is none."""
         return filled_text_of(row, column, field, place)
+
+    @property
+    def answer_column(self) -> str:
+        return [*self.columns().values()][-1]
+
+    def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
+        columns = self.asked_columns(self.columns().values())
+        for place, row in source:
+            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
+            yield texts, self.true_answer(row, place)
+
+    def true_answer(self, row: dict, place: str) -> Any:
+        """The answer of an example, as a language model is asked for it; here a text. Raises UserError."""
+        field, column = [*self.columns().items()][-1]
+        return self.text_in(row, column, field, place)
 
     def check(self) -> None:
         check_examples(self)

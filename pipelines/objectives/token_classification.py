@@ -20,8 +20,9 @@ from ..words import counted
 from .answering import piped
 from .base import TOKENS
 from .class_answers import Answers, texts_of_row
-from .class_task import ClassTask, NamedClassSettings, held
+from .class_task import ClassTask, NamedClassSettings
 from .finished_model import FinishedModel
+from .label_values import held
 from .showing import tagged_text
 from .tag_schemes import (
     OUTSIDE,
@@ -77,7 +78,6 @@ class TokenClassification(ClassTask, TextTask):
     default_metrics = ("entity_f1", "tag_accuracy")
     hub_task = "token-classification"
     loss_unit = "nats per word"
-    label_setting = "tags_field"
     counted = "tags"
     labels_of_tokens = True
     taught = "tags"
@@ -100,7 +100,7 @@ class TokenClassification(ClassTask, TextTask):
 
     def learned_names(self, names: list[str]) -> list[str]:
         scheme = self.settings.scheme or scheme_of(names)
-        return [as_bio(name) for name in names] if scheme == "bioes" else names
+        return list(dict.fromkeys(map(as_bio, names))) if scheme == "bioes" else names
 
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, list):
@@ -112,8 +112,9 @@ class TokenClassification(ClassTask, TextTask):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
-        self.scheme = self.settings.scheme or scheme_of(self.data_names)
-        check_scheme(self.data_names, self.scheme)
+        self._numbers = {name: number for number, name in enumerate(self.label_names)}
+        self.scheme = self.settings.scheme or scheme_of(self.classes.names)
+        check_scheme(self.classes.names, self.scheme)
         section = self.recipe.evaluation
         asked = [] if section.metrics == list(self.default_metrics) else section.metrics
         for name in [*asked, section.best_metric]:
@@ -129,7 +130,7 @@ class TokenClassification(ClassTask, TextTask):
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
-        settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
+        settings = [self.settings.max_length, self.classes.names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
@@ -202,9 +203,10 @@ class TokenClassification(ClassTask, TextTask):
 
     def _name_in_data(self, tag: Any, place: str) -> str:
         """A tag's name; where the names are those of a model, which has learned BIO, it may be one of BIOES."""
-        if isinstance(tag, str) and tag not in self._numbers_in_data and as_bio(tag) in self._numbers_in_data:
+        known = self.classes.numbers
+        if isinstance(tag, str) and tag not in known and as_bio(tag) in known:
             return tag
-        return self.data_names[self.number_in_data(tag, place)]
+        return self.classes.names[self.classes.number(tag, place)]
 
     @staticmethod
     def _facts(batch: dict[str, list]) -> dict:

@@ -3,7 +3,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -240,16 +239,6 @@ class Translation(TextTask):
     # ---- rows without labels
 
     asks_for: str = "texts"
-
-    @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
-
-    def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
-        *asked, (field, target) = self.columns().items()
-        for place, row in source:
-            texts = {column: text_of(row, column, name, place) for name, column in asked}
-            yield texts, self.text_in(row, target, field, place)
 
     answers_by = auto_class
 
