@@ -18,6 +18,7 @@ from anyformer.modeling.families import Family
 
 from ..errors import UserError, loading
 from ..plugins import METRICS
+from ..recipes.data_section import DERIVED_FROM_TEXT
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
@@ -412,3 +413,25 @@ class Objective(Measuring, ABC):
         from ..data.batch_keys import EPOCH, ROW_IDS
 
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
+
+
+# Settings of the data that are of plain text alone: (name, default).
+SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
+COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
+
+
+def check_examples(objective: Objective) -> None:
+    """Raise UserError for settings of the data that are of plain text alone, where rows are examples or images."""
+    data, is_task = objective.recipe.data, objective.section == "task"
+    reads_text = data.derive in DERIVED_FROM_TEXT
+    what, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
+    for name, default in SOURCES_OF_TEXT:
+        if getattr(data, name) != default and not reads_text:
+            raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
+    if data.num_proc is not None:
+        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
+    for name, default in COLUMNS_OF_TEXT:
+        if getattr(data, name) != default and not reads_text:
+            raise UserError(
+                f"data.{name} has no effect with {learner}; the {objective.section} section names the columns"
+            )

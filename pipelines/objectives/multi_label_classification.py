@@ -9,8 +9,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .class_answers import Answers
-from .class_task import ClassTask, NamedClassSettings
+from .class_task import Answers, ClassTask, NamedClassSettings
 from .label_values import held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import SeveralLabels

@@ -19,8 +19,7 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .answering import piped
 from .base import TOKENS
-from .class_answers import Answers, texts_of_row
-from .class_task import ClassTask, NamedClassSettings
+from .class_task import Answers, ClassTask, NamedClassSettings, texts_of_row
 from .finished_model import FinishedModel
 from .label_values import held
 from .showing import tagged_text
