@@ -236,8 +236,9 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def key_of_rows(self, *parts: Any) -> str:
-        return super().key_of_rows(self.name, *parts)
+    @property
+    def kind_of_rows(self) -> list[str]:
+        return [self.name]
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows of `columns_of_rows`; beside those that are not trained on stand prompt and answer."""

@@ -42,11 +42,6 @@ class PartSettings(OneOfSeveral):
     def chosen(cls, value: dict, path: str) -> type:
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
-        if name in OBJECTIVES and name not in names:
-            why = "is a task; task.name=multi_task learns several"
-            if OBJECTIVES[name].section == "objective":
-                why = "makes batches that others cannot share; train it in a run of its own"
-            raise UserError(f"{path}.name={name} {why}")
         if name not in names:
             raise UserError(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
         found = settings_of_part(OBJECTIVES[name])

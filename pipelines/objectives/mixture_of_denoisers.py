@@ -4,7 +4,7 @@ from typing import NamedTuple
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
+from .span_corruption import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 from .text import TextSettings
 
 # [R], [S] and [X] in the paper; these cannot be words of a text, such as a film's rating.

@@ -57,10 +57,6 @@ class Preference(ChatTask):
     columns_of_rows = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
     last_only = True
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
-    legend_words = (
-        "the chosen and the rejected conversation; [unpredicted]underlined[/]: the answer, whose log-probability "
-        "counts, beside that of the reference model"
-    )
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:

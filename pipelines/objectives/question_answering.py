@@ -73,10 +73,6 @@ class QuestionAnswering(TextTask):
     samples_are_answers = True
     sample_words = "answer to"
     row_noun = "window"
-    legend_words = (
-        "question and context as the model reads them, [predicted]special tokens[/] included; in the context "
-        "[unpredicted]the answer[/] is marked, and what means no answer where the window does not hold it"
-    )
 
     def check(self) -> None:
         super().check()

@@ -23,9 +23,12 @@ class TextTask(Tokenized, Objective):
     section = "task"
     use = "anyformer predict {folder} FILE"
     labels_of_tokens: ClassVar[bool] = False
+    kind_of_rows: list[str] = []  # in the name of stored rows
     special_tokens = "cls_sep"
     row_noun = "example"
-    legend_words = "what the model reads, [predicted]special tokens[/] included, and what has to be answered"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
     loss_unit = "nats per example"
 
     @abstractmethod
@@ -101,13 +104,10 @@ class TextTask(Tokenized, Objective):
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
 
-        key = self.key_of_rows(examples_fingerprint(source), self.processor_fingerprint(), *settings)
+        # The name of the rows in the cache, and part of a run's identity.
+        key = sha([*self.kind_of_rows, examples_fingerprint(source), self.processor_fingerprint(), *settings])
         make = make or self._batches
         return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
-
-    def key_of_rows(self, *parts: Any) -> str:
-        """The name of stored rows in the cache, and part of a run's identity. parts: JSON of what they depend on."""
-        return sha([*parts])
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

@@ -108,10 +108,6 @@ class Translation(TextTask):
         settings = [self.settings.max_length, self.max_target_length, list(columns), *self.encoding_key()]
         return self.stored(source, cache, columns, settings)
 
-    def source_text(self, text: str) -> str:
-        """What the model reads of a source; a subclass may put a prefix before it."""
-        return text
-
     def encoding_key(self) -> list:
         """Further settings that the encoded examples depend on, as JSON."""
         return []
@@ -120,8 +116,7 @@ class Translation(TextTask):
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
-            read = [self.source_text(text) for text in source]
-            inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
+            inputs = tokenizer(source, truncation=True, max_length=self.settings.max_length)
             yield {
                 "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
                 "labels": self.labels_of(target, tokenizer),
@@ -233,7 +228,7 @@ class Translation(TextTask):
         prompts = self.recipe.evaluation.sample_prompts
         if not prompts:
             return self.shown
-        answers = self.predict(finished, list(map(self.source_text, prompts)))
+        answers = self.predict(finished, prompts)
         return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
 
     # ---- rows without labels
@@ -247,7 +242,7 @@ class Translation(TextTask):
 
     def asked(self, row: dict, place: str) -> str:
         """The text that the encoder reads."""
-        return self.source_text(self.text_in(row, self.settings.source_field, "source_field", place))
+        return self.text_in(row, self.settings.source_field, "source_field", place)
 
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]

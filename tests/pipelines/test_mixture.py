@@ -224,9 +224,7 @@ REFUSED = {
     f"{CAUSAL}, {{name: prefix_lm, label: a b}}": "objective.parts.1.label='a b' must be a name",
     f"{CAUSAL}, {{weight: 2}}": "objective.parts.1.name=null is not one of its choices; known: causal",
     f"{CAUSAL}, {{name: prefix}}": "objective.parts.1.name='prefix' is not one of its choices; did you mean prefix_lm?",
-    f"{CAUSAL}, {{name: pixels}}": "objective.parts.1.name=pixels makes batches that others cannot share; train it in",
-    f"{CAUSAL}, {{name: translation}}": "objective.parts.1.name=translation is a task; task.name=multi_task learns sev",
-    f"{CAUSAL}, {{name: sentence_pairs}}": "objective.parts.1.name=sentence_pairs makes batches that others cannot",
+    f"{CAUSAL}, {{name: pixels}}": "objective.parts.1.name='pixels' is not one of its choices; known: causal",
     f"{CAUSAL}, {{name: prefix_lm, fim_rate: 0.5}}": "objective.parts.1.fim_rate has no effect with "
     "objective.parts.1.name=prefix_lm; it belongs to fill_in_the_middle",
     f"{CAUSAL}, {{name: denoising}}": "objective.parts, denoising: model.family=decoder does not go with "

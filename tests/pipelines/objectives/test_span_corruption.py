@@ -6,8 +6,7 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.span_corruption import SpanCorruption
-from anyformer.pipelines.objectives.spans import noise_counts, raw_length, sentinel_ids
+from anyformer.pipelines.objectives.span_corruption import SpanCorruption, noise_counts, raw_length, sentinel_ids
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given
 from hypothesis import strategies as st
