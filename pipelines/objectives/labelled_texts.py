@@ -1,6 +1,5 @@
 """What tasks share that read one answer, a class or a number, off a text or a pair of texts."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,29 +26,19 @@ class LabelledTextSettings(ObjectiveSettings):
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
+    """A subclass says what a label is.
+
+    label_type: on disk. label_of(value, place): the label in a column's value; raises UserError for what is none.
+    label_identity(): what labels depend on beside the examples; another one encodes the examples anew.
+    label_facts(labels): what is worth telling of some labels, a mapping whose numbers are added up over all of them.
+    label_words(facts): these facts for people.
+    """
 
     label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
     # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
-
-    @abstractmethod
-    def label_identity(self) -> Any:
-        """What labels depend on beside the examples; another one encodes the examples anew."""
-
-    @abstractmethod
-    def label_of(self, value: Any, place: str) -> int | float:
-        """The label in a column's value; raises UserError for what is none."""
-
-    @abstractmethod
-    def label_facts(self, labels: list) -> dict[str, Any]:
-        """What is worth telling of some labels; numbers are added up over all of them."""
-
-    @abstractmethod
-    def label_words(self, facts: dict[str, Any]) -> str:
-        """These facts for people."""
 
     def true_answer(self, row: dict, place: str) -> Any:
         return self.label_of(self.label_in(row), place)

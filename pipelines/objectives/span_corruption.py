@@ -55,6 +55,7 @@ class SpanCorruption(SpansLeftOut):
     """
 
     name = "span_corruption"
+    has_one_length = True
     Settings = SpanCorruptionSettings
 
     @property
@@ -84,10 +85,6 @@ class SpanCorruption(SpansLeftOut):
     def batch_widths(self) -> tuple[int, int]:
         return self.row_lengths()
 
-    def batch_lengths(self) -> tuple[int, int]:
-        """All batches have the lengths that full rows fill."""
-        return self.row_lengths()
-
     def corrupt(self, tokens, starts, generator) -> tuple:
         """The kept tokens with a sentinel for each span left out; each sentinel with its span."""
         return leave_out_spans(tokens, *self.noise, self.sentinel_ids, generator)
@@ -110,21 +107,23 @@ def source_and_target_lengths(length: int, noise_density: float, mean_span_lengt
     return length - noise + spans + 1, noise + spans + 1
 
 
-def raw_length(input_length: int, noise_density: float, mean_span_length: float) -> int:
+def raw_length(input_length: int, noise_density: float, mean_span_length: float, beside: int = 0) -> int:
     """Raw tokens of a row whose input, with sentinels and eos, comes to `input_length`: the most that fit.
 
     T5's compute_input_and_target_lengths. One raw token more makes the input longer by one or not at all, so that it
     is filled exactly, but for spans so dense that a kept token and a span can come at once (a mean_span_length near
-    noise_density / (1 - noise_density)). Raises UserError for an input_length below 3.
+    noise_density / (1 - noise_density)). beside: further tokens of the input. Raises UserError for an input_length
+    below 3.
     """
 
     def length_of_input(length: int) -> int:
-        return source_and_target_lengths(length, noise_density, mean_span_length)[0]
+        return source_and_target_lengths(length, noise_density, mean_span_length)[0] + beside
 
     length = 2
     if length_of_input(length) > input_length:
         raise UserError(
-            f"objective.sequence_length={input_length} must be at least 3, so that it holds a token, a sentinel and eos"
+            f"objective.sequence_length={input_length} must be at least {3 + beside}, so that it holds "
+            f"{'a mode token, ' * beside}a token, a sentinel and eos"
         )
     while length_of_input(length + 1) <= input_length:
         length += 1
