@@ -58,10 +58,6 @@ class Answers:
         """Which of the rows the entry at a place is of."""
         return place if self.rows is None else int(self.rows[place])
 
-    @property
-    def count(self) -> int:
-        return self.row(len(self.true) - 1) + 1
-
 
 class ClassScores:
     """What is measured where a row has one class: the objective itself is its scorer."""
@@ -94,10 +90,11 @@ class ClassTask(ClassScores):
 
     The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
     UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    counted: the fact of rows that counts them.
+    counted: the fact of rows that counts them. unit: what the report on single classes counts, where not rows.
     """
 
     counted: ClassVar[str] = "classes"
+    unit: ClassVar[str] = ""
     _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     @property
@@ -249,13 +246,13 @@ class ClassTask(ClassScores):
             return None
         found, right = self.answers, self.answers.given == self.answers.true
         chosen = surest_mistakes(found.confidence, right)
-        if found.count < len(numbers):  # rows without a label have no answer
+        if found.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
             numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
         of_rows, places = [numbers[found.row(place)] for place in chosen], {}
         if not rows.facts.get("empty"):  # of sentences without a word there is no row, and numbers are others
             places = places_of(source, self.label_column, of_rows)
         return {
-            "unit": self.unit,
+            "unit": self.unit or f"{self.row_noun}s",
             **self.judged_classes(),
             "calibration": calibration(found.confidence, right),
             "mistakes": [
@@ -265,11 +262,6 @@ class ClassTask(ClassScores):
                 for place, number in zip(chosen, of_rows)
             ],
         }
-
-    @property
-    def unit(self) -> str:
-        """What the report counts."""
-        return f"{self.row_noun}s"
 
     def judged_classes(self) -> dict[str, Any]:
         """ "classes", "matrix" and "confused" of the report."""

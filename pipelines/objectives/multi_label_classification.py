@@ -36,6 +36,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     Settings = MultiLabelClassificationSettings
     label_type = "int8[]"
     counted = "labels"
+    unit = "answers, one for each class of an example"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
@@ -130,10 +131,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return self.compare(given.tolist(), true.tolist(), scores)
 
     # ---- single classes: each of a row is an answer of its own
-
-    @property
-    def unit(self) -> str:
-        return "answers, one for each class of an example"
 
     def judged_classes(self) -> dict[str, Any]:
         from ..metrics.class_report import per_class

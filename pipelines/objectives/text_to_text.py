@@ -185,10 +185,6 @@ class TextToText(Translation):
         name = self.label_names[self.classes.number(value, place)]
         return name, name
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        fields = self.columns()
-        return {name: fields[name] for name in fields if name != "target_field"}
-
     def asked(self, row: dict, place: str) -> str:
         return self.read(row, place)
 

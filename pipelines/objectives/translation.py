@@ -238,7 +238,8 @@ class Translation(TextTask):
     answers_by = auto_class
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"source_field": self.settings.source_field}
+        *asked, _ = self.columns().items()
+        return dict(asked)
 
     def asked(self, row: dict, place: str) -> str:
         """The text that the encoder reads."""
