@@ -97,8 +97,3 @@ def surest_mistakes(confidence: "np.ndarray", right: "np.ndarray", most: int = M
     """The places of the wrong answers with the highest confidence, the surest first."""
     wrong = np.flatnonzero(~right)
     return wrong[np.argsort(-confidence[wrong], kind="stable")][:most].tolist()
-
-
-def is_uneven(true: Sequence[int], classes: int) -> bool:
-    """Whether some class has fewer than half as many of the examples as an equal share would be."""
-    return bool(np.bincount(true, minlength=classes).min() < len(true) / classes / 2)

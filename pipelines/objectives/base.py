@@ -18,6 +18,7 @@ from anyformer.modeling.families import Family
 
 from ..errors import UserError, loading
 from ..plugins import METRICS
+from ..recipes.data_section import DERIVED_FROM_TEXT
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
@@ -79,6 +80,7 @@ class Objective(Measuring, ABC):
     answers_by: the Auto class of the model that answers rows without labels (`predict`); "": it answers none, and what
     the model's head says is asked in its place (of_heads.py).
     taught: what a teacher (teachers.py) can say of its rows: "tokens", "classes", "tags", "vectors" or "nothing".
+    stratified_by: the column of each example's class, of which parts of the data may get their shares; None: none.
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
@@ -119,6 +121,7 @@ class Objective(Measuring, ABC):
     taught: ClassVar[str] = "nothing"
     in_parts_of_rows: ClassVar[bool] = False
     answers_by: str = ""
+    stratified_by: str | None = None
 
     def __init_subclass__(cls, **kwargs):
         """Give the subclass's Settings its name as the default of `name`."""
@@ -188,11 +191,6 @@ class Objective(Measuring, ABC):
     def metrics(self) -> list[str]:
         """The metrics that are reported beside the loss, by their names in the registry."""
         return self.recipe.evaluation.metrics
-
-    @property
-    def stratified_by(self) -> str | None:
-        """The column of each example's class, of which parts of the data may get their shares; None: there is none."""
-        return None
 
     def text_columns(self) -> dict[str, str]:
         """{setting: the column of the data that it names} of the texts of an example; {} where it reads none."""
@@ -412,3 +410,24 @@ class Objective(Measuring, ABC):
         from ..data.batch_keys import EPOCH, ROW_IDS
 
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
+
+
+# Settings of the data that are of plain text alone: (name, default).
+SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
+COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
+
+
+def check_examples(objective: Objective) -> None:
+    """Raise UserError for settings of the data that are of plain text alone, where rows are examples or images."""
+    data, is_task = objective.recipe.data, objective.section == "task"
+    reads_text = data.derive in DERIVED_FROM_TEXT
+    what, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
+    for name, default in () if reads_text else SOURCES_OF_TEXT:
+        if getattr(data, name) != default:
+            raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
+    if data.num_proc is not None:
+        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
+    for name, default in () if reads_text else COLUMNS_OF_TEXT:
+        if getattr(data, name) != default:
+            where = f"the {objective.section} section names the columns"
+            raise UserError(f"data.{name} has no effect with {learner}; {where}")

@@ -73,15 +73,7 @@ class ChatTask(TextTask):
     def columns(self) -> dict[str, str]:
         section = self.settings
         names = {"prompt_field": section.prompt_field, "input_field": section.input_field}
-        return {field: column for field, column in names.items() if column is not None}
-
-    def check(self) -> None:
-        section = self.settings
-        if section.prompt_field is None and section.input_field is not None:
-            raise UserError(
-                f"task.input_field={section.input_field!r} belongs to task.prompt_field, which is null; set both so"
-            )
-        super().check()
+        return {field: column for field, column in names.items() if None not in (column, section.prompt_field)}
 
     # ---- messages
 
@@ -244,8 +236,9 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def key_of_rows(self, *parts: Any) -> str:
-        return super().key_of_rows(self.name, *parts)
+    @property
+    def kind_of_rows(self) -> list[str]:
+        return [self.name]
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows of `columns_of_rows`; beside those that are not trained on stand prompt and answer."""

@@ -1,19 +1,22 @@
 """Tasks whose answer is one of a few classes: names and numbers of the classes, and what is measured."""
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..errors import UserError, did_you_mean
-from ..lazy import torch
+from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .class_answers import Answers, ClassReports
-from .class_names import class_notes
+from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, the_value
 from .losses import WeightedClasses
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from ..data.rows import Rows
 
 
 @dataclass
@@ -37,15 +40,32 @@ class ClassSettings(NamedClassSettings):
     label_field: str = doc("column that holds the class, a number or a name", "label")
 
 
-MACRO = "f1_macro"
+@dataclass
+class Answers:
+    """Arrays (N,), an entry for each answer, in the order of the rows: some bytes each.
+
+    An answer is of an example, of tags of a word, of several classes of each class of an example. given, true: numbers
+    of classes, or 0 and 1. confidence: float32, the probability of what is given. rows: which of the rows an entry is
+    of, from 0; None: one each.
+    """
+
+    given: "np.ndarray"
+    true: "np.ndarray"
+    confidence: "np.ndarray"
+    rows: "np.ndarray | None" = None
+
+    def row(self, place: int) -> int:
+        """Which of the rows the entry at a place is of."""
+        return place if self.rows is None else int(self.rows[place])
 
 
-class ClassScores(ClassReports):
+class ClassScores:
     """What is measured where a row has one class: the objective itself is its scorer."""
 
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
+    answers: Answers | None = None
 
     def predictions(self, logits, labels):
         """(B, C) and (B,) -> float32 (B, 3): the class a row is given, the one it has, the probability of the former.
@@ -62,17 +82,7 @@ class ClassScores(ClassReports):
         given, true = predictions[:, :2].astype("int32").T
         self.answers = Answers(given, true, predictions[:, 2:].max(-1))
         probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
-        return self.compare(given.tolist(), true.tolist(), probabilities, names=self.metrics_for(true))
-
-    def metrics_for(self, true) -> list[str]:
-        """The recipe's metrics; macro F1 beside accuracy alone where classes are uneven."""
-        from ..metrics.class_report import is_uneven
-
-        alone = self.metrics == ["accuracy"] and self.takes_metric(METRICS[MACRO])
-        return [*self.metrics, MACRO] if alone and is_uneven(true, len(self.label_names)) else self.metrics
-
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        return super().metrics_of_pass(dict.fromkeys([*metrics, MACRO]), result, rows, train)
+        return self.compare(given.tolist(), true.tolist(), probabilities)
 
 
 class ClassTask(ClassScores):
@@ -80,22 +90,23 @@ class ClassTask(ClassScores):
 
     The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
     UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    label_setting: the setting that names the column of the classes. counted: the fact of rows that counts them.
+    counted: the fact of rows that counts them. unit: what the report on single classes counts, where not rows.
     """
 
-    label_setting: ClassVar[str] = "label_field"
     counted: ClassVar[str] = "classes"
+    unit: ClassVar[str] = ""
     _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     @property
     def label_column(self) -> str:
-        """The column that holds the class, or the classes, of an example."""
-        return getattr(self.settings, self.label_setting)
+        """The column that holds the class, or the classes, of an example: the last one."""
+        return [*self.columns().values()][-1]
 
     @property
     def _label_field(self) -> str:
         """How errors name it: `task.label_field='label'`."""
-        return f"task.{self.label_setting}={self.label_column!r}"
+        setting, column = [*self.columns().items()][-1]
+        return f"task.{setting}={column!r}"
 
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         """(place, class) of each class in a column's value; raises UserError for what holds none."""
@@ -103,19 +114,14 @@ class ClassTask(ClassScores):
 
     def check(self) -> None:
         super().check()
-        names = self.settings.label_names
-        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
-            raise UserError(f"task.label_names={show(names)} must be two or more different names")
+        check_names(self.settings.label_names)
         weights = self.settings.class_weights
         if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
             raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
 
     def learned_names(self, names: list[str]) -> list[str]:
-        """What the model calls classes of these names in the data, one for each; several may become one."""
+        """What the model calls classes of these names in the data, each once; several may become one."""
         return names
-
-    def distinct_learned(self, names: list[str]) -> list[str]:
-        return list(dict.fromkeys(self.learned_names(names)))
 
     def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
@@ -124,7 +130,7 @@ class ClassTask(ClassScores):
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
         wanted = self.settings.label_names or source.source.class_names(self.label_column)
-        learned = model if wanted is None else self.distinct_learned(list(wanted))
+        learned = model if wanted is None else self.learned_names(list(wanted))
         if learned == model or (are_unnamed(model) and len(learned) == len(model)):
             self._names_are_the_models = wanted is None
             self.settings.label_names = model if wanted is None else list(wanted)
@@ -143,21 +149,16 @@ class ClassTask(ClassScores):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
-        self.data_names = self.settings.label_names or names_in_data(
-            self.label_setting, self.label_column, splits, cache, self.classes_in
+        given, in_order = self.settings.label_names, not self._names_are_the_models
+        self.classes = Classes(
+            self._label_field, self.label_column, splits, cache, given, in_order, classes_in=self.classes_in
         )
-        self.label_names = self.distinct_learned(self.data_names)
+        self.label_names = self.learned_names(self.classes.names)
         weights, number = self.settings.class_weights, len(self.label_names)
         if isinstance(weights, list) and len(weights) != number:
             raise UserError(
                 f"task.class_weights={show(weights)} must be {number} numbers, for {', '.join(self.label_names[:8])}"
             )
-        self._numbers, self._numbers_in_data = (
-            {name: number for number, name in enumerate(names)} for names in (self.label_names, self.data_names)
-        )
-        self._learned = [self._numbers[name] for name in self.learned_names(self.data_names)]  # of each in the data
-        names_were_given = self.settings.label_names is not None and not self._names_are_the_models
-        self._labels_are_names = not names_were_given and numbers_name(self.data_names, self.label_column, splits)
         self.check_metrics()
 
     def named(self, value: int) -> str:
@@ -183,12 +184,8 @@ class ClassTask(ClassScores):
         return ", ".join(f"{name} {count:,}" for name, count in facts[self.counted].items())
 
     def label_of(self, value, place: str) -> Any:
-        """The number of the model's class that a label means, as `class_number` has it. Raises UserError."""
-        return self._learned[self.number_in_data(value, place)]
-
-    def number_in_data(self, value, place: str) -> int:
-        """The number, among `data_names`, of the class that a label means. Raises UserError."""
-        return class_number(value, self._label_field, place, self._numbers_in_data, self._labels_are_names)
+        """The number of the class that a label means. Raises UserError."""
+        return self.classes.number(value, place)
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
@@ -234,111 +231,63 @@ class ClassTask(ClassScores):
     def loss(self):
         return None if self.settings.class_weights is None else WeightedClasses(self.class_weights())
 
+    # ---- how single classes came off in the last pass over some rows
 
-def class_number(value: Any, field: str, place: str, numbers: dict[str, int], labels_are_names: bool) -> int:
-    """The number of the class that a label means. Raises UserError, which names `field` and `place`.
+    def class_report(self, rows: "Rows", numbers: Sequence[int], source: "Examples") -> dict[str, Any] | None:
+        """{"unit", "classes", "matrix", "confused", "calibration", "mistakes"}, as metrics/class_report.py has them.
 
-    A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
-    or its name where the classes were named after the numbers in the data, such as 3 and 7.
+        unit: what is counted. mistakes: the wrong answers that were surest, {"row", "place", "confidence", "given",
+        "true"} and "text" or "image" (a PNG in base64) of each. row: its number in the split. place: where it stands in
+        the data, such as file and line.
+        """
+        from ..metrics.class_report import calibration, surest_mistakes
 
-    numbers: of the classes, by name. labels_are_names: whether the classes are named after the numbers in the data.
-    """
-    check_class(value, field, place)
-    if isinstance(value, int) and labels_are_names:
-        value = str(int(value))
-    if isinstance(value, str) and value not in numbers and value.isdecimal():
-        value = int(value)
-    if isinstance(value, str):
-        if value not in numbers:
-            near = did_you_mean(value, list(numbers)) or f"; there are {len(numbers)} classes"
-            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near}")
-        return numbers[value]
-    if value >= len(numbers):
-        raise UserError(
-            f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(numbers) - 1} "
-            f"({', '.join(list(numbers)[:8])})"
-        )
-    return int(value)
+        if self.answers is None:
+            return None
+        found, right = self.answers, self.answers.given == self.answers.true
+        chosen = surest_mistakes(found.confidence, right)
+        if found.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
+            numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
+        of_rows, places = [numbers[found.row(place)] for place in chosen], {}
+        if not rows.facts.get("empty"):  # of sentences without a word there is no row, and numbers are others
+            places = places_of(source, self.label_column, of_rows)
+        return {
+            "unit": self.unit or f"{self.row_noun}s",
+            **self.judged_classes(),
+            "calibration": calibration(found.confidence, right),
+            "mistakes": [
+                {"row": number, "place": places.get(number), "confidence": float(found.confidence[place])}
+                | dict(zip(("given", "true"), self.said(place, rows[number])))
+                | self.as_read(place, rows[number])
+                for place, number in zip(chosen, of_rows)
+            ],
+        }
 
+    def judged_classes(self) -> dict[str, Any]:
+        """ "classes", "matrix" and "confused" of the report."""
+        from ..metrics.class_report import confusion, per_class
 
-def numbers_name(names: list[str], column: str, splits) -> bool:
-    """Whether classes whose names were taken from the data are named after the numbers in it."""
-    return all(name.isdecimal() for name in names) and splits["train"].source.class_names(column) is None
+        found, names = self.answers, self.label_names
+        return {"classes": per_class(names, found.given, found.true)} | confusion(names, found.given, found.true)
 
+    def said(self, place: int, row: dict) -> tuple[str, str]:
+        """(what was said, what is right) of an answer; row: that it is of."""
+        return self.label_names[self.answers.given[place]], self.label_names[self.answers.true[place]]
 
-def are_unnamed(names: list[str]) -> bool:
-    """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
-    return names == [f"LABEL_{number}" for number in range(len(names))]
-
-
-def held(value: Any) -> str:
-    """A value that is no label, for errors."""
-    return "null" if value is None else repr(value)
-
-
-def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
-    """A column's value as the one class that it is."""
-    return [(place, value)]
-
-
-def names_in_data(
-    setting: str,
-    column: str,
-    splits,
-    cache: Path,
-    classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
-    section: str = "task",
-) -> list[str]:
-    """The classes' names, of all splits: a class may be so rare that it is in one alone.
-
-    Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
-    ...; else its numbers themselves.
-
-    setting: that of the recipe's section that names the column. classes_in: (value, place) -> (place, class) of each
-    class in a column's value.
-    """
-    from ..data.examples import examples_fingerprint
-    from ..storage.cache import cached_folder, sha
-
-    named = [examples.source.class_names(column) for examples in splits.values()]
-    if named[0] is not None:
-        return list(dict.fromkeys(name for names in named for name in names or []))
-    folder = cached_folder(
-        cache,
-        "classes",
-        sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
-        lambda work: (work / "names.json").write_text(
-            json.dumps(_scan(f"{section}.{setting}={column!r}", column, splits, classes_in))
-        ),
-        files={path: state for examples in splits.values() for path, state in examples.files.items()},
-    )
-    return json.loads((folder / "names.json").read_text())
+    def as_read(self, place: int, row: dict) -> dict[str, str]:
+        """The "text" or "image" of an answer's row, as the model reads it."""
+        return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
 
 
-def check_class(value: Any, field: str, where: str) -> None:
-    """Raise UserError for a label that is the name or number of no class."""
-    if not isinstance(value, (str, int)):
-        raise UserError(f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)")
-    if isinstance(value, str) and not value.strip():
-        raise UserError(f"{field}: {where} holds an empty class; remove the example")
-    if isinstance(value, int) and value < 0:
-        raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
+def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:
+    """Where examples stand in their data, such as file and line, by number. column: one to read, beside no other."""
+    wanted = set(numbers)
+    counted = zip(range(max(wanted, default=-1) + 1), source.only(column))
+    return {number: place for number, (place, _) in counted if number in wanted}
 
 
-def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
-    found, kind = set(), None
-    for split, examples in splits.items():
-        for place, row in examples.only(column):
-            for where, value in classes_in(row[column], place):
-                check_class(value, field, where)
-                if kind not in (None, isinstance(value, str)):
-                    raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
-                kind = isinstance(value, str)
-                found.add(value if kind else int(value))
-        if split == "train" and len(found) < 2:
-            only = f"has the class {found.pop()!r}" if found else "has no class"
-            raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
-    if kind:
-        return sorted(found)
-    counted = found == set(range(len(found)))
-    return [f"LABEL_{number}" if counted else str(number) for number in sorted(found)]
+def texts_of_row(ids: Sequence[int], tokenizer) -> list[str]:
+    """The texts of a row as the model reads them: what lies between its special tokens."""
+    special = set(tokenizer.all_special_ids)
+    runs = [list(run) for is_special, run in groupby(ids, special.__contains__) if not is_special]
+    return [text for run in runs if (text := tokenizer.decode(run).strip())]

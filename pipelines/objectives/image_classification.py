@@ -118,16 +118,9 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def show(self, console, rows, number: int, row: dict) -> None:
         batch, names = self.collated(rows, number, row), self.label_names
-        pixels = batch["pixel_values"][0]
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
-        console.print(image_text(pixels))
-        low, high, mean, std = (float(value) for value in (pixels.min(), pixels.max(), pixels.mean(), pixels.std()))
-        size = " x ".join(map(str, pixels.shape))
-        console.print(
-            f"answer: {shares_text(batch['labels'][0], names)}; {size} numbers from {low:.2f} to {high:.2f}, "
-            f"mean {mean:.2f}, deviation {std:.2f}",
-            markup=False,
-        )
+        console.print(image_text(batch["pixel_values"][0]))
+        console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)
 
 
 class ImageRows(StoredImages):

@@ -116,16 +116,14 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def asks_for(self) -> str:
         return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
 
-    @property
-    def answer_column(self) -> str:
-        return self.settings.answer_field
-
     def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
-        asked = self.asked_columns(self.columns().values())
-        for place, row in source:
-            texts = {column: row.get(column) or "" for column in asked.values()}
-            texts[self.settings.prompt_field] = text_of(row, self.settings.prompt_field, "prompt_field", place)
-            yield texts, text_of(row, self.settings.answer_field, "answer_field", place)
+        more = self.settings.input_field  # may be empty
+        return super().questions(
+            (place, row | ({} if more is None else {more: row.get(more) or ""})) for place, row in source
+        )
+
+    def true_answer(self, row: dict, place: str) -> str:
+        return text_of(row, self.settings.answer_field, "answer_field", place)
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]

@@ -1,12 +1,10 @@
 """What tasks share that read one answer, a class or a number, off a text or a pair of texts."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -28,7 +26,13 @@ class LabelledTextSettings(ObjectiveSettings):
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
+    """A subclass says what a label is.
+
+    label_type: on disk. label_of(value, place): the label in a column's value; raises UserError for what is none.
+    label_identity(): what labels depend on beside the examples; another one encodes the examples anew.
+    label_facts(labels): what is worth telling of some labels, a mapping whose numbers are added up over all of them.
+    label_words(facts): these facts for people.
+    """
 
     label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"
@@ -36,34 +40,7 @@ class LabelledTexts(TextTask):
     # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
 
-    @abstractmethod
-    def label_identity(self) -> Any:
-        """What labels depend on beside the examples; another one encodes the examples anew."""
-
-    @abstractmethod
-    def label_of(self, value: Any, place: str) -> int | float:
-        """The label in a column's value; raises UserError for what is none."""
-
-    @abstractmethod
-    def label_facts(self, labels: list) -> dict[str, Any]:
-        """What is worth telling of some labels; numbers are added up over all of them."""
-
-    @abstractmethod
-    def label_words(self, facts: dict[str, Any]) -> str:
-        """These facts for people."""
-
-    @property
-    def answer_column(self) -> str | None:
-        return self.settings.label_field
-
-    def questions(self, source) -> Iterator[tuple[dict[str, str], Any]]:
-        columns = self.text_columns()
-        for place, row in source:
-            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
-            yield texts, self.true_answer(row, place)
-
     def true_answer(self, row: dict, place: str) -> Any:
-        """The answer of an example, as a language model is asked for it."""
         return self.label_of(self.label_in(row), place)
 
     answers_by = auto_class

@@ -31,6 +31,7 @@ class Masked(LooksAhead, MaskingObjective):
     name = "masked"
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
+    framing_of_head = {"AutoModelForCausalLM": "none"}
     shares_batches = True
     Settings = MaskedSettings
     legend_words = (
@@ -45,13 +46,6 @@ class Masked(LooksAhead, MaskingObjective):
     @property
     def shifts_labels(self) -> bool:
         return self.by_decoder
-
-    def framing(self) -> str:
-        return self.recipe.tokenizer.framing or ("none" if self.by_decoder else self.special_tokens)
-
-    def check_framing(self) -> None:
-        if not self.by_decoder:
-            super().check_framing()
 
     def further_tokens(self) -> list[str]:
         return [MASK] if self.by_decoder else super().further_tokens()

@@ -10,7 +10,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .images import ImageObjective, NormalizedSettings, StoredImages
-from .showing import patches_text
+from .showing import image_text
 
 
 @dataclass
@@ -28,7 +28,7 @@ class MaskedImage(ImageObjective):
     loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings
     legend_words = (
-        "a training image as the model sees it, [predicted]▒[/] where a patch is hidden and has to be predicted; as in "
+        "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
         "the first epoch, others in each further one"
     )
 
@@ -71,7 +71,9 @@ class MaskedImage(ImageObjective):
         batch = self.collated(rows, number, row)
         pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
         console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
-        console.print(patches_text(pixels, masked.view(self.grid)))
+        size = self.config.patch_size
+        hidden = masked.view(self.grid).repeat_interleave(size, 0).repeat_interleave(size, 1)
+        console.print(image_text(pixels.masked_fill(hidden, pixels.min())))
 
 
 def hidden_patches(ratio: float, patches: int) -> int:

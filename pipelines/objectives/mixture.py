@@ -23,10 +23,8 @@ from .parts import MixedRows, SeveralParts
 from .text import TextObjective
 
 # After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
-FILL = {"labels": IGNORE_INDEX, "next_sentence_label": IGNORE_INDEX}
-FILL |= dict.fromkeys(("attention_mask", "token_type_ids", PREFIX_MASK), 0)
+FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, PREFIX_MASK: 0}
 KEYS = {"input_ids", "position_ids", *FILL}  # of a batch
-PAIRS = "next_sentence_label"  # which batches of pairs alone have
 
 
 @dataclass
@@ -45,11 +43,6 @@ class PartSettings:
         """The settings of the part that a mapping fills; path: its dotted name. Raises UserError for no such part."""
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
-        if name in OBJECTIVES and name not in names:
-            why = "is a task; task.name=multi_task learns several"
-            if OBJECTIVES[name].section == "objective":
-                why = "makes batches that others cannot share; train it in a run of its own"
-            raise UserError(f"{path}.name={name} {why}")
         if name not in names:
             raise UserError(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
         found = settings_of_part(OBJECTIVES[name])
@@ -82,9 +75,8 @@ class Mixture(SeveralParts, TextObjective):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
     Objectives of one family can be mixed whose rows may share batches (Objective.shares_batches). Each row is changed
-    as its own objective changes it: by the seed, its number in its part, and how often it has come. Beside pairs of
-    sentences the model has their head, and the masked tokens of all parts and the pairs are logged apart. Raises
-    UserError for parts that no one model learns.
+    as its own objective changes it: by the seed, its number in its part, and how often it has come. Raises UserError
+    for parts that no one model learns.
     """
 
     name = "mixture"
@@ -122,13 +114,8 @@ class Mixture(SeveralParts, TextObjective):
 
     @cached_property
     def first(self) -> Objective:
-        """The first part, of pairs where there are some; what depends on the kind of model is alike for all."""
-        found = list(self.parts.values())
-        return next((part for part in found if part.loss_parts() is not None), found[0])
-
-    @cached_property
-    def has_pairs(self) -> bool:
-        return self.first.loss_parts() is not None
+        """The first part; what depends on the kind of model is alike for all."""
+        return next(iter(self.parts.values()))
 
     @property
     def auto_class(self) -> str:
@@ -154,8 +141,7 @@ class Mixture(SeveralParts, TextObjective):
     def check_heads(self) -> None:
         """Raise UserError for parts that train different heads of the checkpoint."""
         for label, part in self.parts.items():
-            heads = (self.auto_class, "AutoModelForMaskedLM") if self.has_pairs else (self.auto_class,)
-            if part.auto_class not in heads or part.shifts_labels != self.shifts_labels:
+            if part.auto_class != self.auto_class or part.shifts_labels != self.shifts_labels:
                 raise UserError(
                     f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
                     f"{self.recipe.model.name_or_path}, and the part before it {self.auto_class}; one head learns all "
@@ -164,17 +150,7 @@ class Mixture(SeveralParts, TextObjective):
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())
-        if self.has_pairs:
-            self.check_pooler(self.recipe.model.fields.get("pooler_type"), "model.pooler_type")
         super().check()
-
-    def check_pooler(self, kind: str | None, field: str) -> None:
-        """Raise UserError for a model that would judge pairs by the mean of a row's tokens."""
-        if kind == "mean":
-            raise UserError(
-                f"{field}=mean does not go with sentence_pairs in {self.setting}, where padding stands in a row as a "
-                f"document and would be part of the mean; set model.pooler_type=cls"
-            )
 
     def check_framing(self) -> None:
         self.of_each(lambda part: part.check_framing())
@@ -219,7 +195,7 @@ class Mixture(SeveralParts, TextObjective):
         widths = None
         if self.first.has_one_width:
             widths = tuple(max(both) for both in zip(*(part.batch_widths() for part in self.parts.values())))
-        return JointCollator(own, pad, sees_padding=not self.shifts_labels, has_pairs=self.has_pairs, widths=widths)
+        return JointCollator(own, pad, sees_padding=not self.shifts_labels, widths=widths)
 
     # ---- the model
 
@@ -232,22 +208,8 @@ class Mixture(SeveralParts, TextObjective):
     def prepare_model(self, model) -> None:
         for part in self.parts.values():
             part.prepare_model(model)
-        if self.has_pairs:
-            self.check_pooler(model.config.pooler_type, f"{type(model).__name__} with pooler_type")
 
     # ---- measuring
-
-    def loss_parts(self):
-        return self.first.loss_parts()
-
-    def logits_of(self):
-        return self.first.logits_of()
-
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        found = super().metrics_of_pass(metrics, result, rows, train)
-        if self.has_pairs:
-            found |= {name: result[name] for name in (*self.loss_parts().losses, "pair_accuracy") if name in result}
-        return found
 
     def samples(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> list[dict]:
         own = {split: rows.parts[self.speaker] for split, rows in splits.items() if self.speaker in rows.parts}
@@ -295,17 +257,14 @@ class JointCollator:
     """Rows of several parts -> one batch: each part's rows as its own collator makes them, in the order of `rows`.
 
     Narrower rows are padded. Where rows have position_ids, the padding is a document of its own, which nothing attends
-    to, as in PackedDataset; rows without them, such as pairs, get them then. Elsewhere an attention_mask hides it; a
-    causal model needs none, as it follows the text. Rows that are no pairs have next_sentence_label -100 beside those
-    that are.
+    to, as in PackedDataset. Elsewhere an attention_mask hides it; a causal model needs none, as it follows the text.
 
-    collators: part -> its own. sees_padding: whether tokens attend to those after them. has_pairs: whether some part's
-    rows are pairs. widths: of input_ids and labels in every batch, as those of a stream are; None: of the longest row.
+    collators: part -> its own. sees_padding: whether tokens attend to those after them. widths: of input_ids and labels
+    in every batch, as those of a stream are; None: of the longest row.
     """
 
-    def __init__(self, collators: dict[str, Callable], pad_token_id: int, sees_padding: bool, has_pairs: bool, widths):
-        self.collators, self.pad, self.sees_padding = collators, pad_token_id, sees_padding
-        self.has_pairs, self.widths = has_pairs, widths
+    def __init__(self, collators: dict[str, Callable], pad_token_id: int, sees_padding: bool, widths):
+        self.collators, self.pad, self.sees_padding, self.widths = collators, pad_token_id, sees_padding, widths
 
     def __call__(self, rows: list[dict]) -> dict:
         places: dict[str, list[int]] = {}
@@ -324,45 +283,21 @@ class JointCollator:
         return joined | row_ids(rows)
 
     def agree(self, batches: list[dict]) -> None:
-        """Give all batches the same keys: those of pairs, and position_ids or an attention_mask where it takes one."""
-        if self.has_pairs:
-            for batch in batches:
-                batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
-                batch.setdefault(PAIRS, torch.full((len(batch["input_ids"]),), FILL[PAIRS]))
+        """Give all batches the same keys: a prefix_mask or an attention_mask where it takes one."""
         if any(PREFIX_MASK in batch for batch in batches):
             for batch in batches:
                 batch.setdefault(PREFIX_MASK, torch.zeros_like(batch["input_ids"]))
-        if any("position_ids" in batch for batch in batches):
-            for batch in batches:
-                mask = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))
-                batch.setdefault("position_ids", positions_of(mask, self.width("input_ids", batches)))
-            return
         widths = {batch["input_ids"].shape[1] for batch in batches}
         padded = self.sees_padding and (len(widths) > 1 or self.widths is not None)
-        if padded or any("attention_mask" in batch for batch in batches):
+        if "position_ids" not in batches[0] and (padded or any("attention_mask" in batch for batch in batches)):
             for batch in batches:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
 
-    def width(self, key: str, batches: list[dict]) -> int:
-        """How wide `key` is in a batch that several become."""
-        return max([batch[key].shape[1] for batch in batches] + ([self.widths[key == "labels"]] if self.widths else []))
-
     def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
-        """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
+        """(B, T) of several (B_i, T_i), row i of which becomes row order[i]."""
         found = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
         rows = [found[place] for place in range(len(order))]
-        if rows[0].dim() == 0:
-            return torch.stack(rows)
-        width = self.width(key, [{key: tensor} for tensor in tensors])
+        width = max([len(row) for row in rows] + ([self.widths[key == "labels"]] if self.widths else []))
         if key == "position_ids":
             return torch.stack([torch.cat([row, torch.arange(width - len(row))]) for row in rows])
         return pad(rows, FILL.get(key, self.pad), width=width)
-
-
-def positions_of(mask: "torch.Tensor", width: int) -> "torch.Tensor":
-    """(B, width) positions of rows that are one document each, and padding, which is one, too.
-
-    mask: (B, T), 0 at the padding; beyond T all is padding.
-    """
-    places, sizes = torch.arange(width), mask.sum(dim=1, keepdim=True)
-    return torch.where(places < sizes, places, places - sizes)

@@ -1,11 +1,8 @@
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..lazy import np
 from ..plugins import register_objective
-from ..recipes.schema import doc
-from .spans import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
-from .text import TextSettings
+from .span_corruption import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 
 # [R], [S] and [X] in the paper; these cannot be words of a text, such as a film's rating.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
@@ -29,16 +26,6 @@ DENOISERS = [
 ]
 
 
-@dataclass
-class MixtureOfDenoisersSettings(TextSettings):
-    sequence_length: int = doc(
-        "tokens per row that are read or written, at most: a mode token, a token, a sentinel and eos at least",
-        1024,
-        at_least=4,
-        at_most=2**24,
-    )
-
-
 @register_objective
 class MixtureOfDenoisers(SpansLeftOut):
     """UL2's mixture of denoisers (Tay et al. 2022, section 3.1): short spans, long or dense ones, and a prefix's rest.
@@ -51,7 +38,6 @@ class MixtureOfDenoisers(SpansLeftOut):
     """
 
     name = "mixture_of_denoisers"
-    Settings = MixtureOfDenoisersSettings
 
     def noises(self) -> list[tuple[float, float]]:
         return [part.noise for part in DENOISERS]
@@ -66,7 +52,7 @@ class MixtureOfDenoisers(SpansLeftOut):
     @property
     def row_length(self) -> int:
         most = self.settings.sequence_length
-        length = min(raw_length(most - 1, *noise) for noise in self.noises())  # beside the mode token
+        length = min(raw_length(most, *noise, beside=1) for noise in self.noises())  # the mode token
         while length > 2 and max(source_and_target_lengths(length, *noise)[1] for noise in self.noises()) > most:
             length -= 1
         return length

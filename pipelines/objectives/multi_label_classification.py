@@ -9,8 +9,8 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .class_answers import Answers
-from .class_task import ClassTask, NamedClassSettings, held
+from .class_task import Answers, ClassTask, NamedClassSettings
+from .label_values import held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import SeveralLabels
 
@@ -36,6 +36,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     Settings = MultiLabelClassificationSettings
     label_type = "int8[]"
     counted = "labels"
+    unit = "answers, one for each class of an example"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
@@ -78,7 +79,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_of(self, value: Any, place: str) -> list[int]:
         """Of each class 0 or 1. Raises UserError for a class that is named twice, as lists of 0 and 1 seem to do."""
-        given = [ClassTask.label_of(self, one, where) for where, one in self.classes_in(value, place)]
+        given = [self.classes.number(one, where) for where, one in self.classes_in(value, place)]
         if len(set(given)) < len(given):
             twice = next(number for number in given if given.count(number) > 1)
             raise UserError(
@@ -130,10 +131,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return self.compare(given.tolist(), true.tolist(), scores)
 
     # ---- single classes: each of a row is an answer of its own
-
-    @property
-    def unit(self) -> str:
-        return "answers, one for each class of an example"
 
     def judged_classes(self) -> dict[str, Any]:
         from ..metrics.class_report import per_class

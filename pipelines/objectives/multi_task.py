@@ -1,10 +1,10 @@
 """Several text-to-text tasks in one run: one model, one tokenizer, rows of all by weight (Raffel et al. 2020)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
 from .finished_model import FinishedModel
@@ -94,21 +94,7 @@ class MultiTask(SeveralParts, Translation):
         self.share_tokenizer(splits, cache, progress)
         self.settle()
 
-    # ---- rows without labels: of the part that their column `part` names
-
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"parts": "part"}
-
-    def asked(self, row: dict, place: str) -> str:
-        name = row["part"]
-        if name not in self.parts:
-            raise UserError(f"{place} is of the part {name!r}{did_you_mean(str(name), self.parts)}")
-        part = self.parts[name]
-        columns = part.asked_columns(row)
-        for column in columns.values():
-            if column not in row:
-                raise UserError(f"{place} has no column {column!r}, which the part {name!r} reads")
-        return part.asked(row, place)
+    answers_by = ""  # a row without a label does not say of which task it is
 
     # ---- measuring
 

@@ -19,9 +19,9 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length
 from .base import TOKENS
-from .class_answers import texts_of_row
-from .class_task import ClassScores, held
+from .class_task import ClassScores
 from .finished_model import FinishedModel
+from .label_values import held
 from .showing import sequence_text
 from .text_task import TextTask
 
@@ -229,22 +229,6 @@ class MultipleChoice(ClassScores, TextTask):
         scores = by_length(asked, [number * 2**32 + length for number, length in longest], answer)
         best = [max(range(len(each)), key=each.__getitem__) for each in scores]
         return [{"prediction": number, "score": each[number], "scores": each} for number, each in zip(best, scores)]
-
-    # ---- the report on answers: choices are numbered anew in each example, so it counts no classes
-
-    def judged_classes(self) -> dict[str, Any]:
-        return {}
-
-    def texts_of_choice(self, row: dict, choice: int) -> list[str]:
-        start, end = ([0, *row["choice_ends"].tolist()][choice + more] for more in (0, 1))
-        return texts_of_row(row["input_ids"][start:end].tolist(), self.tokenizer)
-
-    def said(self, place: int, row: dict) -> tuple[str, str]:
-        chosen = (int(side[place]) for side in (self.answers.given, self.answers.true))
-        return tuple(f"{number}: {self.texts_of_choice(row, number)[-1]}" for number in chosen)
-
-    def as_read(self, place: int, row: dict) -> dict[str, str]:
-        return {"text": self.texts_of_choice(row, 0)[0]}
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])

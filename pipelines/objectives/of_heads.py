@@ -65,10 +65,8 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
         most = tokenizer.model_max_length
         most = most if most < UNLIMITED else getattr(config, "max_position_embeddings", None) or 512
         fields["max_length"] = most
-        if name == "question_answering" and most < 384:  # its default; the stride is a share of it
-            fields["stride"] = most // 4
-        elif name == "question_answering":
-            del fields["max_length"]
+        if name == "question_answering":  # at most its defaults; the stride is a share
+            fields |= {"max_length": min(most, 384), "stride": 128 if most >= 384 else most // 4}
     settings = {cls.section: cls.Settings(**fields)}
     data = DataSection(text_field=text)
     model = ModelSection(name_or_path=recipe.model.name_or_path)

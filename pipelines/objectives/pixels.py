@@ -9,9 +9,9 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
-from .class_task import class_number, names_in_data, numbers_name
 from .finished_model import FinishedModel
 from .images import ImageObjective, StoredImages
+from .label_values import Classes
 from .showing import MOST, image_text
 
 PICTURE = "completions.png"
@@ -99,11 +99,9 @@ class Pixels(ImageObjective):
     def read_classes(self, splits, cache: Path) -> dict:
         """Split -> the numbers of its images' classes (N,); raises UserError for what is none."""
         column = self.settings.label_field
-        names = names_in_data("label_field", column, splits, cache, section="objective")
-        how = {name: number for number, name in enumerate(names)}, numbers_name(names, column, splits)
-        field = f"objective.label_field={column!r}"
+        classes = Classes(f"objective.label_field={column!r}", column, splits, cache)
         return {
-            split: np.array([class_number(row[column], field, place, *how) for place, row in examples.only(column)])
+            split: np.array([classes.number(row[column], place) for place, row in examples.only(column)])
             for split, examples in splits.items()
         }
 

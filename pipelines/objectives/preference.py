@@ -10,6 +10,7 @@ from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_ids
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
+from ..generation import locate_model
 from ..lazy import np, rich_text, torch, transformers
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -57,10 +58,6 @@ class Preference(ChatTask):
     columns_of_rows = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
     last_only = True
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
-    legend_words = (
-        "the chosen and the rejected conversation; [unpredicted]underlined[/]: the answer, whose log-probability "
-        "counts, beside that of the reference model"
-    )
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:
@@ -114,8 +111,7 @@ class Preference(ChatTask):
     def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
         from ..data.reference import WithReference, weights_identity
 
-        reference = self.settings.reference
-        reference = str(Path(reference).expanduser()) if Path(reference).expanduser().is_dir() else reference
+        reference = locate_model(self.settings.reference, "task.reference")
         key = sha(["log-probabilities", encoded.fingerprint, weights_identity(reference), self.padding])
         return WithReference.cached(encoded, cache, key, lambda: self._log_probabilities(encoded, reference, progress))
 

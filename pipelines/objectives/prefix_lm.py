@@ -24,6 +24,7 @@ class PrefixLM(LooksAhead, Reconstruction):
     name = "prefix_lm"
     families = FamiliesWith(Causal.auto_class, Reconstruction.auto_class)
     special_tokens = "none"
+    framing_of_head = {Reconstruction.auto_class: Reconstruction.special_tokens}
     continues_prompts = True
     use = Causal.use
 
@@ -43,10 +44,6 @@ class PrefixLM(LooksAhead, Reconstruction):
     @property
     def shifts_labels(self) -> bool:
         return not self.has_encoder
-
-    def framing(self) -> str:
-        fresh = self.family is not None and self.family.has_decoder
-        return self.recipe.tokenizer.framing or (Reconstruction.special_tokens if fresh else "none")
 
     def use_tokenizer(self, tokenizer) -> None:
         if self.has_encoder:

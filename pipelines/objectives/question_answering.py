@@ -15,7 +15,6 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
-from .answer_spans import best_spans, context_of, tokens_of_answer
 from .finished_model import SAMPLES, FinishedModel
 from .losses import Spans
 from .measuring import evenly_spread
@@ -26,6 +25,8 @@ SPECIAL = 8  # tokens that a tokenizer may put around question and context, at m
 LONGEST_QUESTION = 64  # tokens; of a short window a quarter
 BEST = 20  # answers of each window that are compared over all windows of a question
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
+
+Span = tuple[int, int]  # begin and end of characters, or first and last token
 
 
 @dataclass
@@ -72,10 +73,6 @@ class QuestionAnswering(TextTask):
     samples_are_answers = True
     sample_words = "answer to"
     row_noun = "window"
-    legend_words = (
-        "question and context as the model reads them, [predicted]special tokens[/] included; in the context "
-        "[unpredicted]the answer[/] is marked, and what means no answer where the window does not hold it"
-    )
 
     def check(self) -> None:
         super().check()
@@ -385,3 +382,42 @@ class WindowCollator:
             labels = labels.where(labels < 0, moved)
         start, end = labels.unbind(-1)
         return batch | {"labels": labels, "start_positions": start, "end_positions": end}
+
+
+def context_of(offsets: Sequence[Span], sequence_ids: Sequence[int | None]) -> Span:
+    """(first, one after the last) of the tokens of a window that stand for the second text, the context."""
+    inside = [
+        place for place, number in enumerate(sequence_ids) if number == 1 and offsets[place][0] < offsets[place][1]
+    ]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)
+
+
+def tokens_of_answer(offsets: Sequence[Span], context: Span, answer: Span) -> Span | None:
+    """First and last of the tokens that cover the characters of an answer; None where it is not all in the window."""
+    first, after = context
+    begin, end = answer
+    covering = [place for place in range(first, after) if offsets[place][0] < end and offsets[place][1] > begin]
+    if not covering:
+        return None
+    # Inside the window a character may be of no token, at its edges the answer may go on outside.
+    begins_inside = covering[0] > first or offsets[first][0] <= begin
+    ends_inside = covering[-1] < after - 1 or offsets[after - 1][1] >= end
+    return (covering[0], covering[-1]) if begins_inside and ends_inside else None
+
+
+def best_spans(start, end, context: Span, longest: int, number: int) -> list[tuple[float, int, int]]:
+    """The `number` best (score, first token, last token) of a window, the best first.
+
+    start, end: (T,) scores of each token as first and as last one of the answer; a span has the sum of the two. Spans
+    lie inside the context and have at most `longest` tokens.
+    """
+    first, after = context
+    size = after - first
+    if size == 0:
+        return []
+    width = min(longest, size)
+    ends = torch.nn.functional.pad(end[first:after].float(), (0, width - 1), value=-torch.inf)
+    scores = start[first:after].float()[:, None] + ends.unfold(0, width, 1)  # (first token, tokens more)
+    values, places = scores.flatten().topk(min(number, scores.numel()))
+    found = zip(values.tolist(), places.tolist())
+    return [(v, first + p // width, first + p // width + p % width) for v, p in found if v > -torch.inf]

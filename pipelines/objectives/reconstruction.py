@@ -24,6 +24,7 @@ class Reconstruction(TextObjective):
         "what the decoder has to write; as in the first epoch, other noise in each further one"
     )
     shares_batches = True
+    has_one_length = False  # whether all batches have the lengths that full rows fill
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)
@@ -43,11 +44,8 @@ class Reconstruction(TextObjective):
         """
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        return SourceTargetCollator(self.corrupt, self.tokenizer, self.seed, self.batch_lengths())
-
-    def batch_lengths(self) -> tuple[int | None, int | None]:
-        """Of source and target in every batch: the longest of a stream; else (None, None), as needed."""
-        return self.batch_widths() if self.has_one_width else (None, None)
+        lengths = self.batch_widths() if self.has_one_width or self.has_one_length else (None, None)
+        return SourceTargetCollator(self.corrupt, self.tokenizer, self.seed, lengths)
 
     def show(self, console, rows, number: int, row: dict) -> None:
         show_source_and_target(console, self, rows, number, row)

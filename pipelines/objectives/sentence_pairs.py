@@ -51,7 +51,6 @@ class SentencePairs(MaskingObjective):
     default_metrics = ("perplexity", "pair_accuracy")
     loss_unit = "nats: per masked token and per pair, added"
     row_noun = "pair"
-    shares_batches = True
     legend_words = (
         "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
         + HIDDEN

@@ -17,9 +17,9 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
 from .finished_model import FinishedModel
-from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .labelled_texts import LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
-from .number_task import NumberTask
+from .sequence_regression import SequenceRegression
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
@@ -47,7 +47,7 @@ class SentenceSimilaritySettings(LabelledTextSettings):
 
 
 @register_objective
-class SentenceSimilarity(NumberTask, LabelledTexts):
+class SentenceSimilarity(SequenceRegression):
     """How similar two texts are: the cosine of their vectors, of one encoder (a bi-encoder)."""
 
     name = "sentence_similarity"

@@ -178,18 +178,6 @@ def as_png(pixels, most: int | None = None) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def patches_text(pixels, hidden) -> "rich_text.Text":
-    """An image as `image_text`, with ▒ at the hidden patches: a bool tensor (rows, columns)."""
-    text = image_text(pixels)
-    if max(pixels.shape[-2:]) > MOST_PIXELS:  # several pixels to a character
-        return text
-    where = torch.nn.functional.interpolate(hidden[None, None].float(), pixels.shape[-2:])[0, 0] > 0
-    lines = [list(line) for line in text.plain.split("\n")]
-    for y, x in where.nonzero().tolist():
-        lines[y][2 * x : 2 * x + 2] = "▒▒"
-    return rich_text.Text("\n".join(map("".join, lines)))
-
-
 def shares_text(label, names: list[str]) -> str:
     """A class, or the shares of several."""
     if not label.is_floating_point():

@@ -1,6 +1,6 @@
 """Tags of words: how they mark entities, and from which of a word's tokens the model reads its tag."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..errors import UserError
 from ..recipes.types import show
@@ -34,23 +34,6 @@ def check_scheme(names: Sequence[str], scheme: str) -> None:
         if not is_tag_of(name, scheme):
             known = ", ".join([OUTSIDE, *(f"{mark}-..." for mark in SCHEMES[scheme])])
             raise UserError(f"task.scheme={scheme}: {name!r} is no tag of it ({known}); the tags are {show(names)}")
-
-
-def broken_tags(tags: Iterable[str], scheme: str) -> int:
-    """How many tags of a sentence go on with an entity that nothing began, or leave one without its end."""
-    if scheme not in ("bio", "bioes"):
-        return 0
-    broken, inside = 0, None  # inside: the type of an entity that is not over
-    for tag in tags:
-        mark, kind = parts(tag)
-        if scheme == "bio":
-            broken += mark == "I" and inside != kind
-            inside = None if tag == OUTSIDE else kind
-        else:
-            goes_on = mark in ("I", "E")
-            broken += (goes_on and inside != kind) or (not goes_on and inside is not None)
-            inside = kind if mark in ("B", "I") else None
-    return broken + (scheme == "bioes" and inside is not None)
 
 
 def as_bio(tag: str) -> str:

@@ -30,7 +30,7 @@ class TaughtTags(OfClasses):
         if not self.without_labels:
             return super()._sentence(row, place)
         words = self.asked_of_teacher(row, place) or []
-        return words, self.data_names[:1] * len(words)
+        return words, self.classes.names[:1] * len(words)
 
     def _batches(self, examples, **how) -> Iterator[dict[str, list]]:
         for batch in super()._batches(examples, **how):

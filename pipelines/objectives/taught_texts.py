@@ -126,7 +126,7 @@ class OfClasses(TaughtTexts):
 
     def order_of_classes(self) -> list[int]:
         """The teacher's number of each class. Raises UserError where it has others."""
-        from .class_task import are_unnamed
+        from .label_values import are_unnamed
 
         config = self.teacher.config
         names, own = [config.id2label[number] for number in range(config.num_labels)], self.label_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
-from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
+from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT
 from ..recipes.types import show
 from ..words import working
 from .base import Objective
@@ -44,9 +44,16 @@ class TextSettings(ObjectiveSettings):
 class Tokenized:
     """What objectives and tasks with a tokenizer share: the section of a tokenizer trained for them, its checks."""
 
+    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
+    framing_of_head: ClassVar[dict[str, str]] = {}
+
+    @property
+    def needed_framing(self) -> str:
+        return self.framing_of_head.get(self.family and self.family.pretraining, self.special_tokens)
+
     def framing(self) -> str:
         """What a tokenizer trained for this recipe puts around a text: as set, else what is needed."""
-        return self.recipe.tokenizer.framing or self.special_tokens
+        return self.recipe.tokenizer.framing or self.needed_framing
 
     def further_tokens(self) -> list[str]:
         """Special tokens that it needs beside those of the framing and the sentinels; a trained tokenizer has them."""
@@ -113,10 +120,6 @@ class Tokenized:
                     f"tokenizer.vocab_size is not set; tokenizer.type={section.type} needs it, such as 8192"
                 )
             return
-        entries, named = WRITES_EVERY_TEXT.get(section.type, (0, ""))
-        smallest = entries + len(special_tokens(self.tokenizer_section()))
-        if entries and size < smallest:
-            raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: {named} and the special tokens")
         rows = recipe.model.fields.get("vocab_size")
         if rows is not None and rows < size:
             raise UserError(
@@ -202,10 +205,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     in_stream = False  # a part of a mixture (mixture.py) whose training rows are a stream
 
     def check_framing(self) -> None:
-        if self.special_tokens != "none" and self.framing() != self.special_tokens:
-            raise UserError(
-                f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {self.special_tokens}"
-            )
+        needed = self.needed_framing
+        if "none" not in (self.special_tokens, needed) and self.framing() != needed:
+            raise UserError(f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {needed}")
         if self.sentinels and self.recipe.tokenizer.sentinels == 0:
             raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
 

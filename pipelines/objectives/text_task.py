@@ -1,15 +1,14 @@
 """Tasks over labelled examples with text: one row per example, of different lengths, padded in batches."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..data.cells import filled_text_of
+from ..data.cells import filled_text_of, text_of
 from ..errors import UserError
 from ..storage.cache import sha
-from .base import Objective
-from .example_settings import check_examples
+from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
@@ -24,16 +23,13 @@ class TextTask(Tokenized, Objective):
     section = "task"
     use = "anyformer predict {folder} FILE"
     labels_of_tokens: ClassVar[bool] = False
+    kind_of_rows: list[str] = []  # in the name of stored rows
     special_tokens = "cls_sep"
     row_noun = "example"
-    legend_words = "what the model reads, [predicted]special tokens[/] included, and what has to be answered"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
     loss_unit = "nats per example"
-    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
-    framing_of_head: ClassVar[dict[str, str]] = {}
-
-    def framing(self) -> str:
-        head = None if self.family is None else self.family.pretraining
-        return self.recipe.tokenizer.framing or self.framing_of_head.get(head, self.special_tokens)
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
@@ -46,6 +42,21 @@ class TextTask(Tokenized, Objective):
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text in one of the `text_columns` of an example; raises UserError for what is none."""
         return filled_text_of(row, column, field, place)
+
+    @property
+    def answer_column(self) -> str:
+        return [*self.columns().values()][-1]
+
+    def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
+        columns = self.asked_columns(self.columns().values())
+        for place, row in source:
+            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
+            yield texts, self.true_answer(row, place)
+
+    def true_answer(self, row: dict, place: str) -> Any:
+        """The answer of an example, as a language model is asked for it; here a text. Raises UserError."""
+        field, column = [*self.columns().items()][-1]
+        return self.text_in(row, column, field, place)
 
     def check(self) -> None:
         check_examples(self)
@@ -93,13 +104,10 @@ class TextTask(Tokenized, Objective):
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
 
-        key = self.key_of_rows(examples_fingerprint(source), self.processor_fingerprint(), *settings)
+        # The name of the rows in the cache, and part of a run's identity.
+        key = sha([*self.kind_of_rows, examples_fingerprint(source), self.processor_fingerprint(), *settings])
         make = make or self._batches
         return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
-
-    def key_of_rows(self, *parts: Any) -> str:
-        """The name of stored rows in the cache, and part of a run's identity. parts: JSON of what they depend on."""
-        return sha([*parts])
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

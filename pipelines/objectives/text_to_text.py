@@ -14,8 +14,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .class_task import class_number, names_in_data, numbers_name
-from .number_task import number_of
+from .label_values import Classes, check_names, number_of
 from .translation import Translation, WritingSettings
 
 # Kind of answers, which metrics compare -> those that are reported where the recipe names none.
@@ -89,14 +88,13 @@ class TextToText(Translation):
             raise UserError(
                 f"task.source={show(section.source)} names no column; write one in braces, such as {{text}}"
             )
-        names, answers = section.label_names, f"task.answers={section.answers}"
+        answers = f"task.answers={section.answers}"
         if section.answers != "classes":
             self.refuse_idle(["label_names"], answers, "task.answers=classes")
         if section.answers != "numbers":
             self.refuse_idle(["step"], answers, "task.answers=numbers")
         self.check_search()
-        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
-            raise UserError(f"task.label_names={show(names)} must be two or more different names")
+        check_names(section.label_names)
         super(Translation, self).check()
 
     # ---- data
@@ -124,10 +122,10 @@ class TextToText(Translation):
     def find_classes(self, splits, cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
         if self.settings.answers == "classes":
-            given, column = self.settings.label_names, self.settings.target_field
-            self.label_names = given or names_in_data("target_field", column, splits, cache)
-            self._numbers = {name: number for number, name in enumerate(self.label_names)}
-            self._labels_are_names = given is None and numbers_name(self.label_names, column, splits)
+            column = self.settings.target_field
+            field = f"task.target_field={column!r}"
+            self.classes = Classes(field, column, splits, cache, self.settings.label_names)
+            self.label_names = self.classes.names
 
     def names_as_written(self) -> dict[str, int]:
         """{a class's name as the tokenizer gives it back: the class}: in lower case, say, or with other spaces.
@@ -184,12 +182,8 @@ class TextToText(Translation):
         if section.answers == "numbers":
             number = number_of(value, field, place)
             return written_number(number, section.step), repr(number)
-        name = self.label_names[class_number(value, field, place, self._numbers, self._labels_are_names)]
+        name = self.label_names[self.classes.number(value, place)]
         return name, name
-
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        fields = self.columns()
-        return {name: fields[name] for name in fields if name != "target_field"}
 
     def asked(self, row: dict, place: str) -> str:
         return self.read(row, place)

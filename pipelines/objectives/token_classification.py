@@ -17,23 +17,13 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
+from . import tag_schemes
 from .answering import piped
 from .base import TOKENS
-from .class_answers import Answers, texts_of_row
-from .class_task import ClassTask, NamedClassSettings, held
+from .class_task import Answers, ClassTask, NamedClassSettings, texts_of_row
 from .finished_model import FinishedModel
+from .label_values import held
 from .showing import tagged_text
-from .tag_schemes import (
-    OUTSIDE,
-    as_bio,
-    broken_tags,
-    check_scheme,
-    parts,
-    scheme_of,
-    tag_of_space,
-    tags_of_tokens,
-    word_of_each_token,
-)
 from .text_task import TextTask
 
 # labelled_token -> the aggregation_strategy by which transformers' pipeline reads the tokens that learned a word's tag;
@@ -77,7 +67,6 @@ class TokenClassification(ClassTask, TextTask):
     default_metrics = ("entity_f1", "tag_accuracy")
     hub_task = "token-classification"
     loss_unit = "nats per word"
-    label_setting = "tags_field"
     counted = "tags"
     labels_of_tokens = True
     taught = "tags"
@@ -99,8 +88,8 @@ class TokenClassification(ClassTask, TextTask):
         return " ".join(texts_of(row, column, field, place, "word"))
 
     def learned_names(self, names: list[str]) -> list[str]:
-        scheme = self.settings.scheme or scheme_of(names)
-        return [as_bio(name) for name in names] if scheme == "bioes" else names
+        scheme = self.settings.scheme or tag_schemes.scheme_of(names)
+        return list(dict.fromkeys(map(tag_schemes.as_bio, names))) if scheme == "bioes" else names
 
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, list):
@@ -112,8 +101,9 @@ class TokenClassification(ClassTask, TextTask):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
-        self.scheme = self.settings.scheme or scheme_of(self.data_names)
-        check_scheme(self.data_names, self.scheme)
+        self._numbers = {name: number for number, name in enumerate(self.label_names)}
+        self.scheme = self.settings.scheme or tag_schemes.scheme_of(self.classes.names)
+        tag_schemes.check_scheme(self.classes.names, self.scheme)
         section = self.recipe.evaluation
         asked = [] if section.metrics == list(self.default_metrics) else section.metrics
         for name in [*asked, section.best_metric]:
@@ -129,7 +119,7 @@ class TokenClassification(ClassTask, TextTask):
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
-        settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
+        settings = [self.settings.max_length, self.classes.names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
@@ -144,11 +134,7 @@ class TokenClassification(ClassTask, TextTask):
         for batch in in_batches(examples):
             sentences = [self._sentence(row, place) for place, row in batch]
             kept = [(words, tags) for words, tags in sentences if "".join(words).strip()]
-            facts = {
-                "examples": len(kept),
-                "empty": len(sentences) - len(kept),
-                "broken_tags": sum(broken_tags(tags, self.scheme) for _, tags in kept),
-            }
+            facts = {"examples": len(kept), "empty": len(sentences) - len(kept)}
             if not kept:
                 yield {"input_ids": [], "labels": [], WORDS: [], "facts": facts}
                 continue
@@ -161,9 +147,9 @@ class TokenClassification(ClassTask, TextTask):
             )
             all_labels, all_words = [], []
             for (words, names), offsets in zip(kept, encoded["offset_mapping"]):
-                of_tokens, labels = word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
+                of_tokens, labels = tag_schemes.word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
                 measured = [0] * len(offsets)
-                tags = [name if name in self._numbers else as_bio(name) for name in names]
+                tags = [name if name in self._numbers else tag_schemes.as_bio(name) for name in names]
                 seen = set()
                 for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
                     if word is None or word in seen:
@@ -173,10 +159,10 @@ class TokenClassification(ClassTask, TextTask):
                     at = places[-1 if labelled == "last" else 0]
                     measured[at], learned = word + 1, [(at, tags[word])]
                     if labelled == "all":
-                        learned = zip(places, tags_of_tokens(tags[word], len(places), self.scheme))
+                        learned = zip(places, tag_schemes.tags_of_tokens(tags[word], len(places), self.scheme))
                     for place, tag in learned:
                         labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
-                if learns_spaces and OUTSIDE in self._numbers:
+                if learns_spaces and tag_schemes.OUTSIDE in self._numbers:
                     for place, tag in tags_of_spaces(tags, of_tokens, offsets):
                         labels[place] = self._numbers[tag]
                 all_labels.append(labels)
@@ -202,9 +188,10 @@ class TokenClassification(ClassTask, TextTask):
 
     def _name_in_data(self, tag: Any, place: str) -> str:
         """A tag's name; where the names are those of a model, which has learned BIO, it may be one of BIOES."""
-        if isinstance(tag, str) and tag not in self._numbers_in_data and as_bio(tag) in self._numbers_in_data:
+        known = self.classes.numbers
+        if isinstance(tag, str) and tag not in known and tag_schemes.as_bio(tag) in known:
             return tag
-        return self.data_names[self.number_in_data(tag, place)]
+        return self.classes.names[self.classes.number(tag, place)]
 
     @staticmethod
     def _facts(batch: dict[str, list]) -> dict:
@@ -226,9 +213,6 @@ class TokenClassification(ClassTask, TextTask):
         lines = [f"{counted(facts[name], 'word')} {said}" for name, said in faults.items() if facts[name]]
         if facts["empty"]:
             lines.append(f"{counted(facts['empty'], 'sentence')} without a word skipped")
-        if facts["broken_tags"]:
-            hint = "; where I- begins entities, set task.scheme=iob1" if self.scheme == "bio" else ""
-            lines.append(f"{counted(facts['broken_tags'], 'tag')} out of order for {self.scheme}{hint}")
         return "\n".join([words, *lines])
 
     def config_fields(self) -> dict:
@@ -278,7 +262,7 @@ class TokenClassification(ClassTask, TextTask):
 
         if self.scheme == "plain":
             return super().judged_classes()
-        kinds = [parts(name)[1] or name for name in self.label_names]
+        kinds = [tag_schemes.parts(name)[1] or name for name in self.label_names]
         names = list(dict.fromkeys(kinds))
         number = np.array([names.index(kind) for kind in kinds])
         words = confusion(names, number[self.answers.given], number[self.answers.true])
@@ -326,7 +310,7 @@ class TokenClassification(ClassTask, TextTask):
     def _tags_in(self, words: list[str], tokens: list[dict[str, Any]]) -> dict[str, list]:
         """The tag of each word, that of the token at which words are measured."""
         found: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
-        of_tokens = word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
+        of_tokens = tag_schemes.word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
         pairs = list(zip(of_tokens, tokens))
         for word, token in pairs if self.settings.labelled_token == "last" else reversed(pairs):
             if word is not None:
@@ -343,7 +327,7 @@ class TokenClassification(ClassTask, TextTask):
     def show(self, console, rows, number: int, row: dict) -> None:
         ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
         tags = [self.label_names[label] if label >= 0 else None for label in labels]
-        kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})
+        kinds = sorted({tag_schemes.parts(name)[1] or name for name in self.label_names if name != tag_schemes.OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
         console.print(tagged_text(ids, tags, kinds, self.tokenizer, self.settings.labelled_token == "first"))
 
@@ -358,4 +342,4 @@ def tags_of_spaces(
         if of_tokens[place] is not None:
             after = of_tokens[place]
         elif start < end:  # no special token
-            yield place, tag_of_space(tags[after - 1], tags[after]) if after else OUTSIDE
+            yield place, tag_schemes.tag_of_space(tags[after - 1], tags[after]) if after else tag_schemes.OUTSIDE

@@ -3,7 +3,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -109,10 +108,6 @@ class Translation(TextTask):
         settings = [self.settings.max_length, self.max_target_length, list(columns), *self.encoding_key()]
         return self.stored(source, cache, columns, settings)
 
-    def source_text(self, text: str) -> str:
-        """What the model reads of a source; a subclass may put a prefix before it."""
-        return text
-
     def encoding_key(self) -> list:
         """Further settings that the encoded examples depend on, as JSON."""
         return []
@@ -121,8 +116,7 @@ class Translation(TextTask):
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
-            read = [self.source_text(text) for text in source]
-            inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
+            inputs = tokenizer(source, truncation=True, max_length=self.settings.max_length)
             yield {
                 "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
                 "labels": self.labels_of(target, tokenizer),
@@ -234,31 +228,22 @@ class Translation(TextTask):
         prompts = self.recipe.evaluation.sample_prompts
         if not prompts:
             return self.shown
-        answers = self.predict(finished, list(map(self.source_text, prompts)))
+        answers = self.predict(finished, prompts)
         return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
 
     # ---- rows without labels
 
     asks_for: str = "texts"
 
-    @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
-
-    def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
-        *asked, (field, target) = self.columns().items()
-        for place, row in source:
-            texts = {column: text_of(row, column, name, place) for name, column in asked}
-            yield texts, self.text_in(row, target, field, place)
-
     answers_by = auto_class
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"source_field": self.settings.source_field}
+        *asked, _ = self.columns().items()
+        return dict(asked)
 
     def asked(self, row: dict, place: str) -> str:
         """The text that the encoder reads."""
-        return self.source_text(self.text_in(row, self.settings.source_field, "source_field", place))
+        return self.text_in(row, self.settings.source_field, "source_field", place)
 
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]

@@ -1,7 +1,6 @@
 """Several objectives over plain text in one run: shares, rows, losses and mistakes."""
 
 import json
-import math
 from collections import Counter
 from pydoc_data.topics import topics
 
@@ -34,10 +33,6 @@ PARTS = {
         {"name": "masked", "label": "words", "masking": "whole_word", "weight": 2},
         {"name": "masked", "label": "short", "sequence_length": 48},
     ],
-    "pairs": [
-        {"name": "masked", "label": "words", "masking": "whole_word", "sequence_length": 48},
-        {"name": "sentence_pairs", "weight": 2},
-    ],
 }
 
 
@@ -53,7 +48,7 @@ def mixture(tiny_recipe, tmp_path):
         if own:
             parts[-1]["data"] = {"files": str(other), "validation_fraction": 0.2}
         sections = {
-            "model": {"family": "encoder" if family == "pairs" else family},
+            "model": {"family": family},
             "data": {"files": str(texts), "validation_fraction": 0.2},
             "evaluation": {"metrics": ["perplexity"], "every_steps": 5, "max_rows": None},
         } | sections
@@ -116,12 +111,6 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
             single = objective.collator(True)([row])
             (ids, labels, positions), (ours, ours_labels, ours_positions) = trimmed(single, 0), trimmed(batch, place)
             assert labels == ours_labels and ours[: len(ids)] == ids
-            if family == "pairs":
-                types, answer = single.get("token_type_ids"), single.get("next_sentence_label", [IGNORE_INDEX])
-                types = [0] * len(ids) if types is None else types[0].tolist()
-                assert batch["token_type_ids"][place].tolist() == types + [0] * (len(ours) - len(ids))
-                assert batch["next_sentence_label"][place] == answer[0]
-                positions = list(range(len(ids))) if positions is None else positions
             if positions is not None:  # then a document of padding
                 assert ours_positions == positions + list(range(len(ours_positions) - len(positions)))
                 assert set(ours[len(ids) :]) <= {data.tokenizer.pad_token_id or 0}
@@ -225,7 +214,6 @@ def test_the_losses_of_the_parts_add_up_and_a_finished_model_is_measured_alike(m
 
 def test_what_can_be_mixed_is_said_by_the_objective():
     mixable = {name for name, row in OBJECTIVES.items() if row.shares_batches}
-    assert "sentence_pairs" in mixable
     assert mixable == {part["name"] for parts in PARTS.values() for part in parts}
 
 
@@ -236,9 +224,7 @@ REFUSED = {
     f"{CAUSAL}, {{name: prefix_lm, label: a b}}": "objective.parts.1.label='a b' must be a name",
     f"{CAUSAL}, {{weight: 2}}": "objective.parts.1.name=null is not one of its choices; known: causal",
     f"{CAUSAL}, {{name: prefix}}": "objective.parts.1.name='prefix' is not one of its choices; did you mean prefix_lm?",
-    f"{CAUSAL}, {{name: pixels}}": "objective.parts.1.name=pixels makes batches that others cannot share; train it in",
-    f"{CAUSAL}, {{name: translation}}": "objective.parts.1.name=translation is a task; task.name=multi_task learns sev",
-    f"{CAUSAL}, {{name: sentence_pairs}}": "objective.parts, sentence_pairs: model.family=decoder does not go with",
+    f"{CAUSAL}, {{name: pixels}}": "objective.parts.1.name='pixels' is not one of its choices; known: causal",
     f"{CAUSAL}, {{name: prefix_lm, fim_rate: 0.5}}": "objective.parts.1.fim_rate has no effect with "
     "objective.parts.1.name=prefix_lm; it belongs to fill_in_the_middle",
     f"{CAUSAL}, {{name: denoising}}": "objective.parts, denoising: model.family=decoder does not go with "
@@ -268,45 +254,10 @@ def test_metrics_of_a_whole_text_and_prompts_that_nobody_continues_are_refused(m
         load_recipe(path, ["model.family=seq2seq", parts, "evaluation.sample_prompts=[a]"])
 
 
-def test_pairs_in_a_mixture_are_judged_by_the_first_token_and_read_from_stored_text(mixture):
-    path = str(mixture("pairs"))
-    with pytest.raises(
-        UserError, match=r"^model\.pooler_type=mean does not go with sentence_pairs in objective\.name="
-    ):
-        load_recipe(path, ["model.pooler_type=mean"])
-    streamed = ["objective.parts.1.data={dataset: d, streaming: true}", "training.max_steps=2"]
-    with pytest.raises(UserError, match=r"^objective\.parts, sentence_pairs: data\.streaming=true does not go with"):
-        load_recipe(path, streamed)
+def test_a_streamed_part_needs_a_number_of_steps(mixture):
+    streamed = ["objective.parts.0.data={dataset: d, streaming: true}", "training.max_steps=-1"]
     with pytest.raises(UserError, match=r"^data\.streaming=true needs training\.max_steps, because a stream has no"):
-        load_recipe(
-            str(mixture("pairs", own=False)),
-            ["objective.parts.0.data={dataset: d, streaming: true}", "training.max_steps=-1"],
-        )
-
-
-@pytest.mark.slow
-def test_a_model_of_masked_words_and_pairs_logs_each_loss_and_is_measured_alike(mixture, command, tmp_path, capsys):
-    path = mixture("pairs", training={"max_steps": 5, "save_steps": 100}, tokenizer={"vocab_size": 300})
-    prompts = "evaluation.sample_prompts=['the [MASK] of a list']"
-    assert command("train", path, prompts) == 0
-    run = tmp_path / "run"
-    facts = json.loads((run / "run.json").read_text())
-    metrics = {name.removeprefix("validation_"): value for name, value in facts["metrics"].items()}
-    of_parts = {f"{metric}_{part}" for metric in ("loss", "perplexity") for part in ("words", "sentence_pairs")}
-    assert metrics.keys() == {"loss", "perplexity", "masked_loss", "pair_loss", "pair_accuracy"} | of_parts
-    assert metrics["loss"] == pytest.approx(metrics["masked_loss"] + metrics["pair_loss"], rel=1e-5)
-    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["masked_loss"]), rel=1e-4)
-    both = [metrics[f"loss_{part}"] for part in ("words", "sentence_pairs")]
-    assert min(both) - 1e-5 <= metrics["masked_loss"] <= max(both) + 1e-5
-    last = [line for line in lines_of(run) if "loss" in line][-1]
-    assert {"masked_loss", "pair_loss", "pair_accuracy", "loss_words", "loss_sentence_pairs"} <= last.keys()
-    assert "%" in facts["samples"][0]["text"]
-    assert command("evaluate", run, prompts, "--output", tmp_path / "result.json") == 0
-    found = json.loads((tmp_path / "result.json").read_text())["metrics"]
-    assert found == pytest.approx(metrics, rel=1e-4)
-    capsys.readouterr()
-    assert command("preview", path, "--rows", "3") == 0
-    assert "\nsentence_pairs:\n" in capsys.readouterr().out
+        load_recipe(str(mixture(own=False)), streamed)
 
 
 def test_parts_that_train_different_heads_of_a_checkpoint_are_refused(mixture, tmp_path):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS
 from anyformer.pipelines.data.endless import EndlessStream
 from anyformer.pipelines.data.rows import Rows
 from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
@@ -83,7 +83,7 @@ def test_from_every_place_in_a_mixture_the_same_rows_follow():
     assert all("state" in place for _, place in rows)
 
 
-# Whole runs: hidden tokens of streamed texts beside pairs of stored ones.
+# Whole runs: hidden words of streamed texts beside those of stored ones.
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def mixed_recipe(tiny_recipe, tmp_path, monkeypatch):
         streamed = {"dataset": str(folder), "streaming": True, "validation_split": "test"}
         parts = parts or [
             {"name": "masked", "label": "words", "data": streamed},
-            {"name": "sentence_pairs", "label": "pairs", "weight": 0.5},
+            {"name": "masked", "label": "stored", "weight": 0.5, "sequence_length": 24},
         ]
         for part in parts[1:]:
             part.setdefault("data", {"files": str(stored), "validation_fraction": 0.2})
@@ -131,14 +131,14 @@ def test_a_killed_run_of_a_streamed_and_a_stored_part_ends_bit_identical(mixed_r
         assert list_checkpoints(broken)[0].name == f"checkpoint-{step}"
         position = json.loads((broken / f"checkpoint-{step}" / "stream.json").read_text())
         given = position["state"]["given"]
-        assert sum(given.values()) == position["rows"] == 8 * step and abs(given["words"] - 2 * given["pairs"]) <= 2
+        assert sum(given.values()) == position["rows"] == 8 * step and abs(given["words"] - 2 * given["stored"]) <= 2
     assert command(*broken_run[1:]) == 0
     assert_same_weights(broken, whole)
     assert steps_of(broken) == steps_of(whole)
-    assert any({"loss_words", "loss_pairs", "pair_accuracy"} <= line.keys() for line in lines_of(whole))
+    assert any({"loss_words", "loss_stored"} <= line.keys() for line in lines_of(whole))
     capsys.readouterr()
     assert command("preview", recipe, "--rows", "4") == 0
-    assert {"words:", "pairs:"} <= set(capsys.readouterr().out.splitlines())
+    assert {"words:", "stored:"} <= set(capsys.readouterr().out.splitlines())
 
 
 SEQ2SEQ = [{"name": "span_corruption"}, {"name": "denoising", "sequence_length": 24}]
@@ -153,11 +153,6 @@ def test_all_batches_of_a_stream_have_one_width_and_the_same_keys(family, parts,
     assert all(batch.keys() == batches[0].keys() for batch in batches)
     for name, value in batches[0].items():
         assert all(batch[name].shape[1:] == value.shape[1:] for batch in batches), name
-    if family == "encoder":
-        assert {"token_type_ids", "next_sentence_label", "position_ids"} <= batches[0].keys()
-        answers = torch.cat([batch["next_sentence_label"] for batch in batches]).tolist()
-        pairs = [row[PLACE].part == "pairs" for row in rows]
-        assert [answer != IGNORE_INDEX for answer in answers] == pairs
 
 
 @pytest.mark.slow

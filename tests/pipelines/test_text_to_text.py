@@ -21,6 +21,8 @@ from processes import end_in_micro_batch
 from run_folders import assert_same_weights, lines_of
 from task_data import CHARACTERS, reviews, sentences, task_recipe, write_lines
 
+import anyformer
+
 
 @given(st.floats(-9, 9), st.sampled_from([0.2, 0.5, 1.0, 0.25, 0.1]))
 def test_a_written_number_is_read_back_to_within_half_a_step(value, step):
@@ -123,6 +125,8 @@ def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_ide
     assert found["accuracy_mood"] == facts["test_accuracy_mood"]
     assert command("preview", recipe, "--rows", "2") == 0
     assert "de:" in capsys.readouterr().out
+    (answer,) = anyformer.predict(whole, [{"text": "the whole text, with what stands before it"}])
+    assert isinstance(answer["prediction"], str)
 
 
 def test_answers_of_one_part_may_choose_the_best_model(tmp_path, command):

@@ -8,7 +8,6 @@ from anyformer.pipelines.metrics.class_report import (
     MOST_CLASSES,
     calibration,
     confusion,
-    is_uneven,
     per_class,
     per_entity,
 )
@@ -58,8 +57,3 @@ def test_calibration_is_that_of_the_metric_and_its_bins_hold_every_answer():
     assert found["ece"] == pytest.approx(metric["expected_calibration_error"], abs=EXACT)
     assert sum(one["number"] for one in found["bins"]) == len(true)
     assert all(one["low"] - EXACT <= one["confidence"] <= one["high"] + EXACT for one in found["bins"])
-
-
-def test_classes_are_uneven_where_one_has_less_than_half_an_equal_share():
-    assert not is_uneven([0] * 74 + [1] * 26, 2) and is_uneven([0] * 76 + [1] * 24, 2)
-    assert is_uneven([0, 1], 3)  # a class without an example

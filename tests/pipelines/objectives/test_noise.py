@@ -321,7 +321,6 @@ def test_a_preview_and_a_trained_tokenizer_have_the_tokens_that_are_needed(name,
     [
         ("denoising", {"infill_rate": 0.0, "permute_rate": 0.0}, "with both rates 0 copies its text; set one"),
         ("fill_in_the_middle", {"middle_token": "<|fim_prefix|>"}, "must be three tokens, not"),
-        ("mixture_of_denoisers", {"sequence_length": 3}, "objective.sequence_length=3 must be at least 4"),
         ("span_corruption", {"noise_density": 0.9}, "objective.mean_span_length=3.0 must be at least 9 with"),
     ],
 )

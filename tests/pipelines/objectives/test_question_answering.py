@@ -9,8 +9,8 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
-from anyformer.pipelines.objectives.answer_spans import best_spans
 from anyformer.pipelines.objectives.finished_model import FinishedModel
+from anyformer.pipelines.objectives.question_answering import best_spans
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from hypothesis import given
 from hypothesis import strategies as st

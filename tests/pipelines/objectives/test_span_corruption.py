@@ -6,8 +6,7 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.span_corruption import SpanCorruption
-from anyformer.pipelines.objectives.spans import noise_counts, raw_length, sentinel_ids
+from anyformer.pipelines.objectives.span_corruption import SpanCorruption, noise_counts, raw_length, sentinel_ids
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -132,6 +131,7 @@ def test_bad_settings_are_one_sentence():
         (lambda: objective(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
         (lambda: objective(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
         (lambda: objective(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
+        (lambda: raw_length(3, 0.15, 3.0, beside=1), "objective.sequence_length=3 must be at least 4"),
         (lambda: objective().pack(stored(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
     ]
     for call, sentence in cases:

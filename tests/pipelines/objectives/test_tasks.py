@@ -270,16 +270,6 @@ def test_a_batch_holds_its_rows_and_a_mask_only_where_something_is_padded(sizes,
 # ---- single classes
 
 
-@pytest.mark.parametrize("rare", [2, 5])
-def test_macro_f1_stands_beside_accuracy_alone_where_classes_are_uneven(prepare, rare):
-    task, true = prepare().objective, torch.tensor([0] * (10 - rare) + [1] * rare)
-    answers = task.predictions(torch.eye(2)[[0] * 10], true).numpy()
-    result = task.compute_metrics(answers)
-    assert ("f1_macro" in task.metrics_of_pass(task.metrics, result, None, None)) == (rare == 2)
-    chosen = prepare(evaluation={"metrics": ["accuracy", "f1"]}).objective
-    assert set(chosen.compute_metrics(answers)) == {"accuracy", "f1"}
-
-
 def test_mistakes_of_several_classes_say_the_class_that_was_missed_or_made_up(prepare):
     data = prepare(kind="multi_label_classification")
     task, rows = data.objective, data.rows["test"]
@@ -293,16 +283,3 @@ def test_mistakes_of_several_classes_say_the_class_that_was_missed_or_made_up(pr
         labels, made_up = examples[one["place"]]["labels"], one["true"].startswith("not ")
         assert one["given"] == ("animal" if made_up else f"not {one['true']}")
         assert ("animal" not in labels) if made_up else (one["true"] in labels)
-
-
-def test_the_report_on_choices_shows_what_was_chosen_and_what_is_right(prepare):
-    data = prepare(kind="multiple_choice")
-    task, rows = data.objective, data.rows["test"]
-    true = torch.stack([rows[number]["labels"] for number in range(len(rows))])
-    task.compute_metrics(task.predictions(torch.eye(4)[(true + 1) % 4], true).numpy())
-    report = task.class_report(rows, range(len(rows)), data.sources["test"])
-    examples = dict(data.sources["test"])
-    assert "classes" not in report and len(report["mistakes"]) == 10
-    for one in report["mistakes"]:
-        row, label = examples[one["place"]], examples[one["place"]]["label"]
-        assert one["true"] == f"{label}: it was {row[f'ending{label}']}" and one["text"] == row["sent1"]

@@ -53,16 +53,6 @@ def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectiv
     assert all(label == -100 for label, word in zip(labels, of_tokens) if word is None)
 
 
-def test_broken_sequences_are_counted_and_trained_on(prepare, tmp_path):
-    rows = [{"tokens": ["anna", "in", "rom"], "tags": ["I-PER", "O", tag]} for tag in ["B-LOC", "I-LOC"] * 20]
-    prepared = prepare(**on_rows(tmp_path, rows))
-    assert prepared.rows["train"].facts["broken_tags"] == 60
-    assert "60 tags out of order for bio; where I- begins entities, set task.scheme=iob1" in (
-        prepared.objective.describe(prepared.rows["train"])
-    )
-    assert prepare(**on_rows(tmp_path, rows, scheme="iob1")).rows["train"].facts["broken_tags"] == 0
-
-
 def test_empty_sentences_are_skipped_and_counted(prepare, tmp_path):
     path = tagged(tmp_path / "rows.jsonl", 20)
     with path.open("a") as file:
@@ -295,8 +285,7 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
         objective = (prepared := prepare(**sections | {"task": task})).objective
         assert list(objective.config_fields()["id2label"].values()) == ["O", "B-PER", "I-PER"]
         assert objective.config_fields()["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
-        found = dict(prepared.rows["train"].facts["tags"])
-        assert found["B-PER"] == 40 and prepared.rows["train"].facts["broken_tags"] == 0
+        assert dict(prepared.rows["train"].facts["tags"])["B-PER"] == 40
     with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
         prepare("task.class_weights=[1, 1, 1, 1, 1]", **sections)
 

@@ -1,0 +1,162 @@
+"""What the labels of data mean, classes or numbers, and what stands out about classes."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from ..recipes.types import show
+
+FEW = 10  # rows, below which a class is called rare
+
+
+def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
+    """A column's value as the one class that it is."""
+    return [(place, value)]
+
+
+class Classes:
+    """The classes that a column of the data names, by `names`, and the number of each, `numbers`.
+
+    field: how errors name the column, task.label_field='label'. given: their names; None: those that the data carry;
+    else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1, ...; else its numbers
+    themselves. Names of all splits: a class may be so rare that it is in one alone. in_order: whether given names stand
+    for the numbers 0 to n in the data. classes_in: (value, place) -> (place, class) of each class in a column's value.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        column: str,
+        splits,
+        cache: Path,
+        given: list[str] | None = None,
+        in_order: bool = True,
+        classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
+    ):
+        self.field = field
+        self.names = given or _names_in_data(field, column, splits, cache, classes_in)
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        # Whether classes were named after the numbers in the data, such as 3 and 7.
+        may_be_numbers = (given is None or not in_order) and all(name.isdecimal() for name in self.names)
+        self.named_by_numbers = may_be_numbers and splits["train"].source.class_names(column) is None
+
+    def number(self, value: Any, place: str) -> int:
+        """The number of the class that a label means. Raises UserError.
+
+        A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
+        or its name where the classes were named after the numbers in the data.
+        """
+        check_class(value, self.field, place)
+        if isinstance(value, int) and self.named_by_numbers:
+            value = str(int(value))
+        if isinstance(value, str) and value not in self.numbers and value.isdecimal():
+            value = int(value)
+        if isinstance(value, str):
+            if value not in self.numbers:
+                near = did_you_mean(value, self.names) or f"; there are {len(self.names)} classes"
+                raise UserError(f"{self.field}: {place} is of the unknown class {value!r}{near}")
+            return self.numbers[value]
+        if value >= len(self.names):
+            raise UserError(
+                f"{self.field}: {place} holds {value}, but the classes are numbered 0 to {len(self.names) - 1} "
+                f"({', '.join(self.names[:8])})"
+            )
+        return int(value)
+
+
+def _names_in_data(field: str, column: str, splits, cache: Path, classes_in: Callable) -> list[str]:
+    from ..data.examples import examples_fingerprint
+    from ..storage.cache import cached_folder, sha
+
+    named = [examples.source.class_names(column) for examples in splits.values()]
+    if named[0] is not None:
+        return list(dict.fromkeys(name for names in named for name in names or []))
+    folder = cached_folder(
+        cache,
+        "classes",
+        sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
+        lambda work: (work / "names.json").write_text(json.dumps(_scan(field, column, splits, classes_in))),
+        files={path: state for examples in splits.values() for path, state in examples.files.items()},
+    )
+    return json.loads((folder / "names.json").read_text())
+
+
+def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
+    found, kind = set(), None
+    for split, examples in splits.items():
+        for place, row in examples.only(column):
+            for where, value in classes_in(row[column], place):
+                check_class(value, field, where)
+                if kind not in (None, isinstance(value, str)):
+                    raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
+                kind = isinstance(value, str)
+                found.add(value if kind else int(value))
+        if split == "train" and len(found) < 2:
+            only = f"has the class {found.pop()!r}" if found else "has no class"
+            raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
+    if kind:
+        return sorted(found)
+    counted = found == set(range(len(found)))
+    return [f"LABEL_{number}" if counted else str(number) for number in sorted(found)]
+
+
+def check_class(value: Any, field: str, where: str) -> None:
+    """Raise UserError for a label that is the name or number of no class."""
+    if not isinstance(value, (str, int)):
+        raise UserError(f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)")
+    if isinstance(value, str) and not value.strip():
+        raise UserError(f"{field}: {where} holds an empty class; remove the example")
+    if isinstance(value, int) and value < 0:
+        raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
+
+
+def check_names(names: list[str] | None) -> None:
+    """Raise UserError for task.label_names that are not two or more."""
+    if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+        raise UserError(f"task.label_names={show(names)} must be two or more different names")
+
+
+def are_unnamed(names: list[str]) -> bool:
+    """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
+    return names == [f"LABEL_{number}" for number in range(len(names))]
+
+
+def held(value: Any) -> str:
+    """A value that is no label, for errors."""
+    return "null" if value is None else repr(value)
+
+
+def number_of(value: Any, field: str, place: str) -> float:
+    """The number in a column's value; that of CSV files is a text. Raises UserError, which names field and place."""
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
+        raise UserError(f"{field}: {place} holds {held(value)}, which is no finite number")
+    return float(number)
+
+
+def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) -> list[str]:
+    """Sentences about the classes of the rows of a split, whose numbers are `counts`."""
+    notes, missing = [], [repr(name) for name, number in counts.items() if not number]
+    if missing:
+        way_out = (
+            "; data.stratify=true gives it a share of each class" if may_be_stratified and split != "train" else ""
+        )
+        effect = "never learned" if split == "train" else "not measured"
+        notes.append(f"no row of the class {_listed(missing)}, {effect} here{way_out}")
+    few = min(FEW, sum(counts.values()) / max(1, len(counts)) / 2)
+    rare = [f"{name!r} with {number:,}" for name, number in counts.items() if 0 < number < few]
+    if rare and split == "train":
+        notes.append(f"rare: {_listed(rare)}")
+    return notes
+
+
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - 8:,} more" if len(words) > 8 else ""
+    return ", ".join(words[:8]) + more
