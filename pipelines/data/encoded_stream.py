@@ -23,9 +23,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..tokenizers.control_tokens import ControlTokens
-from .documents import Corpus, Document
+from .documents import Corpus
 from .encoding import Encoder
-from .token_store import count_words
+from .token_store import count_words, framed
 
 _GROUP = 500_000  # characters that a process gets at once
 _IN_FLIGHT = 64 * _GROUP  # characters that processes may hold at once: memory stays bounded, however many
@@ -65,12 +65,10 @@ class Framing:
     control: ControlTokens
 
     def __call__(self, texts: list[str], ids: list[np.ndarray]) -> Encoded:
-        before, after = ([] if one is None else [np.array([one], self.dtype)] for one in (self.bos, self.eos))
-        around = len(before) + len(after)
-        tokens = np.concatenate([part for own in ids for part in (*before, own.astype(self.dtype), *after)])
+        documents = [framed(own, self.bos, self.eos, self.dtype) for own in ids]
         sizes = {"num_bytes": sum(len(text.encode()) for text in texts), "num_words": sum(map(count_words, texts))}
         sizes["control_tokens"] = self.control.count(texts)
-        return Encoded(tokens, [len(own) + around for own in ids], sizes)
+        return Encoded(np.concatenate(documents), list(map(len, documents)), sizes)
 
 
 class EncodedStream:
@@ -97,65 +95,47 @@ class EncodedStream:
     ):
         self.corpus, self.encoder, self.framing = corpus, encoder, framing
         self.size, self.first, self.start, self.wanted, self.num_proc = size, first, start, wanted, num_proc
-        # (how many wanted documents come before it, border): known before the document is given that it follows
-        self._borders: deque[tuple[int, Border]] = deque()
 
     def __iter__(self) -> Iterator[Encoded | Border]:
-        done = 0
-        for encoded in self._encoded():
-            yield from self._borders_until(done)
-            yield encoded
-            done += len(encoded.lengths)
-            yield from self._borders_until(done)
-        yield from self._borders_until(done)
+        coming, characters = deque(), 0
+        with _workers(self.num_proc, self.encoder, self.framing) as submit:
+            for group, border in self._groups():
+                size = sum(map(len, group))
+                while coming and (len(coming) > 2 * self.num_proc or characters + size > _IN_FLIGHT):
+                    characters -= coming[0][1]
+                    yield from _given(*coming.popleft())
+                coming.append((submit(group) if group else None, size, border))
+                characters += size
+            for each in coming:
+                yield from _given(*each)
 
-    def _documents(self) -> Iterator[Document]:
-        """The documents of the wanted shards."""
-        number, filled, given = self.first, 0, 0
+    def _groups(self) -> Iterator[tuple[list[str], Border | None]]:
+        """The texts of the wanted documents in groups of about half a million characters, each with the border at its
+        end, where a shard ends there."""
+        number, filled, group, size = self.first, 0, [], 0
         for document, place in self.corpus.documents_from(self.start.place):
             filled += len(document.text.encode())
-            is_wanted = self.wanted(number)
-            given += is_wanted
+            if self.wanted(number):
+                group.append(document.text)
+                size += len(document.text)
             if filled >= self.size:
-                self._borders.append((given, Border(place, self._tally())))
-                number, filled = number + 1, 0
-            if is_wanted:
-                yield document
-        self._borders.append((given, Border(None, self._tally())))
+                yield group, Border(place, self._tally())
+                number, filled, group, size = number + 1, 0, [], 0
+            elif size >= _GROUP:
+                yield group, None
+                group, size = [], 0
+        yield group, Border(None, self._tally())
 
     def _tally(self) -> Any:
         tally = self.corpus.tally()
         return tally if self.start.tally is None else self.corpus.together(self.start.tally, tally)
 
-    def _borders_until(self, done: int) -> Iterator[Border]:
-        while self._borders and self._borders[0][0] <= done:
-            yield self._borders.popleft()[1]
 
-    def _groups(self) -> Iterator[list[str]]:
-        """The texts of the wanted documents in groups of about half a million characters, none across a border."""
-        group, size = [], 0
-        for number, document in enumerate(self._documents(), start=1):
-            group.append(document.text)
-            size += len(document.text)
-            if size >= _GROUP or any(border == number for border, _ in self._borders):
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
-
-    def _encoded(self) -> Iterator[Encoded]:
-        coming, characters = deque(), 0
-        with _workers(self.num_proc, self.encoder, self.framing) as submit:
-            for group in self._groups():
-                size = sum(map(len, group))
-                while coming and (len(coming) > 2 * self.num_proc or characters + size > _IN_FLIGHT):
-                    future, its_size = coming.popleft()
-                    yield future.result()
-                    characters -= its_size
-                coming.append((submit(group), size))
-                characters += size
-            for future, _ in coming:
-                yield future.result()
+def _given(future: Future | None, size: int, border: Border | None) -> Iterator[Encoded | Border]:
+    if future is not None:
+        yield future.result()
+    if border is not None:
+        yield border
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import csv
 import io
 import json
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -144,12 +143,8 @@ class JsonLines(FileFormat):
 
 
 def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
-    """The sentence for what json raises, which is more than JSONDecodeError."""
-    if isinstance(error, RecursionError):
-        return UserError(f"{place}: objects or arrays are nested too deeply to be read.")
-    if isinstance(error, json.JSONDecodeError):
-        return UserError(f"{place}: not valid JSON ({error.msg}).")
-    return UserError(f"{place}: a number has more than {sys.get_int_max_str_digits():,} digits.")
+    """The sentence for what json raises: also for what is nested too deeply, and for endless numbers."""
+    return UserError(f"{place}: not valid JSON ({getattr(error, 'msg', first_line(error))}).")
 
 
 def _checked_row(value: Any, place: str) -> dict[str, Any] | UserError:
