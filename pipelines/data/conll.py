@@ -8,15 +8,11 @@ from .file_formats import FileFormat, register_file_format
 from .files import open_file
 
 NEW_DOCUMENT = "-DOCSTART-"  # the first column of a line between documents
-FIRST_AND_LAST = ("tokens", "tags")  # what the columns are called where data.columns does not say
 
 
 @register_file_format(".conll")
 class Conll(FileFormat):
-    """Sentences as rows, a list for each column. Columns are separated by tabs, or else by spaces.
-
-    limits.columns names them all; without names the first holds the tokens and the last the tags.
-    """
+    """Sentences as rows {"tokens", "tags"}: the first and the last column, separated by tabs, or else by spaces."""
 
     counts = "line"
 
@@ -29,20 +25,16 @@ class Conll(FileFormat):
                 if any(values) and values[0] != NEW_DOCUMENT:
                     start = start if words else number
                     words.append((number, values))
-                    size = size or len(limits.columns or values)
+                    size = size or len(values)
                 elif words:
-                    yield start, self._sentence(words, limits.columns, size, f"{field}: {path}")
+                    yield start, self._sentence(words, size, f"{field}: {path}")
                     words = []
 
     @staticmethod
-    def _sentence(words, names, size, where) -> dict[str, list[str]] | UserError:
+    def _sentence(words, size, where) -> dict[str, list[str]] | UserError:
         """The columns of a sentence's lines; an error for a line with more or fewer."""
         for number, values in words:
             if len(values) != size or size < 2:
                 wanted = f"{size} columns" if size > 1 else "two columns or more"
-                hint = "" if names is None else "; data.columns names each column"
-                return UserError(f"{where}, line {number} holds {len(values)} instead of {wanted}{hint}")
-        found = list(zip(*(values for _, values in words)))
-        if names is None:
-            names, found = FIRST_AND_LAST, (found[0], found[-1])
-        return dict(zip(names, map(list, found)))
+                return UserError(f"{where}, line {number} holds {len(values)} instead of {wanted}")
+        return {"tokens": [values[0] for _, values in words], "tags": [values[-1] for _, values in words]}

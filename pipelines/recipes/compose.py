@@ -105,6 +105,9 @@ FORMER: dict[str, Any] = {
     "longest_prefix": 1.0,
     "positive_from": 0.8,
     "memory_update": "delta",
+    "across_sources": False,
+    "columns": None,
+    "group_field": None,
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2
