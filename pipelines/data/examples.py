@@ -77,8 +77,11 @@ class ExampleSource(ABC):
         return None
 
 
-class ExamplesInFiles(ExampleSource):
-    """Files that hold examples, or are some; patterns and `without` as for FileSource. Raises UserError as `check`."""
+class ExampleFiles(ExampleSource):
+    """Files of a format with rows, also compressed; patterns and `without` as for FileSource.
+
+    Raises UserError where a file cannot be read, is of another kind or lacks a column.
+    """
 
     def __init__(
         self,
@@ -92,18 +95,8 @@ class ExamplesInFiles(ExampleSource):
         self.paths = list(find_files(field, patterns, without))
         self.check()
 
-    @abstractmethod
     def check(self) -> None:
         """Set the name. Raise UserError for a file of another kind."""
-
-
-class ExampleFiles(ExamplesInFiles):
-    """Files of a format with rows, also compressed.
-
-    Raises UserError where a file cannot be read, is of another kind or lacks a column.
-    """
-
-    def check(self) -> None:
         self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
             file_format = format_of(path)

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import UserError
-from ..storage.checksums import States
 from .cells import kind_of
+from .examples import Examples
 from .mapped_store import META, MappedStore
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
@@ -53,17 +53,13 @@ class ImageStore(MappedStore, Dataset):
 def store_images(
     cache: Path,
     key: str,
-    name: str,
+    examples: Examples,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     label_facts: Callable[[np.ndarray], dict] | None = None,
-    files: States | None = None,
-    notes: Callable[[], list[str]] = list,
 ) -> ImageStore:
-    """The images that `batches` gives as (uint8 (B, C, H, W), classes or None), stored under cache/images/key.
+    """The images that `batches` makes of examples, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    label_facts: more facts, from all classes. files: as cached_folder has them. notes: what users should
-    read once the images have been read. Raises what `batches` raises; nothing
-    is left behind then.
+    label_facts: more facts, from all classes. Raises what `batches` raises; nothing is left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -83,10 +79,10 @@ def store_images(
         if labels:
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
             facts |= label_facts(np.array(labels)) if label_facts else {}
-        meta = {"fingerprint": key, "name": name, "shape": [count, *shape], "labels": bool(labels), "facts": facts}
-        (folder / META).write_text(json.dumps(meta | {"notes": notes()}))
+        meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
+        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": examples.notes()}))
 
-    return ImageStore.cached(cache, key, build, files)
+    return ImageStore.cached(cache, key, build, examples.files)
 
 
 def decode(value: Any, channels: int, field: str, place: str):

@@ -34,8 +34,7 @@ WHOLE = Share(1, 1)
 class Tokenization:
     """A corpus that is to be tokenised, each document framed as [beginning] tokens [end] where asked for.
 
-    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. num_proc: processes that encode; None:
-    one, with the tokenizer's threads. The store is the same for any number.
+    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens.
     Raises UserError where the tokenizer has no such framing token, a file of the corpus cannot be read, or the cache
     cannot be written.
     """
@@ -48,13 +47,12 @@ class Tokenization:
         *,
         add_bos: bool,
         add_eos: bool,
-        num_proc: int | None = None,
     ):
         bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
         self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
         self.corpus, encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
-        self._stream = partial(EncodedStream, encoder=encoder, framing=self.framing, num_proc=num_proc or 1)
+        self._stream = partial(EncodedStream, encoder=encoder, framing=self.framing)
         # 1: texts without control tokens are encoded as ever, and runs that were begun with them go on.
         self.fingerprint = sha([1, corpus.fingerprint(), encoder.fingerprint, bos, eos])
         self.key = sha([_FORMAT, self.fingerprint])

@@ -17,8 +17,6 @@ def check_examples(objective: Objective) -> None:
     for name, default in SOURCES_OF_TEXT:
         if getattr(data, name) != default and not reads_text:
             raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
-    if data.num_proc is not None:
-        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
     for name, default in COLUMNS_OF_TEXT:
         if getattr(data, name) != default and not reads_text:
             raise UserError(

@@ -108,6 +108,8 @@ FORMER: dict[str, Any] = {
     "across_sources": False,
     "columns": None,
     "group_field": None,
+    "num_proc": None,
+    "image_fit": "squeeze",
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2

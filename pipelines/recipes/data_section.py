@@ -133,11 +133,6 @@ class DataSection(SourceSection):
     )
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
-    num_proc: int | None = doc(
-        "processes that tokenise plain text, with the same result; null: one, whose threads use all cores",
-        at_least=1,
-        at_most=1024,
-    )
     cache_dir: str | None = doc("where tokenised data is kept; default: $ANYFORMER_CACHE or ~/.cache/anyformer")
 
     @property

@@ -90,16 +90,15 @@ def test_any_place_shard_machine_and_process_gives_the_same(files, monkeypatch):
         assert [document for document, _ in again] == [document for document, _ in pairs[number + 1 :]]
     tokenizer = train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, files / "cache", progress=False)
 
-    def stored(cache, num_proc=1, shares=()):
+    def stored(cache, shares=()):
         corpus = open_corpora(section(files))["train"]
-        work = Tokenization(corpus, tokenizer, files / cache, add_bos=False, add_eos=True, num_proc=num_proc)
+        work = Tokenization(corpus, tokenizer, files / cache, add_bos=False, add_eos=True)
         made = [work.make_share(share, progress=False) for share in shares]
         store = work.store(progress=False)
         return {path.name: path.read_bytes() for path in store.folder.iterdir()}, made
 
     whole, _ = stored("whole")
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
-    assert stored("processes", num_proc=2)[0] == whole
     found, made = stored("machines", shares=[Share(2, 2), Share(1, 2)])
     assert found == whole and min(made) >= 2
 

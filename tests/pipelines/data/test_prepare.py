@@ -67,8 +67,6 @@ def test_examples_have_no_shards_and_are_tokenised_by_one_process(tmp_path, comm
     words += ["data.validation_files=null", "task.text_field=text", "task.label_field=label"]
     assert command("prepare", *words, "--shard", "1/2") == 2
     assert "--shard is for plain text, and task.name=sequence_classification reads examples" in capsys.readouterr().err
-    assert command("prepare", *words, "data.num_proc=2") == 2
-    assert "data.num_proc=2 has no effect with a task, only with plain text" in capsys.readouterr().err
 
 
 def test_the_slurm_array_gives_each_task_its_share(tmp_path):
@@ -77,7 +75,7 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
     (tmp_path / "anyformer").write_text('#!/usr/bin/env bash\necho "$@"\n')
     (tmp_path / "anyformer").chmod(0o755)
     array = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "8"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "16"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def submit(*words, **more):
         return subprocess.run(
@@ -85,7 +83,7 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
         )
 
     done = submit("gpt2_small", "data.cache_dir=/shared", **array)
-    assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8 data.num_proc=16\n", done.stderr
+    assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8\n", done.stderr
     assert submit(**array).returncode == 2 and "submit it with --array" in submit("gpt2_small").stderr
 
 

@@ -344,7 +344,7 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
     [
         ([], {}, "there is no row to answer"),
         ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
-        ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the rows before it have"),
+        ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
         ([{"text": "a"}], {"columns": {"txt": "text"}}, "--columns txt=text: the model reads no column 'txt'"),
         ([{"text": "a"}, {"text": None}], {}, "row 1 holds null, not text"),
         ([{"text": "a"}, 7], {}, "row 1 is int; a row is a mapping of columns"),
