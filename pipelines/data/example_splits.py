@@ -6,7 +6,6 @@ from itertools import islice
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
-from . import conll  # noqa: F401 - registers its format
 from .derived import open_derived
 from .documents import Limits
 from .examples import ExampleFiles, Examples, ExampleSource, HubExamples

@@ -15,6 +15,7 @@ from ..errors import UserError
 from .cells import kind_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
+from .rows import Rows
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
@@ -22,14 +23,12 @@ COLOR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 GREY = ("1", "L", "LA")
 
 
-class ImageStore(MappedStore, Dataset):
+class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
     none were read. pixels: memory map (N, C, H, W). notes: sentences for users.
     """
-
-    is_packed = False
 
     kind = "images"
 
@@ -101,10 +100,8 @@ def decode(value: Any, channels: int, field: str, place: str):
         image.load()
     except PIL.UnidentifiedImageError:
         raise UserError(f"{field}: {place} holds no image that Pillow can read") from None
-    except PIL.Image.DecompressionBombError as error:
-        raise UserError(f"{field}: {place} is too large an image ({error})") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, PIL.Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{field}: {place} holds an image that cannot be read ({reason})") from None
     if image.mode not in (*COLOR, *GREY):
         raise UserError(

@@ -71,8 +71,8 @@ def token_dtype(vocabulary: int) -> str:
 
 
 def framed(ids: np.ndarray, bos: int | None, eos: int | None, dtype) -> np.ndarray:
-    before, after = ([] if one is None else [np.array([one], dtype)] for one in (bos, eos))
-    return np.concatenate([*before, ids.astype(dtype), *after])
+    before, after = [] if bos is None else [bos], [] if eos is None else [eos]
+    return np.concatenate([before, ids, after]).astype(dtype)
 
 
 def count_words(text: str) -> int:

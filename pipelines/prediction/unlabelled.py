@@ -38,8 +38,6 @@ class Unlabelled:
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
-        if named and self.mappings:
-            raise UserError("files and rows are given together; predict takes one or the other")
         patterns = [os.path.join(one, "**", "*") if Path(one).expanduser().is_dir() else one for one in named]
         self.paths = list(find_files(FIELD, patterns)) if named else []
         for path in self.paths:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
+from anyformer.pipelines.data.text_files import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.data_section import MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection

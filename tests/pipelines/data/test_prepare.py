@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from anyformer.pipelines.data import tokenization
-from anyformer.pipelines.data.encoded_stream import EncodedStream
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 
@@ -41,7 +40,7 @@ def test_training_finds_the_shares_of_all_machines(
         printed = capsys.readouterr().out
         assert re.match(rf"share {number}/2: [1-9]\d* shards of train, \d+ shards of validation\nready in ", printed)
     assert len(shards(tmp_path / "shared")) > 2
-    monkeypatch.setattr(EncodedStream, "__iter__", None)  # nothing is left to encode
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     found = prepare_data(load_recipe(str(recipe), [cache]))
     assert found.facts == whole.facts and not shards(tmp_path / "shared")
 
@@ -50,7 +49,7 @@ def test_prepare_without_a_shard_fills_the_cache_and_says_what_is_in_it(tiny_rec
     recipe = tiny_recipe()
     assert command("prepare", recipe) == 0
     assert re.search(r"^train: [\d,]+ rows of .*^ready in ", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
-    monkeypatch.setattr(EncodedStream, "__iter__", None)
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
     assert command("prepare", recipe) == 0
 
 
@@ -102,7 +101,7 @@ def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
     run()
     assert len(list((tmp_path / "logs" / "completions").iterdir())) == 3
     made = shards(tmp_path / "shared")
-    monkeypatch.setattr(EncodedStream, "__iter__", None)
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
     run()
     assert shards(tmp_path / "shared") == made
     prepare_data(load_recipe(str(recipe), [cache]))

@@ -168,7 +168,7 @@ def test_machines_make_each_shard_once_and_the_last_one_joins_them(
     shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
     made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
     assert sum(made) == len(shard_folders(tmp_path / "cache")) and min(made) > 0
-    monkeypatch.setattr(encoded_stream.EncodedStream, "__iter__", None)  # nothing is left to encode
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
     assert shares[0].make_share(Share(1, 3), False) == 0
 
