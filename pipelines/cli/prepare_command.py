@@ -16,7 +16,7 @@ def add_arguments(add_parser) -> None:
         "command goes on after an interruption. With --shard, one of many machines does its part of the work;\n"
         "the training finds the parts of all, and makes what is missing.",
         epilog="examples:\n"
-        "  anyformer prepare my_recipe.yaml data.num_proc=16\n"
+        "  anyformer prepare my_recipe.yaml\n"
         "  anyformer prepare my_recipe.yaml --shard 3/64\n"
         "  sbatch --array=1-64 scripts/slurm/prepare.sbatch my_recipe.yaml",
     )

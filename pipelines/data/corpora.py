@@ -8,20 +8,13 @@ from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder
-from .documents import Corpus, Document, Limits, SkipCounts, Source
+from .documents import Corpus, Limits, Source
 from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
 from .patterns import real_paths
 from .remote_files import with_local_copies
 from .text_files import FileSource
-from .validation_split import (
-    STREAM_WINDOW,
-    SourceCorpus,
-    ValidationSplit,
-    first_documents,
-    no_documents,
-    plan_validation_split,
-)
+from .validation_split import STREAM_WINDOW, SourceCorpus, ValidationSplit, plan_validation_split
 
 SPLITS = ("train", "validation", "test")
 
@@ -46,7 +39,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     corpora = opener.mixture(held, without) if data.mixture else opener.split(data, "data", held, without)
     for split, source in own.items():
         if source is not None:
-            corpora[split] = _checked(SourceCorpus(split, source))
+            corpora[split] = _whole(split, source)
     return corpora
 
 
@@ -65,7 +58,6 @@ class _Opener:
     def __init__(self, data: DataSection, seed: int):
         self.data, self.seed = data, seed
         self.limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
-        self.cleaned: list[Source] = []  # whose documents later sources may repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
         """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
@@ -77,7 +69,7 @@ class _Opener:
             share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
             corpora = self.split(section, where, share, apart)
             if validation is not None:
-                corpora["validation"] = _checked(SourceCorpus("validation", validation))
+                corpora["validation"] = _whole("validation", validation)
             opened.append(corpora)
         names = source_names([section.name or one["train"].name for section, one in zip(self.data.mixture, opened)])
         splits = {split: {name: one[split] for name, one in zip(names, opened) if split in one} for split in SPLITS}
@@ -93,12 +85,9 @@ class _Opener:
         else:
             source = HubSource(section, self.limits, "split", section.text_field, data.streaming, where)
         first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
-        rule = None
-        if held:
-            window = STREAM_WINDOW if data.streaming else None
-            rule = plan_validation_split(first, ValidationSplit(held, self.seed, source.splits_by_name, window), most)
-        else:
-            _checked(SourceCorpus("train", source, max_documents=most))
+        window = STREAM_WINDOW if data.streaming else None
+        rule = ValidationSplit(held, self.seed, source.splits_by_name, window) if held else None
+        rule = plan_validation_split(first if held else source, rule, most)
         if data.clean is not None:
             source = self._clean(source, section)
             first = source.shard(0) if data.shuffle_buffer else source
@@ -121,10 +110,7 @@ class _Opener:
 
         clean, cache = self.data.clean, self.data.cache_dir
         tests = open_test_sets(clean, self.limits, section.text_field, cache) if clean.decontaminate else None
-        earlier, streamed = self.cleaned if clean.across_sources else [], self.data.streaming
-        source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
-        self.cleaned.append(source)
-        return source
+        return CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, self.data.streaming)
 
     def _files(self, section: SourceSection, where: str, key: str, without: Collection[str] = ()) -> FileSource:
         return FileSource(
@@ -138,11 +124,7 @@ class _Opener:
         )
 
 
-def _checked(corpus: SourceCorpus) -> SourceCorpus:
-    """The corpus, once it is known to hold a document."""
-    skipped = SkipCounts()
-    for item in first_documents(corpus.source.items(), corpus.max_documents):
-        if isinstance(item, Document):
-            return corpus
-        skipped[item.reason] += 1
-    raise no_documents(corpus.source, skipped)
+def _whole(split: str, source: Source) -> SourceCorpus:
+    """All documents of a source, once it is known to hold one."""
+    plan_validation_split(source, None, None)
+    return SourceCorpus(split, source)

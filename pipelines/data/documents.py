@@ -55,21 +55,16 @@ UTF8 = "utf-8"
 class Limits:
     """How documents are read: bounds that keep a broken one from filling the memory, and the encoding of files.
 
-    document_bytes, line_bytes: in UTF-8. encoding: as Python names it. columns: names of the columns of CoNLL files.
+    document_bytes, line_bytes: in UTF-8. encoding: as Python names it.
     """
 
     document_bytes: int
     line_bytes: int
     encoding: str = UTF8
-    columns: tuple[str, ...] | None = None
 
     def identity(self) -> dict[str, Any]:
         """Part of the fingerprint of the data."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if (name, value) not in (("encoding", UTF8), ("columns", None))
-        }
+        return {name: value for name, value in vars(self).items() if (name, value) != ("encoding", UTF8)}
 
     def reason_to_skip(self, text: str) -> str | None:
         if not text or text.isspace():

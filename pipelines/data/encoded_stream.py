@@ -1,35 +1,23 @@
-"""The documents of a corpus as framed token ids, in order: encoded by threads of this process, or in several processes.
+"""The documents of a corpus as framed token ids, in order.
 
-A stream begins anywhere in the corpus and says where its shards end (tokenization.py). Text is read by one process;
-several encode it. What they return does not depend on how many they are.
+A stream begins anywhere in the corpus and says where its shards end (tokenization.py).
 """
 
 import math
-import multiprocessing
-import os
-import signal
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
 from ..tokenizers.control_tokens import ControlTokens
-from .documents import Corpus, Document
+from .documents import Corpus
 from .encoding import Encoder
 from .token_store import count_words
 
-_GROUP = 500_000  # characters that a process gets at once
-_IN_FLIGHT = 64 * _GROUP  # characters that processes may hold at once: memory stays bounded, however many
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
+_GROUP = 500_000  # characters that are encoded at once
 
 
 @dataclass(frozen=True)
@@ -73,132 +61,62 @@ class Framing:
         return Encoded(tokens, [len(own) + around for own in ids], sizes)
 
 
-class EncodedStream:
+def encoded_stream(
+    corpus: Corpus,
+    *,
+    encoder: Encoder,
+    framing: Framing,
+    size: float = math.inf,
+    first: int = 0,
+    start: Border = BEGINNING,
+    wanted: Callable[[int], bool] = lambda number: True,
+) -> Iterator[Encoded | Border]:
     """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
 
-    first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
-    number; those of others are read and passed over. num_proc: processes that encode; 1: a thread of this one.
+    Gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError where the corpus
+    cannot be read.
 
-    Iterated once, it gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError
-    where the corpus cannot be read or a process is killed.
+    first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
+    number; those of others are read and passed over.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        *,
-        encoder: Encoder,
-        framing: Framing,
-        size: float = math.inf,
-        first: int = 0,
-        start: Border = BEGINNING,
-        wanted: Callable[[int], bool] = lambda number: True,
-        num_proc: int = 1,
-    ):
-        self.corpus, self.encoder, self.framing = corpus, encoder, framing
-        self.size, self.first, self.start, self.wanted, self.num_proc = size, first, start, wanted, num_proc
-        # (how many wanted documents come before it, border): known before the document is given that it follows
-        self._borders: deque[tuple[int, Border]] = deque()
+    def given(future: Future | None, border: Border | None) -> Iterator[Encoded | Border]:
+        if future is not None:
+            yield future.result()
+        if border is not None:
+            yield border
 
-    def __iter__(self) -> Iterator[Encoded | Border]:
-        done = 0
-        for encoded in self._encoded():
-            yield from self._borders_until(done)
-            yield encoded
-            done += len(encoded.lengths)
-            yield from self._borders_until(done)
-        yield from self._borders_until(done)
+    coming: deque[tuple[Future | None, Border | None]] = deque()
+    with ThreadPoolExecutor(1) as thread:  # whose tokenizer takes all cores, while this one reads and writes
+        for group, border in _groups(corpus, size, first, start, wanted):
+            if len(coming) > 2:
+                yield from given(*coming.popleft())
+            encoding = thread.submit(lambda texts: framing(texts, encoder.encode(texts)), group) if group else None
+            coming.append((encoding, border))
+        for each in coming:
+            yield from given(*each)
 
-    def _documents(self) -> Iterator[Document]:
-        """The documents of the wanted shards."""
-        number, filled, given = self.first, 0, 0
-        for document, place in self.corpus.documents_from(self.start.place):
-            filled += len(document.text.encode())
-            is_wanted = self.wanted(number)
-            given += is_wanted
-            if filled >= self.size:
-                self._borders.append((given, Border(place, self._tally())))
-                number, filled = number + 1, 0
-            if is_wanted:
-                yield document
-        self._borders.append((given, Border(None, self._tally())))
 
-    def _tally(self) -> Any:
-        tally = self.corpus.tally()
-        return tally if self.start.tally is None else self.corpus.together(self.start.tally, tally)
+def _groups(
+    corpus: Corpus, most: float, number: int, start: Border, wanted: Callable[[int], bool]
+) -> Iterator[tuple[list[str], Border | None]]:
+    """The texts of the wanted documents in groups of about half a million characters, each with the border at its end,
+    where a shard ends there."""
 
-    def _borders_until(self, done: int) -> Iterator[Border]:
-        while self._borders and self._borders[0][0] <= done:
-            yield self._borders.popleft()[1]
+    def border(place: Any) -> Border:
+        tally = corpus.tally()
+        return Border(place, tally if start.tally is None else corpus.together(start.tally, tally))
 
-    def _groups(self) -> Iterator[list[str]]:
-        """The texts of the wanted documents in groups of about half a million characters, none across a border."""
-        group, size = [], 0
-        for number, document in enumerate(self._documents(), start=1):
+    filled, group, size = 0, [], 0
+    for document, place in corpus.documents_from(start.place):
+        filled += len(document.text.encode())
+        if wanted(number):
             group.append(document.text)
             size += len(document.text)
-            if size >= _GROUP or any(border == number for border, _ in self._borders):
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
-
-    def _encoded(self) -> Iterator[Encoded]:
-        coming, characters = deque(), 0
-        with _workers(self.num_proc, self.encoder, self.framing) as submit:
-            for group in self._groups():
-                size = sum(map(len, group))
-                while coming and (len(coming) > 2 * self.num_proc or characters + size > _IN_FLIGHT):
-                    future, its_size = coming.popleft()
-                    yield future.result()
-                    characters -= its_size
-                coming.append((submit(group), size))
-                characters += size
-            for future, _ in coming:
-                yield future.result()
-
-
-@contextmanager
-def _workers(number: int, encoder: Encoder, framing: Framing) -> Iterator[Callable[[list[str]], Future]]:
-    """What takes texts and gives them encoded later: by a thread of this process, whose tokenizer takes all cores, or
-    by several processes; UserError where one of those is killed."""
-    from accelerate.utils import patch_environment
-
-    if number == 1:
-        with ThreadPoolExecutor(1) as thread:
-            yield lambda texts: thread.submit(lambda: framing(texts, encoder.encode(texts)))
-        return
-    # A fork has the tokenizer at once; elsewhere than on Linux the system's own libraries do not survive one.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(number, context, _start_process, (encoder, framing))
-    try:
-        with patch_environment(**{_PARALLELISM: "false"}):  # or tokenizers complains of every fork
-            pool.submit(int).result()
-        yield partial(pool.submit, _encode)
-    except BrokenProcessPool:
-        raise UserError(
-            f"data.num_proc={number}: a process that encodes text was killed, probably for lack of memory; set fewer."
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-_own: list = []  # in a process that encodes: the encoder and the framing
-
-
-def _start_process(encoder: Encoder, framing: Framing) -> None:
-    os.environ[_PARALLELISM] = "false"  # threads of the tokenizer do not survive a fork, and cores are taken anyway
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process ends the others
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _own[:] = encoder, framing
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # returns also where it was killed
-    os._exit(1)
-
-
-def _encode(texts: list[str]) -> Encoded:
-    encoder, framing = _own
-    return framing(texts, encoder.encode(texts))
+        if filled >= most:
+            yield group, border(place)
+            number, filled, group, size = number + 1, 0, [], 0
+        elif size >= _GROUP:
+            yield group, None
+            group, size = [], 0
+    yield group, border(None)

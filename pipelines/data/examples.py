@@ -27,7 +27,6 @@ from .validation_split import ValidationSplit
 Example = tuple[str, dict[str, Any]]
 # The same of a source, which goes on after a row that cannot be read.
 Read = tuple[str, dict[str, Any] | UserError]
-GROUPS = "group_field"  # the setting of the data section that names a column
 SOME = 100  # rows of which one at least has to have the columns that are read
 
 
@@ -48,10 +47,10 @@ class ExampleSource(ABC):
     def identity(self) -> Any:
         """JSON that changes whenever the examples do."""
 
-    def only(self, *columns: str | None) -> "ExampleSource":
-        """The same examples with these columns, beside which no other one need be read."""
+    def only(self, column: str | None) -> "ExampleSource":
+        """The same examples with this column (None: with none), beside which no other one need be read."""
         source = copy.copy(self)
-        source.columns = {field: name for field, name in self.columns.items() if name in columns}
+        source.columns = {field: name for field, name in self.columns.items() if name == column}
         return source
 
     def class_names(self, column: str) -> list[str] | None:
@@ -74,13 +73,15 @@ class ExampleSource(ABC):
             if column not in there:
                 near = did_you_mean(column, there)
                 known = "" if "known:" in near else f" (there are {', '.join(there)})"
-                section = "data" if field == GROUPS else "task"
-                return UserError(f"{section}.{field}={column!r}: no such column in {place}{known}{near}")
+                return UserError(f"task.{field}={column!r}: no such column in {place}{known}{near}")
         return None
 
 
-class ExamplesInFiles(ExampleSource):
-    """Files that hold examples, or are some; patterns and `without` as for FileSource. Raises UserError as `check`."""
+class ExampleFiles(ExampleSource):
+    """Files of a format with rows, also compressed; patterns and `without` as for FileSource.
+
+    Raises UserError where a file cannot be read, is of another kind or lacks a column.
+    """
 
     def __init__(
         self,
@@ -94,21 +95,11 @@ class ExamplesInFiles(ExampleSource):
         self.paths = list(find_files(field, patterns, without))
         self.check()
 
-    @abstractmethod
     def check(self) -> None:
         """Set the name. Raise UserError for a file of another kind."""
-
-
-class ExampleFiles(ExamplesInFiles):
-    """Files of a format with rows, also compressed.
-
-    Raises UserError where a file cannot be read, is of another kind or lacks a column.
-    """
-
-    def check(self) -> None:
         self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
-            file_format = self._format(path)
+            file_format = format_of(path)
             if file_format is None:
                 known = ", ".join(FILE_FORMATS)
                 raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
@@ -123,21 +114,16 @@ class ExampleFiles(ExamplesInFiles):
     def items(self) -> Iterator[Read]:
         for path in self.paths:
             with readable(self.field, path):
-                yield from self._rows(path, self._format(path))
+                yield from self._rows(path, format_of(path))
 
     def identity(self) -> Any:
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
-        named = {} if self.limits.columns is None else {"names": self.limits.columns}
-        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other | named
-
-    def _format(self, path: Path) -> FileFormat | None:
-        """The format by the file's name; with names for the columns, a file of no other format is one of CoNLL."""
-        return format_of(path) or (FILE_FORMATS[".conll"] if self.limits.columns else None)
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
 
     def class_names(self, column: str) -> list[str] | None:
         path = self.paths[0]
         with readable(self.field, path):
-            return self._format(path).class_names(self.field, path, column)
+            return format_of(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}

@@ -10,17 +10,17 @@ A further format is one class with the decorator `register_file_format`; `data.f
                 lines = io.TextIOWrapper(stream, "utf-8", newline="")
                 yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
 
-Which other files are plain text says plain_text.py.
+Which other files are plain text says text_files.py.
 """
 
 import csv
 import io
 import json
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
 
 
 _SPACE = re.compile(r"\s*")
+NEW_DOCUMENT = "-DOCSTART-"  # in CoNLL files the first column of a line between documents
 FILE_FORMATS: dict[str, FileFormat] = {}  # end of a file's name -> format
 
 
@@ -134,22 +135,16 @@ class JsonLines(FileFormat):
     @staticmethod
     def _row(line: bytes, field: str, path: Path, number: int) -> dict[str, Any] | str | UserError:
         try:
-            text = line.decode()
+            return _checked_row(json.loads(line.decode()), f"{field}: {path}, line {number}")
         except UnicodeDecodeError:
             return "non_utf8"
-        try:
-            return _checked_row(json.loads(text), f"{field}: {path}, line {number}")
         except (ValueError, RecursionError) as error:
             return _broken_json(error, f"{field}: {path}, line {number}")
 
 
 def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
-    """The sentence for what json raises, which is more than JSONDecodeError."""
-    if isinstance(error, RecursionError):
-        return UserError(f"{place}: objects or arrays are nested too deeply to be read.")
-    if isinstance(error, json.JSONDecodeError):
-        return UserError(f"{place}: not valid JSON ({error.msg}).")
-    return UserError(f"{place}: a number has more than {sys.get_int_max_str_digits():,} digits.")
+    """The sentence for what json raises: also for what is nested too deeply, and for endless numbers."""
+    return UserError(f"{place}: not valid JSON ({getattr(error, 'msg', first_line(error))}).")
 
 
 def _checked_row(value: Any, place: str) -> dict[str, Any] | UserError:
@@ -250,6 +245,37 @@ class TabSeparated(Separated):
     """Values separated by tabs."""
 
     delimiter = "\t"
+
+
+@register_file_format(".conll")
+class Conll(FileFormat):
+    """A word and what is said of it in each line, an empty line after each sentence; columns are separated by tabs, or
+    else by spaces. A sentence is a row {"tokens", "tags"}: its first and its last column."""
+
+    counts = "line"
+
+    def rows(self, field, path, columns, limits):
+        with open_file(path, limits.encoding) as stream:
+            lines = io.TextIOWrapper(stream, "utf-8")
+            start, words, size = 1, [], None
+            for number, line in enumerate(chain(lines, [""]), start=1):
+                values = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+                if any(values) and values[0] != NEW_DOCUMENT:
+                    start = start if words else number
+                    words.append((number, values))
+                    size = size or len(values)
+                elif words:
+                    yield start, self._sentence(words, size, f"{field}: {path}")
+                    words = []
+
+    @staticmethod
+    def _sentence(words, size, where) -> dict[str, list[str]] | UserError:
+        """The columns of a sentence's lines; an error for a line with more or fewer."""
+        for number, values in words:
+            if len(values) != size or size < 2:
+                wanted = f"{size} columns" if size > 1 else "two columns or more"
+                return UserError(f"{where}, line {number} holds {len(values)} instead of {wanted}")
+        return {"tokens": [values[0] for _, values in words], "tags": [values[-1] for _, values in words]}
 
 
 @register_file_format(".parquet")

@@ -114,19 +114,13 @@ class HubSource(Source):
             builder = self._builder
             if not self.streaming:
                 builder.download_and_prepare()
-            self._check_split(builder.info.splits)
             make = builder.as_streaming_dataset if self.streaming else builder.as_dataset
             return make(split=self.split)
         except (OSError, ValueError, RuntimeError) as error:  # what datasets raises for a missing or broken data set
             # DatasetGenerationError hides the file at fault in its cause.
             reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")[:400]
-            raise UserError(f"{field} (split {self.split!r}) cannot be loaded: {reason}.") from error
-
-    def _check_split(self, splits: Any) -> None:
-        name = self.split.split("[")[0].split("+")[0]
-        if splits and name not in splits and name != "all":
-            field = f"{self.where}.{self.split_field}={self.split!r}"
-            raise UserError(f"{field}: {self.dataset} has no such split{did_you_mean(name, splits)}")
+            part = f"{self.where}.{self.split_field}={self.split!r}"
+            raise UserError(f"{field} ({part}) cannot be loaded: {reason}.") from error
 
     def _no_such_column(self, columns: list[str]) -> UserError:
         field = f"{self.where}.text_field={self.text_field!r}"

@@ -12,7 +12,7 @@ from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import GROUPS, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, Read
+from .examples import ExampleFiles, Examples, ExampleSource, HubExamples, Read
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -25,7 +25,7 @@ def is_image_file(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-class ImageFiles(ExamplesInFiles):
+class ImageFiles(ExampleFiles):
     """Image files, whose class is the name of the folder they lie in: `data/*/*.png`.
 
     Raises UserError where a pattern matches nothing, or matches images and other files together.
@@ -36,10 +36,6 @@ class ImageFiles(ExamplesInFiles):
         if other is not None:
             raise UserError(
                 f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
-            )
-        if GROUPS in self.columns:
-            raise UserError(
-                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
             )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import UserError
-from ..storage.checksums import States
 from .cells import kind_of
+from .examples import Examples
 from .mapped_store import META, MappedStore
+from .rows import Rows
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
@@ -22,14 +23,12 @@ COLOR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 GREY = ("1", "L", "LA")
 
 
-class ImageStore(MappedStore, Dataset):
+class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
     none were read. pixels: memory map (N, C, H, W). notes: sentences for users.
     """
-
-    is_packed = False
 
     kind = "images"
 
@@ -53,17 +52,13 @@ class ImageStore(MappedStore, Dataset):
 def store_images(
     cache: Path,
     key: str,
-    name: str,
+    examples: Examples,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     label_facts: Callable[[np.ndarray], dict] | None = None,
-    files: States | None = None,
-    notes: Callable[[], list[str]] = list,
 ) -> ImageStore:
-    """The images that `batches` gives as (uint8 (B, C, H, W), classes or None), stored under cache/images/key.
+    """The images that `batches` makes of examples, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    label_facts: more facts, from all classes. files: as cached_folder has them. notes: what users should
-    read once the images have been read. Raises what `batches` raises; nothing
-    is left behind then.
+    label_facts: more facts, from all classes. Raises what `batches` raises; nothing is left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -83,10 +78,10 @@ def store_images(
         if labels:
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
             facts |= label_facts(np.array(labels)) if label_facts else {}
-        meta = {"fingerprint": key, "name": name, "shape": [count, *shape], "labels": bool(labels), "facts": facts}
-        (folder / META).write_text(json.dumps(meta | {"notes": notes()}))
+        meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
+        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": examples.notes()}))
 
-    return ImageStore.cached(cache, key, build, files)
+    return ImageStore.cached(cache, key, build, examples.files)
 
 
 def decode(value: Any, channels: int, field: str, place: str):
@@ -105,10 +100,8 @@ def decode(value: Any, channels: int, field: str, place: str):
         image.load()
     except PIL.UnidentifiedImageError:
         raise UserError(f"{field}: {place} holds no image that Pillow can read") from None
-    except PIL.Image.DecompressionBombError as error:
-        raise UserError(f"{field}: {place} is too large an image ({error})") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, PIL.Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{field}: {place} holds an image that cannot be read ({reason})") from None
     if image.mode not in (*COLOR, *GREY):
         raise UserError(

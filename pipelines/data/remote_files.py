@@ -20,7 +20,7 @@ from ..storage.atomic import write_atomically
 from ..storage.cache import cache_folder, cached_folder, is_complete, sha
 
 KIND = "remote"
-FORBIDDEN = (401, 403)  # what a web server answers to an address without its signature, or with an old one
+MISSING = 404  # what a web server answers
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 # How file systems tell that a file has changed.
 _STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "Content-MD5", "Digest", "md5Hash")
@@ -67,9 +67,9 @@ def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
         raise
     except Exception as error:  # each of fsspec's packages raises kinds of its own
         if isinstance(error, FileNotFoundError):
-            if not (_is_of_network(error.__cause__) or getattr(error.__cause__, "status", None) in FORBIDDEN):
+            if error.__cause__ is None or getattr(error.__cause__, "status", None) == MISSING:
                 raise UserError(f"{field}={pattern!r}: no such file.") from None
-            error = error.__cause__
+            error = error.__cause__  # of web pages fsspec says so whatever was the matter
         copies = _known_copies(known)
         if copies is None:
             raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from None
@@ -116,12 +116,6 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
 def _name(place: str) -> str:
     """The file's own name; what follows a question mark in a web address says what of it is asked for."""
     return Path(place.partition("?")[0] if place.startswith(("http://", "https://")) else place).name
-
-
-def _is_of_network(error: BaseException | None) -> bool:
-    """Whether a place did not answer; for web pages fsspec hides that behind a file that is missing."""
-    of_aiohttp = any(kind.__name__ == "ClientConnectionError" for kind in type(error).__mro__)
-    return of_aiohttp or isinstance(error, (ConnectionError, TimeoutError))
 
 
 def _known_copies(known: Path) -> list[Path] | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
 from ..plugins import register_source
 from .documents import Document, Limits, Skipped, Source
 
@@ -37,10 +36,6 @@ class StdlibSource(Source):
         self.limits = limits
         self.root = Path(sysconfig.get_paths()["stdlib"])
         self.files = [name for name in sorted(_python_files(self.root)) if self.includes(name)]
-        if not self.files:
-            raise UserError(
-                f"{where}.source={self.name!r}: this Python has no library sources in {self.root}; use {where}.files."
-            )
 
     def items(self) -> Iterator[Document | Skipped]:
         for relative in self.files:

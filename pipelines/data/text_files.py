@@ -1,18 +1,30 @@
 """Local files as documents: plain text, and a column of any format with rows, also compressed."""
 
 import copy
+import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..storage.packed_files import packing_of
+from ..storage.packed_files import packing_of, unpacked_name
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import bounded_lines, file_identities, name_of_files, open_file, readable
 from .patterns import find_files
-from .plain_text import check_is_text
+
+# A name without a suffix, or with a number for one, and .txt are text wherever they are found. Source code and markup
+# are text where a pattern asks for them (`*.py`, `notes.md`): a README.md that `texts/*` matches beside the texts is
+# hardly meant.
+TEXT = (".txt", ".text")
+_CODE_AND_MARKUP = """
+.adoc .asm .bash .bat .bib .c .cc .cfg .clj .cmake .cpp .cs .css .cu .cxx .dart .diff .el .erl .ex .f90 .go .h .hh .hpp
+.hs .htm .html .ini .java .jl .js .jsx .kt .lisp .log .lua .m .md .ml .org .patch .php .pl .pm .proto .ps1 .py .pyi .pyx
+.r .raw .rb .rs .rst .scala .scm .scss .sh .sql .srt .sv .swift .tcl .tex .tokens .toml .ts .tsx .v .vim .vue .xml .yaml
+.yml .zig
+"""
+CODE_AND_MARKUP = tuple(_CODE_AND_MARKUP.split())
 
 
 class FileSource(Source):
@@ -66,12 +78,10 @@ class FileSource(Source):
                 groups, total = [*groups, []], 0
             groups[-1].append(path)
             total += path.stat().st_size
-        return [self._of(paths) for paths in groups]
-
-    def _of(self, paths: list[Path]) -> "FileSource":
-        part = copy.copy(self)
-        part.paths = paths
-        return part
+        parts = [copy.copy(self) for _ in groups]
+        for part, paths in zip(parts, groups):
+            part.paths = paths
+        return parts
 
     def identity(self) -> Any:
         return {
@@ -149,3 +159,25 @@ class FileSource(Source):
             if columns is None:  # the first row says it; without this a fault is found after hours of tokenising
                 with readable(self.field, path):
                     next(self._rows(path, file_format), None)
+
+
+def check_is_text(field: str, path: Path, pattern: str, formats: list[str]) -> None:
+    """Raise UserError, beginning with `field`, where `path`, which `pattern` matches, is not read as text."""
+    suffix = _suffix(path.name)
+    if suffix in ("", *TEXT) or re.fullmatch(r"\.\d+", suffix):
+        return
+    if suffix not in CODE_AND_MARKUP:
+        raise UserError(
+            f"{field}: {path} ends in {suffix}, which is no known format; known: {', '.join(sorted(formats))}, for "
+            f"plain text .txt (rename it if it is that), and of code and markup {', '.join(CODE_AND_MARKUP)}."
+        )
+    asked_for = _suffix(Path(pattern).name.rstrip("*")).strip(".?*")
+    if not asked_for:
+        raise UserError(
+            f"{field}={pattern!r} matches {path}, too; name the files that are meant by their suffixes, such as "
+            f"'*{suffix}' or '*.txt'."
+        )
+
+
+def _suffix(name: str) -> str:
+    return Path(unpacked_name(name)).suffix

@@ -18,7 +18,7 @@ from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .documents import Corpus, Share
-from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
+from .encoded_stream import BEGINNING, Border, Framing, encoded_stream
 from .encoding import Encoder
 from .mapped_store import META
 from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
@@ -34,8 +34,7 @@ WHOLE = Share(1, 1)
 class Tokenization:
     """A corpus that is to be tokenised, each document framed as [beginning] tokens [end] where asked for.
 
-    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. num_proc: processes that encode; None:
-    one, with the tokenizer's threads. The store is the same for any number.
+    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens.
     Raises UserError where the tokenizer has no such framing token, a file of the corpus cannot be read, or the cache
     cannot be written.
     """
@@ -48,13 +47,12 @@ class Tokenization:
         *,
         add_bos: bool,
         add_eos: bool,
-        num_proc: int | None = None,
     ):
         bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
         self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
         self.corpus, encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
-        self._stream = partial(EncodedStream, encoder=encoder, framing=self.framing, num_proc=num_proc or 1)
+        self._stream = partial(encoded_stream, encoder=encoder, framing=self.framing)
         # 1: texts without control tokens are encoded as ever, and runs that were begun with them go on.
         self.fingerprint = sha([1, corpus.fingerprint(), encoder.fingerprint, bos, eos])
         self.key = sha([_FORMAT, self.fingerprint])
@@ -71,7 +69,7 @@ class Tokenization:
             size = self.corpus.size_hint()
             with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.framing.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
-                    self._write(writer, iter(self._stream(self.corpus)), advance)
+                    self._write(writer, self._stream(self.corpus), advance)
                 else:
                     self._join(writer, self.shards(WHOLE, advance))
                 skipped, met = dict(self.corpus.skipped), writer.control_tokens
@@ -88,10 +86,10 @@ class Tokenization:
         if is_complete(self.cache / TokenStore.kind / self.key):
             return 0
         with progress_of(self.corpus, progress) as advance:
-            return sum(folder is not None for folder in self.shards(share, advance))
+            return sum(1 for _ in self.shards(share, advance))
 
-    def shards(self, share: Share, advance: Callable[[int], None]) -> Iterator[Path | None]:
-        """The folders of all shards in their order, made where they are missing; None for one of another share.
+    def shards(self, share: Share, advance: Callable[[int], None]) -> Iterator[Path]:
+        """The folders of a share's shards in their order, made where they are missing.
 
         A share is of whole parts of the corpus where there are enough of them: then nothing else is read.
         """
@@ -105,7 +103,7 @@ class Tokenization:
 
     def _shards_of(
         self, part: int, corpus: Corpus, wanted: Callable[[int], bool], advance: Callable[[int], None]
-    ) -> Iterator[Path | None]:
+    ) -> Iterator[Path]:
         border, stream = BEGINNING, None
         shards_from = partial(self._stream, corpus, size=SHARD_BYTES, wanted=wanted)
         for number in count():
@@ -113,7 +111,7 @@ class Tokenization:
 
             def build(folder: Path, number=number, border=border) -> None:
                 nonlocal stream, is_made
-                stream = stream or iter(shards_from(first=number, start=border))
+                stream = stream or shards_from(first=number, start=border)
                 with TokenWriter(folder, self.framing.dtype) as writer:
                     after = self._write(writer, stream, advance)
                     writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
@@ -127,11 +125,11 @@ class Tokenization:
                 if not is_made:
                     advance(meta["num_bytes"])
                     stream = stream and stream.close()  # it is behind
-                yield folder if wanted(number) else None
+                if wanted(number):
+                    yield folder
             else:
-                stream = stream or iter(shards_from(first=number, start=border))
+                stream = stream or shards_from(first=number, start=border)
                 border = next(stream)
-                yield None
             if border.place is None:
                 return
 

@@ -50,10 +50,12 @@ class ValidationSplit:
         return (self.rank(index, name) < self.fraction) != (index == self.moved)
 
 
-def plan_validation_split(source: Source, rule: ValidationSplit, max_documents: int | None) -> ValidationSplit:
+def plan_validation_split(
+    source: Source, rule: ValidationSplit | None, max_documents: int | None
+) -> ValidationSplit | None:
     """Complete the rule so that both splits have a document. Reads documents until each split has one: seldom many.
 
-    Raises UserError where the source holds no document.
+    rule: None: there is one split alone. Raises UserError where the source holds no document.
     """
     count, both = 0, set()
     lowest = highest = None
@@ -62,6 +64,8 @@ def plan_validation_split(source: Source, rule: ValidationSplit, max_documents: 
         if isinstance(item, Skipped):
             skipped[item.reason] += 1
             continue
+        if rule is None:
+            return None
         count += 1
         both.add(rule.is_validation(index, item.source))
         if len(both) == 2:

@@ -2,23 +2,17 @@
 
 import hashlib
 import re
+from functools import lru_cache
 
 import numpy as np
 
 _WORD = re.compile(r"\w+")
 _BASE = 0x9E3779B97F4A7C15  # odd, so that no word of a sequence is lost modulo 2^64
-_MOST = 2**20  # words whose hashes are kept
 
 
-class _Hashes(dict):
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _MOST:
-            self.clear()
-        self[word] = value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-        return value
-
-
-_HASHES = _Hashes()
+@lru_cache(maxsize=2**19)
+def _hash_of(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
 def words_of(text: str) -> list[str]:
@@ -31,7 +25,7 @@ def sequences_of(words: list[str], length: int) -> np.ndarray:
     number = len(words) - length + 1
     if number <= 0:
         return np.empty(0, np.uint64)
-    hashes = np.fromiter(map(_HASHES.__getitem__, words), np.uint64, len(words))
+    hashes = np.fromiter(map(_hash_of, words), np.uint64, len(words))
     found = np.zeros(number, np.uint64)
     for place in range(length):
         found = found * np.uint64(_BASE) + hashes[place : place + number]

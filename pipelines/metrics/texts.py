@@ -2,21 +2,15 @@
 
 import abc
 
-import datasets
 import numpy as np
 
-from .offline_metric import MeanMetric, OfflineMetric, pairs_of
+from .offline_metric import FEATURES, MeanMetric, OfflineMetric
 
 
 class TextMetric(OfflineMetric):
     """`references` holds a text, or a list of texts, for each prediction."""
 
-    features = [
-        pairs_of("string"),
-        datasets.Features(
-            {"predictions": datasets.Value("string"), "references": datasets.Sequence(datasets.Value("string"))}
-        ),
-    ]
+    features = [FEATURES["texts"], FEATURES["answers"]]
 
 
 class SacrebleuMetric(TextMetric):

@@ -425,8 +425,6 @@ def check_examples(objective: Objective) -> None:
     for name, default in () if reads_text else SOURCES_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
-    if data.num_proc is not None:
-        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
     for name, default in () if reads_text else COLUMNS_OF_TEXT:
         if getattr(data, name) != default:
             where = f"the {objective.section} section names the columns"

@@ -106,7 +106,7 @@ class Mixture(SeveralParts, TextObjective):
             evaluation.sample_prompts = []
         data = self.recipe.data
         if part.data is not None:
-            data = replace(part.data, cache_dir=data.cache_dir, num_proc=data.num_proc)
+            data = replace(part.data, cache_dir=data.cache_dir)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
         found = cls(recipe)
         found.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)

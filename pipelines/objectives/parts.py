@@ -90,11 +90,11 @@ class SeveralParts:
                 f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
             )
         for number, part in enumerate(self.settings.parts):
-            for name in ("cache_dir", "num_proc"):
-                if getattr(part.data, name, None) is not None:
-                    raise UserError(
-                        f"{self.section}.parts.{number}.data.{name} has no effect, all parts share one; set data.{name}"
-                    )
+            if getattr(part.data, "cache_dir", None) is not None:
+                raise UserError(
+                    f"{self.section}.parts.{number}.data.cache_dir has no effect, all parts share one; set "
+                    f"data.cache_dir"
+                )
         self.of_each(lambda part: part.check_data())
 
     # ---- data

@@ -45,7 +45,7 @@ class TaughtTexts(Taught):
         files, data, field = self.recipe.teacher.files, self.recipe.data, self.files_setting
         if not files:
             return None
-        limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding, None)
+        limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
         patterns = with_local_copies(files, field, data.cache_dir)
         return Examples("further", ExampleFiles(patterns, self.text_columns(), limits, field))
 

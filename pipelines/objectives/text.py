@@ -304,8 +304,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """The work that the store of a split's tokens is."""
         from ..data.tokenization import Tokenization
 
-        num_proc = self.recipe.data.num_proc
-        return Tokenization(source, self.tokenizer, cache, num_proc=num_proc, **self.marks_around())
+        return Tokenization(source, self.tokenizer, cache, **self.marks_around())
 
     def marks_around(self) -> dict[str, bool]:
         """Which tokens stand around a document."""

@@ -129,15 +129,16 @@ def prepare_prediction(
     objective = _objective(recipe, config, there)
     fields = objective.asked_columns(there)
     wanted = list(dict.fromkeys(fields.values()))
-    named.check(wanted, *rows.first)
+    named.check(wanted)
     if objective.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
     total = 0
     for place, row in rows:
         total += 1
+        found = named.read(wanted, place, row)
         if objective.tokenizer is not None:  # images are decoded once, when they are answered
-            objective.asked(named.read(wanted, place, row), place)
+            objective.asked(found, place)
     return Prediction(objective.recipe, objective, rows, named, wanted, total, batch_size, max_new_tokens)
 
 

@@ -38,8 +38,6 @@ class Unlabelled:
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
-        if named and self.mappings:
-            raise UserError("files and rows are given together; predict takes one or the other")
         patterns = [os.path.join(one, "**", "*") if Path(one).expanduser().is_dir() else one for one in named]
         self.paths = list(find_files(FIELD, patterns)) if named else []
         for path in self.paths:
@@ -117,20 +115,12 @@ class Columns:
         names = set(cell_names(row))
         return names | {name for name, own in self.renamed.items() if own in names}
 
-    def check(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> None:
-        """Raise UserError for a column that the model reads and the first row lacks, and for names that say nothing."""
+    def check(self, wanted: Sequence[str]) -> None:
+        """Raise UserError for names that say nothing."""
         for name in self.renamed:
             if name not in wanted:
                 near = did_you_mean(name, wanted)
                 raise UserError(f"--columns {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
-        for name in wanted:
-            own = self.renamed.get(name, name)
-            if own not in cell_names(row):
-                names = [known for known in row if known != "file"]
-                raise UserError(
-                    f"{place} has no column {own!r}, which the model reads; it has {', '.join(names[:12])}: name the "
-                    f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
-                )
 
     def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
         """The row with the columns that the model reads, by the recipe's names. Raises UserError."""
@@ -140,7 +130,11 @@ class Columns:
             try:
                 found[name] = cell(row, own)
             except KeyError:
-                raise UserError(f"{place} has no column {own!r}, which the rows before it have") from None
+                names = [known for known in row if known != "file"]
+                raise UserError(
+                    f"{place} has no column {own!r}, which the model reads; it has {', '.join(names[:12])}: name the "
+                    f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
+                ) from None
         return row | found
 
 

@@ -170,10 +170,7 @@ def _check_derived(objective) -> None:
 
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the parts of labelled examples that have no effect."""
-    if data.columns is not None and (len(set(data.columns)) < max(2, len(data.columns)) or not data.files):
-        raise UserError(f"data.columns={show(data.columns)} must be two or more different names, of CoNLL files")
-    names = ("columns", "test_fraction", "stratify", "group_field")
-    given = [name for name in names if getattr(data, name) not in (None, False)]
+    given = [name for name in ("test_fraction", "stratify") if getattr(data, name)]
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
@@ -188,7 +185,6 @@ def _check_parts(objective, data: DataSection) -> None:
         raise UserError(
             f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
         )
-    given = [name for name in given if name != "columns"]
     if given and not held and data.test_fraction is None:
         raise UserError(f"data.{given[0]} has no effect where no fraction is held back; set data.validation_fraction")
     if data.stratify and objective.stratified_by is None:

@@ -100,6 +100,7 @@ UL2 = (
     *((0.15, 3.0, REGULAR), (0.15, 8.0, REGULAR), (0.25, None, SEQUENTIAL)),
     *((0.5, 3.0, EXTREME), (0.5, 8.0, EXTREME), (0.15, 64.0, EXTREME), (0.5, 64.0, EXTREME)),
 )
+WHATEVER = object()  # any value, because it changed no result
 FORMER: dict[str, Any] = {
     "shortest_prefix": 0.0,
     "longest_prefix": 1.0,
@@ -107,6 +108,11 @@ FORMER: dict[str, Any] = {
     "memory_update": "delta",
     "layer_decay": None,
     "pp_parts": None,
+    "across_sources": False,
+    "columns": None,
+    "group_field": None,
+    "num_proc": WHATEVER,
+    "image_fit": "squeeze",
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2
@@ -120,7 +126,8 @@ def without_former(recipe: Any) -> Any:
         return [without_former(item) for item in recipe]
     if not isinstance(recipe, dict):
         return recipe
-    return {key: without_former(value) for key, value in recipe.items() if key not in FORMER or value != FORMER[key]}
+    kept = {key: value for key, value in recipe.items() if key not in FORMER or FORMER[key] not in (value, WHATEVER)}
+    return {key: without_former(value) for key, value in kept.items()}
 
 
 # ------------------------------------------------------------------------------------------------ composing

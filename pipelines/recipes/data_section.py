@@ -63,7 +63,6 @@ class CleanSettings:
         at_least=0.1,
         at_most=0.99,
     )
-    across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
@@ -105,10 +104,6 @@ class DataSection(SourceSection):
         "messages), validated in other words than trained; entity_kinds: of tagged words, the text and the kinds of "
         "names in it (the columns that task.text_field and task.label_field name); null: the data as they are"
     )
-    columns: list[str] | None = doc(
-        "names of the columns of CoNLL files (a word in each line), such as [tokens, pos, chunk, tags]; files of no "
-        "other format, such as .txt, are then read so; null: the first column is tokens, the last tags"
-    )
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     shuffle_buffer: int | None = doc(
         "streaming: read so many documents from up to 8 files, and give them in an order that training.seed and the "
@@ -136,17 +131,8 @@ class DataSection(SourceSection):
         "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
         "has one class for an example"
     )
-    group_field: str | None = doc(
-        "column, such as an author or a patient: labelled examples that are equal in it stay in one of the parts that "
-        "fractions divide"
-    )
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
-    num_proc: int | None = doc(
-        "processes that tokenise plain text, with the same result; null: one, whose threads use all cores",
-        at_least=1,
-        at_most=1024,
-    )
     cache_dir: str | None = doc("where tokenised data is kept; default: $ANYFORMER_CACHE or ~/.cache/anyformer")
 
     @property
@@ -249,11 +235,6 @@ def check_clean(objective, data: DataSection) -> None:
                 f"data.clean.{name}={show(getattr(clean, name))} compares all documents before the first is read; set "
                 f"data.streaming=false"
             )
-    if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
-        raise UserError(
-            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
-            "data.clean.exact_duplicates=true, or remove it"
-        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):

@@ -24,7 +24,6 @@ FREE_ON_RESUME = [
     "publish.*",
     "evaluation.*",
     "data.cache_dir",
-    "data.num_proc",
     "data.description",
     "data.bad_rows",
     "data.test_files",

@@ -9,7 +9,9 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from .atomic import share_files, sync_file, write_atomically
@@ -46,18 +48,23 @@ def find_corruption(checkpoint: Path) -> str | None:
     """The first difference between a checkpoint and its manifest, in words; None for an intact checkpoint."""
     try:
         stored = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        entries = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in stored.items()}
+        entries = {name: (entry["size"], entry["sha256"]) for name, entry in stored.items()}
         missing = [name for name in entries if not os.path.isfile(checkpoint / name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"manifest cannot be read ({type(error).__name__})"
     if missing:
         return f"{missing[0]} is missing"
-    for name, entry in entries.items():
-        size = (checkpoint / name).stat().st_size
-        if size != entry["size"]:
-            return f"{name} has {size} bytes instead of {entry['size']}"
-    for name, entry in entries.items():
-        if sha256(checkpoint / name) != entry["sha256"]:
+    return first_difference(checkpoint, entries, sha256)
+
+
+def first_difference(folder: Path, entries: dict[str, tuple], checksum: Callable[[Path], Any]) -> str | None:
+    """The first difference between files of a folder and what is known of them, {name: (bytes, checksum)}, in words."""
+    for name, (size, _) in entries.items():
+        found = (folder / name).stat().st_size
+        if found != size:
+            return f"{name} has {found} bytes instead of {size}"
+    for name, (_, known) in entries.items():
+        if checksum(folder / name) != known:
             return f"{name} has changed since it was written"
     return None
 

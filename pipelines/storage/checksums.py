@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .atomic import write_atomically
-from .checkpoints import sha256
+from .checkpoints import first_difference, sha256
 
 CHECKSUMS = "checksums.json"  # {file: [bytes, CRC-32]}
 COMPARED = "compared.json"  # {file: its state when it was last compared}
@@ -43,25 +43,19 @@ def find_change(folder: Path) -> str | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return f"{CHECKSUMS} cannot be read"
     try:
-        for name, (size, _) in entries.items():
-            found = (folder / name).stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes instead of {size}"
         is_large = sum(size for size, _ in entries.values()) > ALWAYS
         states = {name: _state(folder / name) for name in entries} if is_large else None
         if is_large and states == _compared(folder):
             return None
-        for name, (_, checksum) in entries.items():
-            if crc32(folder / name) != checksum:
-                return f"{name} has changed since it was written"
+        difference = first_difference(folder, entries, crc32)
     except PermissionError:
         raise
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
-    if is_large:
+    if is_large and difference is None:
         with contextlib.suppress(OSError):  # of a cache that is for reading alone the files are compared at each start
             write_atomically(folder / COMPARED, json.dumps(states))
-    return None
+    return difference
 
 
 def crc32(path: Path) -> int:

@@ -1,7 +1,5 @@
 """Model folders: a saved model's config, weights and the code files it loads with."""
 
-import ast
-import functools
 import json
 import math
 from dataclasses import dataclass
@@ -89,6 +87,8 @@ class ModelFolder:
             UserError: a file is missing and cannot be supplied, because the model is not ours or because the files
                 in the folder are of another version, with which new files must not be mixed.
         """
+        from transformers.dynamic_module_utils import get_relative_imports
+
         if self.is_adapter:
             return {}  # its base has them
         if self.is_ours and not self.config.get("auto_map"):
@@ -108,7 +108,7 @@ class ModelFolder:
             if not file.is_file():
                 raise UserError(f"{self.path} lacks {name}, which its code needs; save the model again to write it")
             found[name] = file
-            wanted |= _siblings_imported_in(file.read_text(encoding="utf-8"))
+            wanted |= set(get_relative_imports(file))
         self._check_one_version(found)
         return dict(sorted(found.items()))
 
@@ -182,11 +182,3 @@ def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
             if reference is not None and "--" not in reference:
                 modules.add(reference.split(".")[0])
     return modules
-
-
-@functools.cache  # every run asks for the same two dozen files of ours
-def _siblings_imported_in(source: str) -> set[str]:
-    """Modules that some code imports with one dot: the only relative imports that transformers copies."""
-    tree = ast.parse(source)
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    return {node.module for node in imports if node.level == 1 and node.module}

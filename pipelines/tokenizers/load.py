@@ -114,10 +114,6 @@ def _plan(section: TokenizerSection) -> Plan:
     for token in section.special_tokens:
         if not token or special.count(token) > 1:
             raise UserError(f"tokenizer.special_tokens: {token!r} is empty or stands there twice; leave it out.")
-    if section.vocab_size is not None and section.vocab_size <= len(special):
-        raise UserError(
-            f"tokenizer.vocab_size={section.vocab_size} leaves no room beside the {len(special)} special tokens."
-        )
     return Plan(
         special=special,
         vocab_size=section.vocab_size or DEFAULT_VOCAB_SIZE,

@@ -43,7 +43,6 @@ class Plan:
 def train_byte_bpe(texts: Texts, plan: Plan):
     """Byte-level BPE as in GPT-2: every text comes back exactly, and no text is unknown."""
     alphabet = sorted(tk.pre_tokenizers.ByteLevel.alphabet())
-    _require(plan, len(alphabet) + len(plan.special), "the 256 bytes and the special tokens")
     tokenizer = tk.Tokenizer(tk.models.BPE())
     tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = tk.decoders.ByteLevel()
@@ -74,7 +73,6 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
 
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     first = plan.special + byte_tokens
-    _require(plan, len(first) + 1, "the 256 bytes, the space and the special tokens")
     alphabet, rare = _covering_alphabet(texts, plan.vocab_size - len(first) - 1)
     letters = {"initial_alphabet": [_SPACE, *alphabet], "limit_alphabet": 1 + len(alphabet)}  # no other character
     trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=first, **letters)

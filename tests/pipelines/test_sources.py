@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 import pytest
 import yaml
-from anyformer.pipelines.data.encoded_stream import EncodedStream
+from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -50,7 +50,7 @@ def test_another_weight_another_order_and_another_length_tokenise_nothing_again(
     whole = prepare_data(load_recipe(str(sources())))
     stores = {path: path.stat().st_mtime_ns for path in (tmp_path / "own").glob("tokens/*/*.bin")}
     assert len(stores) == 2 * 5  # three training texts and two of validation
-    monkeypatch.setattr(EncodedStream, "__iter__", None)
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
     changes = ["data.mixture.0.weight=9"], ["data.weights_by=3"], ["data.weights_by=documents"]
     for changed in (*changes, ["objective.sequence_length=16"], ["training.seed=7"]):
         found = prepare_data(load_recipe(str(sources()), changed))

@@ -463,10 +463,10 @@ def test_bad_data_sets_are_one_sentence(hub_folder, tmp_path):
     cases = [
         (DataSection(dataset=str(tmp_path / "nowhere")), ["data.dataset=", "cannot be loaded"]),
         (DataSection(dataset=str(saved)), ["save_to_disk"]),
-        (DataSection(dataset=str(hub_folder), split="trein"), ["data.split='trein'", "did you mean train?"]),
+        (DataSection(dataset=str(hub_folder), split="trein"), ["data.split='trein'", "['train', 'test']"]),
         (
             DataSection(dataset=str(hub_folder), validation_split="tests"),
-            ["data.validation_split='tests'", "did you mean test?"],
+            ["data.validation_split='tests'", "['train', 'test']"],
         ),
         (DataSection(dataset=str(hub_folder), text_field="txt"), ["data.text_field='txt'", "did you mean text?"]),
         (DataSection(dataset=str(hub_folder), text_field="label"), ["holds int, not text"]),

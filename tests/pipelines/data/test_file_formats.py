@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
+from anyformer.pipelines.data.text_files import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.data_section import MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection
@@ -141,8 +141,11 @@ def test_zstd_without_its_package_is_one_sentence(tmp_path, monkeypatch):
 BROKEN = {
     "bad.jsonl": ('{"text": "one"}\n{"text": \n', ["line 2", "not valid JSON"]),
     "list.jsonl": ("[1]\n", ["line 1", "not a JSON object"]),
-    "digits.jsonl": ('{"text": "a"}\n{"n": ' + "1" * 5000 + "}\n", ["line 2", "more than 4,300 digits"]),
-    "deep.jsonl": ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 1", "nested too deeply"]),
+    "digits.jsonl": ('{"text": "a"}\n{"n": ' + "1" * 5000 + "}\n", ["line 2", "not valid JSON (", "digits"]),
+    "deep.jsonl": (
+        '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n",
+        ["line 1", "not valid JSON (maximum recursion depth"],
+    ),
     "cut.json": ('[{"text": "a"}, {"text": "b', ["line 1", "not valid JSON"]),
     "end.json": ('[{"text": "a"}]\nmore', ["line 2", "not valid JSON"]),
     "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from anyformer.pipelines.data import tokenization
-from anyformer.pipelines.data.encoded_stream import EncodedStream
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 
@@ -41,7 +40,7 @@ def test_training_finds_the_shares_of_all_machines(
         printed = capsys.readouterr().out
         assert re.match(rf"share {number}/2: [1-9]\d* shards of train, \d+ shards of validation\nready in ", printed)
     assert len(shards(tmp_path / "shared")) > 2
-    monkeypatch.setattr(EncodedStream, "__iter__", None)  # nothing is left to encode
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     found = prepare_data(load_recipe(str(recipe), [cache]))
     assert found.facts == whole.facts and not shards(tmp_path / "shared")
 
@@ -50,7 +49,7 @@ def test_prepare_without_a_shard_fills_the_cache_and_says_what_is_in_it(tiny_rec
     recipe = tiny_recipe()
     assert command("prepare", recipe) == 0
     assert re.search(r"^train: [\d,]+ rows of .*^ready in ", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
-    monkeypatch.setattr(EncodedStream, "__iter__", None)
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
     assert command("prepare", recipe) == 0
 
 
@@ -67,8 +66,6 @@ def test_examples_have_no_shards_and_are_tokenised_by_one_process(tmp_path, comm
     words += ["data.validation_files=null", "task.text_field=text", "task.label_field=label"]
     assert command("prepare", *words, "--shard", "1/2") == 2
     assert "--shard is for plain text, and task.name=sequence_classification reads examples" in capsys.readouterr().err
-    assert command("prepare", *words, "data.num_proc=2") == 2
-    assert "data.num_proc=2 has no effect with a task, only with plain text" in capsys.readouterr().err
 
 
 def test_the_slurm_array_gives_each_task_its_share(tmp_path):
@@ -77,7 +74,7 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
     (tmp_path / "anyformer").write_text('#!/usr/bin/env bash\necho "$@"\n')
     (tmp_path / "anyformer").chmod(0o755)
     array = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "8"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "16"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def submit(*words, **more):
         return subprocess.run(
@@ -85,7 +82,7 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
         )
 
     done = submit("gpt2_small", "data.cache_dir=/shared", **array)
-    assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8 data.num_proc=16\n", done.stderr
+    assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8\n", done.stderr
     assert submit(**array).returncode == 2 and "submit it with --array" in submit("gpt2_small").stderr
 
 
@@ -104,7 +101,7 @@ def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
     run()
     assert len(list((tmp_path / "logs" / "completions").iterdir())) == 3
     made = shards(tmp_path / "shared")
-    monkeypatch.setattr(EncodedStream, "__iter__", None)
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
     run()
     assert shards(tmp_path / "shared") == made
     prepare_data(load_recipe(str(recipe), [cache]))

@@ -15,7 +15,6 @@ from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.tokenization import Share, Tokenization
 from anyformer.pipelines.data.validation_split import SourceCorpus
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
@@ -50,8 +49,8 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(encoded_stream, "_GROUP", 700)
 
 
-def store_of(corpus, tokenizer, cache, num_proc=1, add_bos=False):
-    return Tokenization(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True, num_proc=num_proc).store(False)
+def store_of(corpus, tokenizer, cache, add_bos=False):
+    return Tokenization(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True).store(False)
 
 
 def content(store):
@@ -63,12 +62,11 @@ def shard_folders(cache):
     return sorted(path for path in cache.glob("shards/*/*") if path.name[0] != ".")
 
 
-@pytest.mark.parametrize("num_proc", [1, 2])
-def test_shards_and_processes_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, num_proc, monkeypatch):
+def test_shards_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, monkeypatch):
     whole = content(store_of(corpus, tokenizer, tmp_path / "whole"))
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
     monkeypatch.setattr(encoded_stream, "_GROUP", 700)
-    store = store_of(corpus, tokenizer, tmp_path / "shards", num_proc)
+    store = store_of(corpus, tokenizer, tmp_path / "shards")
     assert content(store) == whole
     assert store.skipped == {"empty": 3, "gigantic_line": 5} and len(store.notes) == 2
     assert not (tmp_path / "shards" / "shards" / store.folder.name).exists()
@@ -129,7 +127,7 @@ def test_a_run_killed_while_tokenising_goes_on_after_the_last_finished_shard(cor
                 os.kill(os.getpid(), signal.SIGKILL)
 
         tokenization.progress_of = lambda corpus, shown: nullcontext(advance)
-        store_of(corpus, tokenizer, cache, num_proc=2)
+        store_of(corpus, tokenizer, cache)
 
     process = Process(tokenize_and_die, output=tmp_path / "log")
     assert process.wait() == -signal.SIGKILL, process.text()
@@ -170,19 +168,9 @@ def test_machines_make_each_shard_once_and_the_last_one_joins_them(
     shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
     made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
     assert sum(made) == len(shard_folders(tmp_path / "cache")) and min(made) > 0
-    monkeypatch.setattr(encoded_stream.EncodedStream, "__iter__", None)  # nothing is left to encode
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
     assert shares[0].make_share(Share(1, 3), False) == 0
-
-
-def die(texts):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_killed_process_is_one_sentence(corpus, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoded_stream, "_encode", die)
-    with pytest.raises(UserError, match=r"data\.num_proc=2: a process that encodes text was killed"):
-        store_of(corpus, tokenizer, tmp_path / "cache", num_proc=2)
 
 
 # ------------------------------------------------------------------------------------------------------ memory

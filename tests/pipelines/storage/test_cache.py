@@ -131,9 +131,7 @@ def build_of(kind, corpus, folder, monkeypatch):
         section, columns = DataSection(files=str(image), validation_fraction=0), {"image_field": "image"}
         source = open_images(section, columns)["train"]
         pixels = np.zeros((1, 1, 4, 4), dtype=np.uint8)
-        return image, lambda: store_images(
-            cache, examples_fingerprint(source), "images", lambda: [(pixels, None)], files=source.files
-        )
+        return image, lambda: store_images(cache, examples_fingerprint(source), source, lambda: [(pixels, None)])
     rows = folder / "rows.jsonl"
     rows.write_text(json.dumps({"text": "one"}))
     source = open_examples(DataSection(files=str(rows), validation_fraction=0), {"text_field": "text"})["train"]
