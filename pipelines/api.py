@@ -159,7 +159,7 @@ def predict(
     Args:
         model: folder of a run or a model, or a Hub repository. The recipe beside it, else its head, says what is read.
         given: files and folders (tables, images, texts), or rows as mappings.
-        out: .jsonl or .csv to write; the same call goes on with one that was interrupted. None: the answers
+        out: .jsonl, .csv or .parquet to write; the same call goes on with one that was interrupted. None: the answers
             are returned.
         columns: {name of a column in the training recipe: its name here}.
         batch_size: rows that are answered at once.

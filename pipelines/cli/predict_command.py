@@ -18,14 +18,14 @@ def add_arguments(add_parser) -> None:
         "output. An interrupted prediction goes on with the same command.",
         epilog="examples:\n"
         "  anyformer predict runs/trec_classify questions.csv --out answers.csv\n"
-        "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.jsonl\n"
+        "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.parquet\n"
         "  anyformer predict runs/conll2003_ner news.csv --columns tokens=headline | head\n"
         "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv\n"
         "  anyformer predict google/flan-t5-small questions.jsonl --max-new-tokens 30",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("files", metavar="FILE", nargs="+", help="tables, images, texts, folders of them, or patterns")
-    parser.add_argument("--out", metavar="FILE", help="file to write: .jsonl or .csv (default: JSON lines)")
+    parser.add_argument("--out", metavar="FILE", help="file to write: .jsonl, .csv or .parquet (default: JSON lines)")
     parser.add_argument(
         "--columns",
         metavar="NAME=COLUMN",

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from ..storage.checksums import hashed_files
 from ..words import counted, working
 from .contamination import TestSets, shared_notes
 from .documents import Document, Skipped, Source
+from .validation_split import first_documents
 from .word_sequences import words_of
 
 _FORMAT = 1  # raise it when other documents are left out
@@ -46,6 +47,13 @@ class Judge:
 
             self._near = NearDuplicates(clean.near_duplicates)
         self.latest: dict = {}
+
+    def remember(self, document: Document) -> None:
+        """A document of another source, which those of this one may repeat."""
+        if self.clean.exact_duplicates:
+            self._was_there(document.text)
+        if self._near:
+            self._near.was_there(words_of(document.text))
 
     def reason(self, document: Document) -> str | None:
         clean, text = self.clean, document.text
@@ -84,7 +92,8 @@ class CleanSource(Source):
     """A source with Skipped in place of the documents that are left out; numbers of documents stay what they were.
 
     tests: what no document may share words with; None: nothing. most: documents that are read of it, after those that
-    are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told.
+    are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told. earlier: sources
+    whose documents count as there before.
 
     Raises UserError for a filter that cannot be loaded, a package that is missing, and, when it is read, where the
     filter fails or nothing is left.
@@ -98,12 +107,14 @@ class CleanSource(Source):
         tests: TestSets | None,
         most: int | None = None,
         streamed: bool = False,
+        earlier: Sequence["CleanSource"] = (),
     ):
         if clean.near_duplicates is not None:
             need_package("data.clean.near_duplicates", "datasketch", "near_duplicates")
         self.source, self.clean, self.cache, self.tests, self.most = source, clean, cache, tests, most
         self.name, self.where = source.name, source.where
         self.splits_by_name, self.has_encoding, self.streamed = source.splits_by_name, source.has_encoding, streamed
+        self.earlier = list(earlier)
         self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
         self._parts = list(enumerate(source.parts(PART_BYTES)))
 
@@ -143,10 +154,11 @@ class CleanSource(Source):
     def identity(self) -> Any:
         """By the content of test sets and of the filter's file, not by their paths."""
         settings = asdict(self.clean)
-        for name in ("filter", "decontaminate", "decontaminate_words"):
+        for name in ("filter", "decontaminate", "decontaminate_words", "across_sources"):
             del settings[name]
         tests = self.tests and self.tests.identity()
-        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()}
+        earlier = {"earlier": [source.identity() for source in self.earlier]} if self.earlier else {}
+        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()} | earlier
 
     def notes(self) -> list[str]:
         """What was left out of the whole source, by reason; nothing of a stream."""
@@ -177,6 +189,10 @@ class CleanSource(Source):
         """Judge every document of the source, and write down what is left out."""
         with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
             judge, result = Judge(self.clean, self.keeps, self.tests), _Findings(shared)
+            for source in self.earlier:
+                for item in first_documents(source.items(), source.most):
+                    if isinstance(item, Document):
+                        judge.remember(item)
             for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})

@@ -58,6 +58,7 @@ class _Opener:
     def __init__(self, data: DataSection, seed: int):
         self.data, self.seed = data, seed
         self.limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
+        self.cleaned: list[Source] = []  # whose documents later sources may repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
         """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
@@ -110,7 +111,10 @@ class _Opener:
 
         clean, cache = self.data.clean, self.data.cache_dir
         tests = open_test_sets(clean, self.limits, section.text_field, cache) if clean.decontaminate else None
-        return CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, self.data.streaming)
+        earlier, streamed = self.cleaned if clean.across_sources else [], self.data.streaming
+        source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
+        self.cleaned.append(source)
+        return source
 
     def _files(self, section: SourceSection, where: str, key: str, without: Collection[str] = ()) -> FileSource:
         return FileSource(

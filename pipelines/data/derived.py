@@ -157,7 +157,7 @@ class EntityKinds(ExampleSource):
             except UserError as error:
                 yield place, error
 
-    def only(self, column: str | None) -> ExampleSource:
+    def only(self, *columns: str | None) -> ExampleSource:
         return self  # one column is made of all
 
     def identity(self) -> Any:

@@ -8,9 +8,9 @@ from ..errors import UserError
 from ..recipes.schema import DataSection
 from .derived import open_derived
 from .documents import Limits
-from .examples import ExampleFiles, Examples, ExampleSource, HubExamples
+from .examples import GROUPS, ExampleFiles, Examples, ExampleSource, HubExamples
 from .patterns import real_paths
-from .planned_split import PartOfPlan, planned_parts
+from .planned_split import PartOfPlan, SplitPlan, planned_parts
 from .remote_files import with_local_copies
 from .validation_split import ValidationSplit
 
@@ -30,7 +30,7 @@ def open_examples(
 
     Without validation files or split, validation_fraction of the training examples are for validation, by their index;
     0: none; null: 5 %, and at least 500 of 5,000 or more, because differences between runs drown in the noise of less.
-    With test_fraction or stratify who is in which part is planned (planned_split.py).
+    With test_fraction, stratify or group_field who is in which part is planned (planned_split.py).
     Globs for training leave out the other splits' files. max_documents bounds the training source before it is split.
     classes: column of the classes, of which parts may get their shares.
     files and hub make the sources, and are called as the classes that are their defaults.
@@ -45,6 +45,8 @@ def open_examples(
             columns,
             lambda: open_examples(replace(data, derive=None), columns, files=files, hub=hub, classes=classes),
         )
+    if data.group_field is not None:
+        columns = columns | {GROUPS: data.group_field}
     limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
 
     def opened(split: str, without: Collection[str] = ()) -> ExampleSource | None:
@@ -90,8 +92,8 @@ def rules_of(
             rule = rule.holding_at_least(AT_LEAST, there) if ENOUGH <= there < MANY else rule
     shares = {"test": data.test_fraction, "validation": rule and rule.fraction}
     shares = {split: share for split, share in shares.items() if share}
-    if data.test_fraction is None and not data.stratify:
+    if data.test_fraction is None and not data.stratify and data.group_field is None:
         return {} if rule is None else {"train": rule, "validation": rule}  # as ever: runs that were begun go on
-    column = classes if data.by_class else None
-    parts = planned_parts(shares, column, train.only(column).items(), data.max_documents)
-    return {split: PartOfPlan(shares, column, split, parts) for split in ("train", *shares)}
+    plan = SplitPlan(shares, classes if data.by_class else None, data.group_field)
+    parts = planned_parts(plan, train.only(plan.classes, plan.groups).items(), data.max_documents)
+    return {split: PartOfPlan(plan, split, parts) for split in ("train", *shares)}

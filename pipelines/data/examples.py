@@ -27,6 +27,7 @@ from .validation_split import ValidationSplit
 Example = tuple[str, dict[str, Any]]
 # The same of a source, which goes on after a row that cannot be read.
 Read = tuple[str, dict[str, Any] | UserError]
+GROUPS = "group_field"  # the setting of the data section that names a column
 SOME = 100  # rows of which one at least has to have the columns that are read
 
 
@@ -47,10 +48,10 @@ class ExampleSource(ABC):
     def identity(self) -> Any:
         """JSON that changes whenever the examples do."""
 
-    def only(self, column: str | None) -> "ExampleSource":
-        """The same examples with this column (None: with none), beside which no other one need be read."""
+    def only(self, *columns: str | None) -> "ExampleSource":
+        """The same examples with these columns, beside which no other one need be read."""
         source = copy.copy(self)
-        source.columns = {field: name for field, name in self.columns.items() if name == column}
+        source.columns = {field: name for field, name in self.columns.items() if name in columns}
         return source
 
     def class_names(self, column: str) -> list[str] | None:
@@ -73,7 +74,8 @@ class ExampleSource(ABC):
             if column not in there:
                 near = did_you_mean(column, there)
                 known = "" if "known:" in near else f" (there are {', '.join(there)})"
-                return UserError(f"task.{field}={column!r}: no such column in {place}{known}{near}")
+                section = "data" if field == GROUPS else "task"
+                return UserError(f"{section}.{field}={column!r}: no such column in {place}{known}{near}")
         return None
 
 

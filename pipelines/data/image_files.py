@@ -12,7 +12,7 @@ from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import ExampleFiles, Examples, ExampleSource, HubExamples, Read
+from .examples import GROUPS, ExampleFiles, Examples, ExampleSource, HubExamples, Read
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -36,6 +36,10 @@ class ImageFiles(ExampleFiles):
         if other is not None:
             raise UserError(
                 f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
+            )
+        if GROUPS in self.columns:
+            raise UserError(
+                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
             )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (

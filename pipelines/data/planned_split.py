@@ -1,8 +1,8 @@
-"""The parts of labelled examples where they are stratified, or three: planned in one pass."""
+"""The parts of labelled examples where they are stratified, grouped, or three: planned in one pass."""
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,46 +13,64 @@ TRAIN = "train"
 
 
 @dataclass(frozen=True)
-class PartOfPlan:
-    """One part, as Examples takes it in place of a ValidationSplit.
+class SplitPlan:
+    """What the parts are. The fields are part of data sets' fingerprints.
 
     fractions: part -> its share of the rows; the rest is for training. classes: column of the class of which each part
-    gets its share; None: any rows. parts: the part of each row of the source.
+    gets its share; None: any rows. groups: column whose equal values stay together; None: rows are on their own.
     """
 
     fractions: dict[str, float]
-    classes: str | None
-    part: str
-    parts: list[str]
+    classes: str | None = None
+    groups: str | None = None
+
+
+class PartOfPlan:
+    """One part, as Examples takes it in place of a ValidationSplit. parts: the part of each row of the source."""
+
+    def __init__(self, plan: SplitPlan, part: str, parts: list[str]):
+        self.plan, self.part, self.parts = plan, part, parts
 
     def is_validation(self, index: int, name: str) -> bool:
         return self.parts[index] == self.part
 
     def identity(self) -> dict[str, Any]:
-        # groups: of former versions, whose runs go on.
-        return {"fractions": self.fractions, "classes": self.classes, "groups": None, "part": self.part}
+        return asdict(self.plan) | {"part": self.part}
 
 
-def planned_parts(fractions: dict[str, float], classes: str | None, reads: Iterator, most: int | None) -> list[str]:
-    """The part of each of a source's first `most` rows; fractions and classes as PartOfPlan's. reads: what it reads.
+def planned_parts(plan: SplitPlan, reads: Iterator, most: int | None) -> list[str]:
+    """The part of each of a source's first `most` rows. reads: what the source reads.
 
-    Of one class (or of all rows) rows are taken in an order that the hashes of their numbers give, until a part has its
-    share. Each part has its share of every class to within one row, and one at least of a class with as many rows as
-    there are parts.
+    Of one class (or of all rows) whole groups are taken in an order that the hashes of their names give, until a part
+    has its share. Where groups are single rows, each part has its share of every class to within one row, and one
+    at least of a class with as many rows as there are parts.
     """
-    strata: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    order, parts = ValidationSplit(0.0), []
+    groups: dict[Any, list[int]] = defaultdict(list)
+    classes = []
     for index, (_, row) in enumerate(islice(reads, most)):
-        name = repr(row[classes]) if classes and not isinstance(row, UserError) else ""
-        strata[name].append((order.rank(index, ""), index))
-        parts.append(TRAIN)
+        is_read = not isinstance(row, UserError)
+        group = repr(row[plan.groups]) if plan.groups and is_read else index
+        groups[group].append(index)
+        classes.append(repr(row[plan.classes]) if plan.classes and is_read else "")
+    strata: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
+    order = ValidationSplit(0.0, by_name=True)
+    for group, rows in groups.items():
+        most_frequent = Counter(classes[index] for index in rows).most_common(1)[0][0]
+        strata[most_frequent].append((order.rank(0, str(group)), rows))
+    parts = [TRAIN] * len(classes)
     for members in strata.values():
         members.sort()
-        at, has_all = 0, len(members) > len(fractions)
-        for left, (part, fraction) in zip(range(len(fractions), 0, -1), fractions.items()):
-            wanted = max(round(len(members) * fraction), int(has_all))
-            end = min(at + wanted, len(members) - (left if has_all else 1))
-            for _, index in members[at:end]:
+        for part, rows in _taken(plan.fractions, [rows for _, rows in members]):
+            for index in rows:
                 parts[index] = part
-            at = max(at, end)
     return parts
+
+
+def _taken(fractions: dict[str, float], members: Sequence[list[int]]) -> Iterator[tuple[str, list[int]]]:
+    """(part, rows) of the groups of one class that are not for training."""
+    total, at, has_all = sum(map(len, members)), 0, len(members) > len(fractions)
+    for left, (part, fraction) in zip(range(len(fractions), 0, -1), fractions.items()):
+        wanted, taken = max(round(total * fraction), int(has_all)), 0
+        while taken < wanted and at < len(members) - (left if has_all else 1):
+            yield part, members[at]
+            taken, at = taken + len(members[at]), at + 1

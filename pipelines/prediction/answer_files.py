@@ -79,4 +79,29 @@ def _write_table(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> Non
                 table.writerow(row | nested)
 
 
-WRITERS = {".jsonl": _write_lines, ".csv": _write_table}
+def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
+    """A column whose values are of several kinds holds their texts."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    types: dict[str, Any] = {}
+    for rows in parts():
+        for name in dict.fromkeys(name for row in rows for name in row):
+            try:
+                found = pyarrow.array([row.get(name) for row in rows]).type
+                pair = [pyarrow.schema([(name, kind)]) for kind in (types.get(name, found), found)]
+                types[name] = pyarrow.unify_schemas(pair, promote_options="permissive").field(0).type
+            except pyarrow.ArrowException:
+                types[name] = pyarrow.string()
+    texts = [name for name, kind in types.items() if kind == pyarrow.string()]
+    with ParquetWriter(path, schema := pyarrow.schema(types.items())) as writer:
+        for rows in parts():
+            told = [row | {name: _text(row[name]) for name in texts if name in row} for row in rows]
+            writer.write_table(pyarrow.Table.from_pylist(told, schema=schema))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json_text(value, None)
+
+
+WRITERS = {".jsonl": _write_lines, ".csv": _write_table, ".parquet": _write_parquet}

@@ -170,7 +170,7 @@ def _check_derived(objective) -> None:
 
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the parts of labelled examples that have no effect."""
-    given = [name for name in ("test_fraction", "stratify") if getattr(data, name)]
+    given = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(

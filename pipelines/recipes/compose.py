@@ -108,9 +108,7 @@ FORMER: dict[str, Any] = {
     "memory_update": "delta",
     "layer_decay": None,
     "pp_parts": None,
-    "across_sources": False,
     "columns": None,
-    "group_field": None,
     "num_proc": WHATEVER,
     "image_fit": "squeeze",
     "denoisers": [

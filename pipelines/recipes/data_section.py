@@ -63,6 +63,7 @@ class CleanSettings:
         at_least=0.1,
         at_most=0.99,
     )
+    across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
@@ -130,6 +131,10 @@ class DataSection(SourceSection):
     stratify: bool | None = doc(
         "the parts that fractions divide get their share of each class; null: where test_fraction is set and the task "
         "has one class for an example"
+    )
+    group_field: str | None = doc(
+        "column, such as an author or a patient: labelled examples that are equal in it stay in one of the parts that "
+        "fractions divide"
     )
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
@@ -235,6 +240,11 @@ def check_clean(objective, data: DataSection) -> None:
                 f"data.clean.{name}={show(getattr(clean, name))} compares all documents before the first is read; set "
                 f"data.streaming=false"
             )
+    if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
+        raise UserError(
+            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
+            "data.clean.exact_duplicates=true, or remove it"
+        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):

@@ -279,14 +279,15 @@ def tables(folder) -> list:
     return [folder / name for name in ("a.csv", "b.tsv", "c.jsonl.gz", "d.parquet", "e.txt")]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_all_formats_are_read_and_written_in_order_with_columns_and_file_names(suffix, classes, tmp_path, command):
     files, out = tables(tmp_path), tmp_path / f"out.{suffix}"
     assert command("predict", classes, *files, "--out", out, "--batch-size", 1) == 0
     if suffix == "jsonl":
         found = [json.loads(line) for line in out.read_text().splitlines()]
     else:
-        found = pyarrow.csv.read_csv(out).to_pylist()
+        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
+        found = reader(out).to_pylist()
     assert [row["file"] for row in found] == [str(path) for path in files for _ in range(3)][:13]
     assert [row["text"] for row in found] == TEXTS[:3] * 4 + TEXTS[1:2]
     assert [str(row["id"]) for row in found[:12]] == list("012" * 4) and "photo" not in found[9]
