@@ -54,11 +54,13 @@ def store_images(
     key: str,
     examples: Examples,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
+    notes: Callable[[], list[str]] = list,
     label_facts: Callable[[np.ndarray], dict] | None = None,
 ) -> ImageStore:
     """The images that `batches` makes of examples, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    label_facts: more facts, from all classes. Raises what `batches` raises; nothing is left behind then.
+    notes: what users should read once the images have been read. label_facts: more facts, from all classes. Raises
+    what `batches` raises; nothing is left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -79,7 +81,7 @@ def store_images(
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
             facts |= label_facts(np.array(labels)) if label_facts else {}
         meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
-        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": examples.notes()}))
+        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": notes()}))
 
     return ImageStore.cached(cache, key, build, examples.files)
 

@@ -21,7 +21,9 @@ from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
 from ..transformers_logging import errors_only
+from ..words import counted
 
+SQUEEZED = 1.1  # times, from which a change of the aspect ratio is told
 BATCH = 256  # images decoded and resized at once
 
 
@@ -70,7 +72,15 @@ def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    processor = AnyformerImageProcessor(size={"height": height, "width": width}, num_channels=channels)
+    whole = {"height": height, "width": width}
+    sizes = {
+        "squeeze": whole,
+        "crop": {"shortest_edge": max(height, width)},
+        "pad": {"max_height": height, "max_width": width},  # transformers' crop puts zeros around what is smaller
+    }
+    size = sizes[recipe.learned.image_fit]
+    options = {} if size is whole else {"do_center_crop": True, "crop_size": whole}
+    processor = AnyformerImageProcessor(size=size, num_channels=channels, **options)
     processor.image_mean = processor.image_std = None
     return processor
 
@@ -111,13 +121,31 @@ def prepare_images(
     geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
     key = sha([examples_fingerprint(examples), list(shape), classes, str(sorted(geometry.items()))])
 
+    squeezed = 0
+
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
+        nonlocal squeezed
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
             labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
+            squeezed += sum(is_squeezed(processor, image.size, shape) for image in images)
             yield resized(processor, images, shape), labels
 
-    return store_images(cache, key, examples, batches, label_facts)
+    def notes() -> list[str]:
+        own = hasattr(processor, "num_channels")  # the processor of fresh models
+        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if own else ""
+        said = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
+        return [*examples.notes(), *([said] if squeezed else [])]
+
+    return store_images(cache, key, examples, batches, notes, label_facts)
+
+
+def is_squeezed(processor, size: tuple[int, int], shape: tuple[int, int, int]) -> bool:
+    """Whether the processor changes the ratio of an image's sides by more than a tenth. size: (width, height)."""
+    if not processor.do_resize or {"height", "width"} - {name for name, value in dict(processor.size).items() if value}:
+        return False
+    ratio = size[0] * shape[1] / (size[1] * shape[2])
+    return not 1 / SQUEEZED < ratio < SQUEEZED
 
 
 def processor_fingerprint(processor) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError, need_package
@@ -18,6 +18,12 @@ class NormalizedSettings(ObjectiveSettings):
     """What objectives and tasks have whose model reads pixels, normalised by the training images."""
 
     image_field: str = doc("column that holds the image", "image")
+    image_fit: Literal["squeeze", "crop", "pad"] = doc(
+        "how an image of another aspect ratio becomes one of the model's size: squeeze: each side is scaled; "
+        "crop: its shorter side fits, and what is beyond the middle is cut off; "
+        "pad: its longer side fits, and black stands around it",
+        "squeeze",
+    )
 
 
 class ImageObjective(Objective):
@@ -31,6 +37,10 @@ class ImageObjective(Objective):
 
     def check(self) -> None:
         check_examples(self)
+        if getattr(self.settings, "image_fit", "squeeze") != "squeeze" and self.recipe.model.name_or_path is not None:
+            raise UserError(
+                f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
+            )
         super().check()
 
     def check_tokenizer(self) -> None:

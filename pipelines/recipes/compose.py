@@ -110,7 +110,6 @@ FORMER: dict[str, Any] = {
     "pp_parts": None,
     "columns": None,
     "num_proc": WHATEVER,
-    "image_fit": "squeeze",
     "denoisers": [
         {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
         for rate, length, token in UL2

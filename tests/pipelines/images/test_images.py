@@ -162,6 +162,34 @@ def test_training_images_have_mean_zero_and_deviation_one(prepared):
             file.unlink()
 
 
+def test_images_of_another_aspect_ratio_are_said_and_cut_or_padded_by_the_saved_processor_where_asked(tmp_path):
+    from anyformer.pipelines.images.processors import load_image_processor
+
+    import anyformer
+
+    pattern = picture_folder(tmp_path / "pictures")
+    wide = np.zeros((8, 24), dtype=np.uint8)
+    wide[:, 8:16] = 200  # the middle, which alone is left of it
+    PIL.Image.fromarray(wide).save(tmp_path / "pictures" / "left" / "zz.png")
+    data = {"files": str(pattern), "test_files": None, "validation_fraction": 0, "cache_dir": str(tmp_path)}
+    recipe = str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None}))
+    ways_out = "task.image_fit=crop cuts them instead, pad puts black around them"
+    said = f"1 image squeezed to 8 x 8, of another aspect ratio; {ways_out}"
+    assert prepare_data(load_recipe(recipe)).rows["train"].notes == [said]
+    cut = prepare_data(load_recipe(recipe, ["task.image_fit=crop"]))
+    assert cut.rows["train"].notes == []
+    anyformer.register()
+    cut.processor.save_pretrained(tmp_path / "saved")
+    again = load_image_processor(str(tmp_path / "saved"), trust_remote_code=True)
+    pixels = again(PIL.Image.fromarray(wide), return_tensors="np", do_rescale=False, do_normalize=False)["pixel_values"]
+    assert pixels.shape[-2:] == (8, 8) and np.asarray(pixels).min() > 190
+    stored = cut.rows["train"].store.images(range(len(cut.rows["train"])))
+    assert any((image > 190).all() for image in stored)
+    padded = prepare_data(load_recipe(recipe, ["task.image_fit=pad"])).rows["train"].store
+    rows_of_light = [int((image > 100).any(-1).sum()) for image in padded.images(range(len(padded)))]
+    assert 2 in rows_of_light or 3 in rows_of_light  # a third of 8 rows; above and below them is black
+
+
 # -------------------------------------------------------------------------------------------- augmentation
 
 

@@ -61,7 +61,7 @@ def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
 
 
 @pytest.mark.parametrize("native", ["vit", "resnet"])
-def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, command):
+def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, command, capsys):
     """Convolutions have no image_size, no layers and no width in their config."""
     import transformers
 
@@ -82,6 +82,8 @@ def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, c
     assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == native
+    assert command("train", recipe, "task.image_fit=crop", "training.output_dir=x") == 2
+    assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 
 
 def test_an_encoder_of_masked_patches_and_one_of_other_classes_get_a_new_head(tmp_path, command, capsys):
