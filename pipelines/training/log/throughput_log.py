@@ -87,9 +87,10 @@ class ThroughputLog:
         share = self._loading / seconds
         self.seconds, self.waited, self._loading = self.seconds + seconds, self.waited + self._loading, 0.0
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
+        counted = {"mfu": achieved / self._peak} if self._flop_count.layers else {}  # the work of convolutions is not
         return {
             "tokens_per_second": rate,
-            "mfu": achieved / self._peak,
+            **counted,
             "data_share": min(1.0, share),
             "memory_gb": peak_memory(self.args.device) / 1e9,
             "tokens": int(tokens),

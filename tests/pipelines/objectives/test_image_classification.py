@@ -82,6 +82,7 @@ def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, c
     assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == native
+    assert ("mfu" in (tmp_path / "run" / "metrics.jsonl").read_text()) == (native == "vit")
     assert command("train", recipe, "task.image_fit=crop", "training.output_dir=x") == 2
     assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 
