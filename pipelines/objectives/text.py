@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
-from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT
+from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
 from ..words import working
 from .base import Objective
@@ -120,6 +120,10 @@ class Tokenized:
                     f"tokenizer.vocab_size is not set; tokenizer.type={section.type} needs it, such as 8192"
                 )
             return
+        entries, named = WRITES_EVERY_TEXT.get(section.type, (0, ""))
+        smallest = entries + len(special_tokens(self.tokenizer_section()))
+        if entries and size < smallest:
+            raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: {named} and the special tokens")
         rows = recipe.model.fields.get("vocab_size")
         if rows is not None and rows < size:
             raise UserError(

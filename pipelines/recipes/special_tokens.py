@@ -10,8 +10,8 @@ END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
 
-# Types that can write every text, so that nothing is unknown to them.
-WRITES_EVERY_TEXT = ("byte_bpe", "bpe_byte_fallback")
+# Types that can write every text, so that nothing is unknown to them: the entries this takes, and what these are.
+WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
 
 # Settings, and the types that make no use of them.
 WITHOUT_EFFECT = {

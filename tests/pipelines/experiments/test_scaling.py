@@ -36,14 +36,14 @@ def test_intervals_hold_the_exponents_of_noisy_losses():
 def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_width():
     recipe = load_recipe("stdlib_moe_dense", ["training.output_dir=runs/x"])
     widths, steps = widths_of(recipe, None), steps_of(recipe, None)
-    assert (widths, steps) == ([64, 96, 128, 192, 256], [150, 300, 600])
+    assert (widths, steps) == ([64, 96, 128, 192, 256], [100, 200, 400])
     rungs = ladder(recipe, [64, 128, 256], steps)
     assert len(rungs) == 9 and [rung.width for rung in rungs][-1] == 256
     narrow = load_recipe("stdlib_moe_dense", rungs[0].settings)
     fields = narrow.model.fields
     assert (fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]) == (64, 2, 1)
-    assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 150
-    assert narrow.training.output_dir == "runs/x/width-64-steps-150"
+    assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 100
+    assert narrow.training.output_dir == "runs/x/width-64-steps-100"
     with pytest.raises(UserError, match="give three or more"):
         widths_of(recipe, [64, 128])
     with pytest.raises(UserError, match="100 is no multiple of 32"):

@@ -163,6 +163,7 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
         (MASKED, ["evaluation.sample_prompts=[x]"], "sample_prompts.0='x' has no mask for objective.name=masked"),
         (SPANS, ["objective.noise_density=0.9"], "objective.mean_span_length=3.0 must be at least 9"),
         (SPANS, ["tokenizer.sentinels=0"], "tokenizer.sentinels=0 does not go with objective.name=span_corruption"),
+        (SPANS, ["tokenizer.vocab_size=300"], "tokenizer.vocab_size=300 must be at least 358: 256 bytes and the"),
         (MASKED, ["tokenizer.name_or_path=x", "tokenizer.framing=cls_sep"], "no effect with tokenizer.name_or_path"),
     ],
 )  # fmt: skip
