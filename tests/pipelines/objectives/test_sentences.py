@@ -108,7 +108,7 @@ def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, refused):
 
 
 @pytest.mark.slow
-def test_pairs_are_learned_measured_again_alike_and_the_pooler_stays_out(tmp_path, command, capsys):
+def test_pairs_are_learned_measured_again_alike_and_the_pooler_stays_out(tmp_path, command):
     recipe = task_recipe(
         tmp_path,
         "sentence_similarity",
@@ -122,7 +122,6 @@ def test_pairs_are_learned_measured_again_alike_and_the_pooler_stays_out(tmp_pat
     assert metrics["test_spearman"] > 0.6 and metrics["test_loss"] < 0.1
     assert json.loads((run / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
     assert "sentence-transformers" in (run / "README.md").read_text().split("---")[1]
-    assert "SentenceTransformer" in capsys.readouterr().out
     assert command("evaluate", run, "training.per_device_eval_batch_size=5") == 0
     again = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
     assert again["pearson"] == pytest.approx(metrics["test_pearson"], abs=1e-4)  # fp32: other padding, other sums

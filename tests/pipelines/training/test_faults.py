@@ -284,7 +284,7 @@ AFTER_TRAINING = (
     "look_at_finished",
     "draw_card_picture",
     "prepare_folder",
-    "report_finished",
+    "write_report",
     "finished",
     "print_result",
 )
