@@ -87,10 +87,11 @@ class ThroughputLog:
         share = self._loading / seconds
         self.seconds, self.waited, self._loading = self.seconds + seconds, self.waited + self._loading, 0.0
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
-        counted = {"mfu": achieved / self._peak} if self._flop_count.layers else {}  # the work of convolutions is not
+        # FLOPs of convolutions, which have no layers of a transformer, are not counted.
+        utilization = {"mfu": achieved / self._peak} if self._flop_count.layers else {}
         return {
             "tokens_per_second": rate,
-            **counted,
+            **utilization,
             "data_share": min(1.0, share),
             "memory_gb": peak_memory(self.args.device) / 1e9,
             "tokens": int(tokens),
