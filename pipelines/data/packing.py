@@ -29,13 +29,14 @@ Tail = Literal["drop", "pad"]
 class RowStarts:
     """First token of each row, without an array of them all; `len` is their number. The last row may be short.
 
-    A row begins length - 1 tokens after the one before, or length tokens where that one ends with its document: so the
-    rows of which the latter is true say everything. offsets: (documents + 1,) as in TokenStore.
+    A row begins length - overlap tokens after the one before. With an overlap of one token it begins length tokens
+    after a row that ends with its document, since nothing of that document is left to predict: the numbers of those
+    rows are all that has to be stored. offsets: (documents + 1,) as in TokenStore.
     """
 
-    def __init__(self, offsets: np.ndarray, length: int, shifts_labels: bool = True):
-        self.length, self.stride, self.total = length, length - shifts_labels, int(offsets[-1])
-        self._with_document = np.array(self._rows_that_end_with_documents(offsets) if shifts_labels else [], np.int64)
+    def __init__(self, offsets: np.ndarray, length: int, overlap: int):
+        self.length, self.stride, self.total = length, length - overlap, int(offsets[-1])
+        self._with_document = np.array(self._rows_that_end_with_documents(offsets) if overlap == 1 else [], np.int64)
         done = len(self._with_document)
         row = int(self._with_document[-1]) + 1 if done else 0
         beyond = self.total - (row * self.stride + done) - length  # tokens after this row
@@ -103,6 +104,9 @@ class PackedDataset(Rows, Dataset):
     tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
     shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
     and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
+    overlap: with shifts_labels, the tokens that a row repeats of the row before. They are context alone: their labels
+    are -100, so that each token is still predicted once, from at least `overlap` tokens before it where its document
+    has so many.
     Raises UserError where no row is left.
     """
 
@@ -114,17 +118,18 @@ class PackedDataset(Rows, Dataset):
         pad_token_id: int = 0,
         *,
         shifts_labels: bool = True,
+        overlap: int = 1,
     ):
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
-        self.shifts_labels = shifts_labels
+        self.shifts_labels, self.overlap = shifts_labels, overlap if shifts_labels else 0
         self.pad_token_id = pad_token_id
-        self._starts = RowStarts(store.offsets, sequence_length, shifts_labels)
+        self._starts = RowStarts(store.offsets, sequence_length, self.overlap)
         self._rows = len(self._starts)
         if tail == "drop" and self._rows and self._starts(self._rows - 1) + sequence_length > store.num_tokens:
             self._rows -= 1
         if not self._rows:
             raise too_short(store.name, sequence_length, store.num_tokens)
-        layout = [] if shifts_labels else ["slices"]
+        layout = {0: ["slices"], 1: []}.get(self.overlap, [f"overlap {self.overlap}"])
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
         self.name, self.notes = store.name, store.notes
 
@@ -137,7 +142,10 @@ class PackedDataset(Rows, Dataset):
         first, last = np.searchsorted(offsets, (start + 1, end))
         borders = offsets[first:last] - start
         tokens = self.store.tokens[start:end]
-        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
+        if start and self.overlap > 1:
+            arrays["labels"][: self.overlap] = IGNORE_INDEX
+        return arrays
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """The document parts of a row, in order: (index of the document, first token in it, number of tokens)."""

@@ -1,16 +1,30 @@
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from ..plugins import register_objective
-from .text import TextObjective
+from ..recipes.schema import doc
+from .text import TextObjective, TextSettings
 
 if TYPE_CHECKING:
     from .finished_model import FinishedModel
+
+
+@dataclass
+class CausalSettings(TextSettings):
+    evaluation_overlap: int = doc(
+        "tokens that a row of validation and test text repeats of the row before, as context for the others: more give "
+        "each predicted token more context, and take more rows (a sliding window)",
+        1,
+        at_least=1,
+    )
 
 
 @register_objective
 class Causal(TextObjective):
     """Next-token prediction over packed rows, each from those of its own document (Radford et al. 2018, eq. 1)."""
 
+    Settings = CausalSettings
     name = "causal"
     taught = "tokens"
     auto_class = "AutoModelForCausalLM"
@@ -24,6 +38,19 @@ class Causal(TextObjective):
     use = 'anyformer generate {folder} "your prompt"'
 
     answers_by = auto_class
+
+    @property
+    def evaluation_overlap(self) -> int:
+        return self.settings.evaluation_overlap
+
+    def check(self) -> None:
+        super().check()
+        overlap, length = self.evaluation_overlap, self.settings.sequence_length
+        if overlap >= length:
+            raise UserError(
+                f"objective.evaluation_overlap={overlap} leaves no token to predict in a row of "
+                f"objective.sequence_length={length}; it can be 1 to {length - 1}"
+            )
 
     def asked(self, row: dict, place: str) -> str:
         from ..data.cells import filled_text_of

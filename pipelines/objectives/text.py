@@ -281,7 +281,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         store = self.tokenization(source, cache).store(progress)
         # Every token of a validation text counts, so its last row is padded, never dropped.
         with working(f"packing {split}") if progress else nullcontext():
-            return self.pack(store, section.tail if split == "train" else "pad")
+            if split == "train":
+                return self.pack(store, section.tail)
+            return self.pack(store, "pad", overlap=self.evaluation_overlap)
 
     def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         if self.is_streamed(split):
@@ -314,11 +316,16 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Which tokens stand around a document."""
         return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
 
-    def pack(self, store, tail: str) -> "Rows":
+    @property
+    def evaluation_overlap(self) -> int:
+        """Tokens that a row of validation and test text repeats of the row before, if labels are shifted."""
+        return 1
+
+    def pack(self, store, tail: str, overlap: int = 1) -> "Rows":
         """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""
         from ..data.packing import PackedDataset
 
-        how = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels}
+        how = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels, "overlap": overlap}
         return PackedDataset(store, self.row_length, tail=tail, **how)
 
     def describe(self, rows: "Rows") -> str:

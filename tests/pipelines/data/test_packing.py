@@ -91,6 +91,23 @@ def test_every_prediction_within_a_document_is_made_exactly_once(lengths, length
 
 
 @some_settings
+@given(lengths=lengths_of_documents, length=st.integers(3, 24), data=st.data())
+def test_with_an_overlap_every_prediction_is_made_once_from_so_many_tokens(lengths, length, data):
+    overlap = data.draw(st.integers(2, length - 1))
+    store = stored(lengths)
+    begins = np.asarray(store.offsets[:-1])
+    predicted = []
+    for row in rows_of(PackedDataset(store, length, "pad", PAD, overlap=overlap)):
+        for place in np.flatnonzero(row["labels"] != IGNORE_INDEX).tolist():
+            token, context = int(row["labels"][place]), int(row["position_ids"][place])
+            first = int(begins[np.searchsorted(begins, token, side="right") - 1])
+            assert context >= min(token - first, overlap)
+            assert row["input_ids"][place - context : place + 1].tolist() == list(range(token - context, token + 1))
+            predicted.append(token)
+    assert predicted == [token for token in range(store.num_tokens) if token not in begins]
+
+
+@some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 24))
 def test_segments_positions_and_labels_describe_the_same_document_parts(lengths, length):
     store = stored(lengths)
