@@ -1,7 +1,7 @@
 """Bytes that a training step holds beside weights, gradients and optimizer states, of any model that torch can trace.
 
-Nothing of a model is mirrored here: its own forward and backward passes run on torch's fake tensors, which have shapes
-and no values, and each operation's storages are counted from the moment they are made until the last tensor lets go.
+There are no formulas for single models: their forward and backward passes run on torch's fake tensors, which have
+shapes and no values, and each storage is counted from its creation until the last tensor that uses it is deleted.
 """
 
 import copy
@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 from ..data.batch_keys import IGNORE_INDEX
 
 FP32, HALF = 4, 2
-# Whole numbers up to so many are computed, as models read masks and positions on the host; floats never are.
+# Integer tensors of up to this many elements are really computed, as models read masks and positions on the host.
 MOST_COMPUTED = 2**26
-# The names under which configs say how many layers there are.
+# The names of config fields that hold a number of layers.
 DEPTH = re.compile(r"(num_|n_)?(hidden_|encoder_|decoder_)?(layers?|groups)")
 MEASURED: dict[tuple, "Activations"] = {}  # of all models planned in this process
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -33,11 +33,11 @@ READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 @dataclass(frozen=True)
 class Batch:
-    """What a forward pass reads.
+    """The sizes of a forward pass's inputs.
 
-    tokens: of a row that the model, or its encoder, reads. targets: of a row that the decoder of an encoder-decoder
-    writes. labelled: share of the positions that the head predicts. vocabulary: rows of that head; 0: it has none, and
-    what it makes of a row costs nothing worth counting.
+    tokens: per row, read by the model or its encoder. targets: per row, written by the decoder of an encoder-decoder.
+    labelled: share of the positions that the head predicts. vocabulary: output size of that head; 0: there is no such
+    head, and the cost of another one is negligible.
     """
 
     rows: int
@@ -59,7 +59,7 @@ class Batch:
                 inputs["bool_masked_pos"] = torch.ones(self.rows, patches, dtype=torch.bool)
             return inputs
         inputs = {"input_ids": torch.zeros(self.rows, self.tokens, dtype=torch.long), "labels": labels}
-        if config.is_encoder_decoder:  # whose sources are padded, as in every batch of them
+        if config.is_encoder_decoder:  # sources are padded, as in every real batch
             inputs["attention_mask"] = torch.ones(self.rows, self.tokens, dtype=torch.long)
             inputs["attention_mask"][:, -1] = 0
             inputs["decoder_input_ids"] = torch.zeros_like(labels)
@@ -70,13 +70,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes. peak: the most at once. kept: what is left for the backward pass when the forward pass ends."""
+    """Bytes. peak: the most at any time. kept: those that the forward pass leaves for the backward pass."""
 
     peak: int
     kept: int
 
     def towards(self, other: "Activations", share: float) -> "Activations":
-        """A point on the line from these (share 0) to the others (share 1)."""
+        """Linear interpolation from these bytes (share 0) to the others (share 1)."""
         return Activations(
             round(self.peak + share * (other.peak - self.peak)), round(self.kept + share * (other.kept - self.kept))
         )
@@ -86,9 +86,9 @@ class Activations:
 class StepActivations:
     """The activations of a model's step, by its rows.
 
-    build: config -> the model on the meta device. config: of the whole model. batch: what is measured, and twice its
-    rows; between and beyond is a line. half: bf16 or fp16 autocast. on_cpu: whether operations that GPUs have kernels
-    for are composed of others.
+    build: config -> the model on the meta device. config: of the whole model. batch: measured, and once more with twice
+    its rows; other numbers of rows follow linearly. half: bf16 or fp16 autocast. on_cpu: whether operations for which
+    GPUs have fused kernels are composed of others.
     """
 
     build: Callable
@@ -99,7 +99,7 @@ class StepActivations:
     _known: dict[bool, tuple[Activations, Activations]] = field(default_factory=dict)
 
     def of_rows(self, rows: int, checkpointing: bool) -> Activations:
-        """checkpointing: layers keep their input, and are computed once more in the backward pass."""
+        """checkpointing: layers keep only their input, and are computed again in the backward pass."""
         if checkpointing not in self._known:
             twice = replace(self.batch, rows=2 * self.batch.rows)
             self._known[checkpointing] = self.measured(self.batch, checkpointing), self.measured(twice, checkpointing)
@@ -107,7 +107,7 @@ class StepActivations:
         return one.towards(two, rows / self.batch.rows - 1)
 
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
-        """What is measured of some rows, once in this process: a sweep plans one model for many devices."""
+        """The activations of a batch, measured once per process: a sweep plans one model for many devices."""
         whole = self._whole
         backends = [getattr(whole.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
         model = (type(whole), whole.config.to_json_string(), *backends)
@@ -118,13 +118,13 @@ class StepActivations:
 
     @cached_property
     def _whole(self):
-        """The model, of which kinds of layers alone are read."""
+        """The whole model; only its config and kinds of layers are read."""
         return self.build(self.config)
 
     def _measured(self, batch: Batch, checkpointing: bool) -> Activations:
-        """Of a deep model two models of few layers are measured, which differ by those that are repeated.
+        """A deep model is extrapolated from two models of few layers, which differ by one period of its layers.
 
-        Each further layer adds what it keeps; what comes on top of that at the peak is the deeper one's.
+        Each further layer adds the bytes that it keeps; the rest of the peak is that of the deeper of the two.
         """
         depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
         few, more = depths_to_measure(self._whole, depth)
@@ -132,8 +132,8 @@ class StepActivations:
         deeper = measured_step(self.build(with_depth(self.config, more)), *how)
         if more == depth:
             return deeper
-        each = (deeper.kept - measured_step(self.build(with_depth(self.config, few)), *how).kept) / (more - few)
-        added = round(each * (depth - more))
+        per_layer = (deeper.kept - measured_step(self.build(with_depth(self.config, few)), *how).kept) / (more - few)
+        added = round(per_layer * (depth - more))
         return Activations(deeper.peak + added, deeper.kept + added)
 
 
@@ -143,13 +143,13 @@ class StepActivations:
 def depths_to_measure(model, depth: int) -> tuple[int, int]:
     """Two numbers of layers that differ by one period of the model's kinds of layers.
 
-    (depth, depth) for a model too shallow for that, which is measured whole.
+    (depth, depth) for a model that is too shallow for that and is measured whole.
     """
     text = model.config.get_text_config()
     stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth]
     lists = [*per_layer_lists(text, depth).values(), getattr(text, "attention_kinds", [])]
     kinds = [
-        ([[p.shape for p in stack[i].parameters()] for stack in stacks], [each[i] for each in lists if each])
+        ([[p.shape for p in stack[i].parameters()] for stack in stacks], [values[i] for values in lists if values])
         for i in range(depth if stacks else 0)
     ]
     for period in range(1, len(kinds) // 3 + 1):
@@ -161,35 +161,35 @@ def depths_to_measure(model, depth: int) -> tuple[int, int]:
 
 
 def per_layer_lists(config, depth: int) -> dict[str, list]:
-    """The fields of a config that hold something for each layer."""
-    return {name: each for name, each in vars(config).items() if isinstance(each, list) and len(each) == depth}
+    """The fields of a config that are lists with one value for each layer."""
+    return {name: values for name, values in vars(config).items() if isinstance(values, list) and len(values) == depth}
 
 
 def with_depth(config, depth: int):
-    """The config of a model of the first so many layers; of an encoder-decoder in each of both."""
-    found = copy.deepcopy(config)
-    text = found.get_text_config()
+    """The config with only the first `depth` layers, in both stacks of an encoder-decoder."""
+    shallow = copy.deepcopy(config)
+    text = shallow.get_text_config()
     whole = getattr(text, "num_hidden_layers", 0)
-    for name, each in per_layer_lists(text, whole).items():
-        setattr(text, name, each[:depth])
+    for name, values in per_layer_lists(text, whole).items():
+        setattr(text, name, values[:depth])
     for name, number in list(vars(text).items()):
         if number == whole and DEPTH.fullmatch(name):
             setattr(text, name, depth)
-    return found
+    return shallow
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
 def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: bool) -> Activations:
-    """One forward and backward pass. model: on the meta device; its weights become fake.
+    """Measure one forward and backward pass. model: on the meta device; its weights become fake.
 
-    Gradients are there before, as in every pass but the first of a step: they are no activations.
+    Gradients exist beforehand, as in every micro-batch but a step's first, so they do not count as activations.
     """
     model.train()
     model.config.use_cache = False
     if checkpointing and model.supports_gradient_checkpointing:
-        # transformers < 5.23 has the second name alone
+        # transformers < 5.23 has only the second name
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
     inputs, fake = batch.inputs(model), FakeTensorMode(allow_non_fake_inputs=True)
@@ -215,15 +215,15 @@ def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: 
 
 
 def run_backward(loss: torch.Tensor) -> None:
-    """`loss.backward()`, which itself would leave the modes of functions that layers computed once more run in."""
+    """`loss.backward()` that stays in KernelsOfGpus for recomputed layers; torch's leaves the TorchFunctionMode."""
     engine, how = torch.autograd.Variable._execution_engine, {"allow_unreachable": True, "accumulate_grad": True}
     engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), **how)
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make inside a block, while they live.
+    """Counts the bytes of all live storages that operations have made inside a `with` block.
 
-    parameters: and buffers, which are not counted, nor are their copies by autocast: those are the weights' own.
+    parameters: with buffers; they are not counted, nor are autocast's copies (TrainingStates.beside counts those).
     now, peak: bytes.
     """
 
@@ -243,7 +243,7 @@ class HeldBytes(TorchDispatchMode):
         return out
 
     def computed(self, func, args, kwargs):
-        """The result, fake but for whole numbers that are made of such alone."""
+        """The result: fake, but for integers that are computed from real integers alone."""
         if func.tags and READS_VALUES & set(func.tags):
             return func(*args, **kwargs)
         if any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):
@@ -268,7 +268,7 @@ class HeldBytes(TorchDispatchMode):
 
 
 class KernelsOfGpus(TorchFunctionMode):
-    """What GPUs compute by one kernel and CPUs by several: what such a kernel keeps is kept."""
+    """Runs operations that are one kernel on GPUs, but several on CPUs, as one: only what it keeps is then counted."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kernel = KERNELS.get(func)

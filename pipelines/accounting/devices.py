@@ -1,6 +1,6 @@
-"""Devices that a run is planned for: memory and peak FLOP/s, by the names that people write, such as 8xH100-80GB.
+"""Devices that a run is planned for: memory and peak FLOP/s, by names such as 8xH100-80GB.
 
-Standard library only: a mistake in a name is told before torch is imported.
+Standard library only: a misspelt name is reported before torch is imported.
 """
 
 import os
@@ -13,10 +13,10 @@ from .host_memory import memory_of_this_machine
 
 
 class Card(NamedTuple):
-    """What the vendors' data sheets say of a card.
+    """A card's numbers in the vendor's data sheets.
 
-    bf16: FLOP/s of dense bfloat16 on tensor cores. watts: the most that it takes; of several forms the one with most
-    (SXM). fp32: FLOP/s outside of tensor cores, which torch computes fp32 in unless it is allowed to round to TF32.
+    bf16: FLOP/s of dense bfloat16 on tensor cores. watts: the maximum power, of the form factor with most (SXM). fp32:
+    FLOP/s without tensor cores, as torch computes fp32 unless it may round to TF32.
     """
 
     bf16: float
@@ -24,7 +24,7 @@ class Card(NamedTuple):
     fp32: float | None = None
 
 
-# card_of says which row is a device's: the first whose name is in the device's.
+# card_of takes the first row whose name is part of the device's name.
 CARDS = {
     "GB200": Card(2500e12, 1200),
     "GH200": Card(989e12, 1000),
@@ -41,23 +41,23 @@ CARDS = {
     "RTX 4090": Card(165e12, 450),
     "RTX 3090": Card(71e12, 350),
 }
-CORE_WATTS = 10  # a core of a server and its share of the memory, roughly: processors of 64 cores take 280 to 400
+CORE_WATTS = 10  # roughly, a server core and its share of the memory: 64-core processors take 280 to 400 W
 OTHER_WATTS = 300  # a card that is not in the table
 
 CPU = "cpu"
-# The number in the name x 10^9 bytes. The cards report about 5 % more, which the driver's own memory and the gaps of
+# Memory is the number in the name x 10^9 bytes. Cards report about 5 % more, which the driver and the fragmentation of
 # torch's allocator take.
 OF_CARDS = (("A100", 40), ("A100", 80), ("H100", 80), ("H200", 141), ("B200", 192))
 MEMORY = {f"{card}-{size}GB": size * 10**9 for card, size in OF_CARDS}
 
 
 def card_of(name: str) -> str | None:
-    """The card of CARDS whose name is in a device's, as words of their own: an L40 is no L4."""
+    """The first card of CARDS whose name is part of the device's name, as whole words: an L40 is no L4."""
     return next((card for card in CARDS if re.search(rf"\b{re.escape(card)}\b", name)), None)
 
 
 def watts_of(name: str) -> tuple[float, str]:
-    """(the most watts that a device takes, where the number is from); `cpu`: all cores of this machine together."""
+    """(maximum watts of a device, the source of the number); `cpu`: all cores of this machine together."""
     if name == CPU:
         cores = os.cpu_count() or 1
         return CORE_WATTS * cores, f"{CORE_WATTS} W assumed for each of {cores} cores"
@@ -86,26 +86,26 @@ class Devices:
 
 
 def devices_of(text: str) -> Devices:
-    """`8xH100-80GB` -> Devices; without a number one; a name without memory where only one has it; `cpu` this machine.
+    """`8xH100-80GB` -> Devices. No number: one device; no memory: the card's, if it has one size; `cpu`: this machine.
 
-    Raises UserError for an unknown device, with the nearest name, and for a number that is no count.
+    Raises UserError for an unknown device, with the nearest name, and for an impossible number of devices.
     """
     match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?([A-Za-z].*)", text.strip())
     if match is None:
         raise UserError(f"--devices={text!r} is not of the form 8xH100-80GB; known: {', '.join([*MEMORY, CPU])}")
-    count, given = int(match[1] or 1), match[2]
+    count, device = int(match[1] or 1), match[2]
     if not 1 <= count <= 10**6:
         raise UserError(f"--devices={text!r}: {count} is no number of devices; write 1 to 1000000")
-    if given.lower() == CPU:
+    if device.lower() == CPU:
         return Devices(CPU, count, memory_of_this_machine() // count, None, None)
     known = {name.lower(): name for name in MEMORY}
-    named = [name for low, name in known.items() if given.lower() in (low, low.partition("-")[0])]
+    named = [name for low, name in known.items() if device.lower() in (low, low.partition("-")[0])]
     if len(named) != 1:
-        # A memory that a card does not come with is nearer to that card than letters can tell.
-        card = [name for low, name in known.items() if given.lower().startswith(low.partition("-")[0])]
-        near = " or ".join(named or card) or known.get(nearest(given.lower(), known) or "")
+        # A card's name with a memory that it does not have: suggest that card, not the name with the nearest letters.
+        card = [name for low, name in known.items() if device.lower().startswith(low.partition("-")[0])]
+        near = " or ".join(named or card) or known.get(nearest(device.lower(), known) or "")
         what = f"; did you mean {near}?" if near else f"; known: {', '.join([*MEMORY, CPU])}"
-        raise UserError(f"--devices={text!r}: {given} is no device that plan knows{what}")
+        raise UserError(f"--devices={text!r}: {device} is no device that plan knows{what}")
     (name,) = named
     card = CARDS[name.partition("-")[0]]
     return Devices(name, count, MEMORY[name], card.bf16, card.fp32)

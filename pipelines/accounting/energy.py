@@ -1,6 +1,6 @@
-"""Energy of a run: by the counters of the machine where they can be read, else power times time, and said so.
+"""Energy of a run: measured by the machine's counters if they can be read, else estimated as power times time.
 
-Counted is what processors and GPUs take, of everything that runs on the machine; no power supply, cooling or network.
+The counters cover processors and GPUs and all that runs on them, but no power supply, cooling or network.
 """
 
 import importlib.util
@@ -13,14 +13,14 @@ from pathlib import Path
 from ..words import counted
 from .devices import CPU, watts_of
 
-JOULES = 3.6e6  # of a kWh
+JOULES = 3.6e6  # in a kWh
 POWERCAP = Path("/sys/class/powercap")  # of Linux
-SAMPLED = 60.0  # seconds; a RAPL counter begins anew after some 40 minutes at full power
+SAMPLED = 60.0  # seconds between samples; a RAPL counter wraps around after some 40 minutes at full power
 
 
 @dataclass
 class Counter:
-    """kind: RAPL or NVML. read: joules up to now; it begins anew at `wraps_at` (0: never)."""
+    """kind: RAPL or NVML. read: the joules so far; they wrap around to 0 at `wraps_at` (0: never)."""
 
     kind: str
     read: Callable[[], float]
@@ -28,22 +28,22 @@ class Counter:
 
 
 def rapl_counters(root: Path) -> list[Counter]:
-    """One for each package of processors and its memory; of a machine whose root alone may read them none."""
-    found = []
+    """A counter for each processor package and for its memory; none if only root may read them."""
+    counters = []
     for folder in sorted(root.glob("intel-rapl:*")):  # AMD's, too
         file = folder / "energy_uj"
         try:
-            name, most = ((folder / each).read_text().strip() for each in ("name", "max_energy_range_uj"))
+            name, most = ((folder / entry).read_text().strip() for entry in ("name", "max_energy_range_uj"))
             file.read_text()
         except OSError:
             continue
         if name.startswith(("package", "dram")):
-            found.append(Counter("RAPL", lambda file=file: int(file.read_text()) / 1e6, int(most) / 1e6))
-    return found
+            counters.append(Counter("RAPL", lambda file=file: int(file.read_text()) / 1e6, int(most) / 1e6))
+    return counters
 
 
 def nvml_counters(uuids: Sequence[str]) -> list[Counter]:
-    """One for each of these GPUs; none where pynvml is not installed, or a card counts nothing (before Volta)."""
+    """A counter for each of these GPUs; none if pynvml is not installed, or a card has no counter (before Volta)."""
     if not uuids or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml
@@ -51,25 +51,25 @@ def nvml_counters(uuids: Sequence[str]) -> list[Counter]:
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
-        found = [
+        counters = [
             Counter("NVML", lambda handle=handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
             for handle in handles
         ]
-        for counter in found:
+        for counter in counters:
             counter.read()
     except pynvml.NVMLError:
         return []
-    return found
+    return counters
 
 
 class EnergyMeter:
-    """The energy that a machine takes from now on.
+    """Measures the energy that a machine takes from now on.
 
     Args:
-        device: what it computes on, as torch calls the GPU; `cpu`: its processors.
-        gpus: UUIDs of the GPUs that are used; of processors none.
-        machines: how many there are that do the same.
-        root: where RAPL's counters are.
+        device: the GPU that it computes on, by torch's name; `cpu`: its processors.
+        gpus: UUIDs of the GPUs that are used; empty for `cpu`.
+        machines: the number of machines that do the same work.
+        root: the folder of RAPL's counters.
     """
 
     def __init__(self, device: str, gpus: Sequence[str] = (), machines: int = 1, root: Path = POWERCAP):
@@ -85,14 +85,14 @@ class EnergyMeter:
             self.sample()
 
     def sample(self) -> None:
-        """Add what the counters say since the last time."""
+        """Add the joules that the counters have counted since the last sample."""
         now = [counter.read() for counter in self.counters]
         for counter, before, after in zip(self.counters, self._last, now):
             self.joules += after - before + (counter.wraps_at if after < before else 0.0)
         self._last = now
 
     def facts(self) -> dict:
-        """{"kwh", "measured": whether no part is estimated, "how": in words}; the meter ends."""
+        """{"kwh", "measured": whether no part is estimated, "how": in words}; stops the meter."""
         self._ended.set()
         self.sample()
         kinds = [counter.kind for counter in self.counters]
@@ -113,7 +113,7 @@ class EnergyMeter:
 
 
 def planned_power(name: str, count: int) -> tuple[float, str]:
-    """(watts of all devices, where the number is from), of devices as `plan` names them."""
+    """(watts of all devices, the source of the number). name: of the device, as `plan` spells it."""
     watts, why = watts_of(name)
     count = 1 if name == CPU else count
     return count * watts, f"{count} x {watts:g} W, {why}"

@@ -15,9 +15,9 @@ from .devices import CARDS, card_of
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:
-    """(rows, tokens per row) of a batch; an image has a token per patch and prefix, or is one.
+    """(rows, tokens per row) of a batch; an image has a token per patch and per prefix, or is one token.
 
-    Choices, of shape (rows, choices, tokens), are rows, too.
+    In a multiple-choice batch (rows, choices, tokens) each choice counts as a row.
     """
     if "input_ids" in inputs:
         ids = inputs["input_ids"]
@@ -30,7 +30,7 @@ def rows_and_length(inputs: dict, config) -> tuple[int, int]:
 
 
 def count_tokens(inputs: dict, config):
-    """Tokens of a batch without padding, source and target; a tensor where they are counted on the device."""
+    """Tokens of a batch without padding, of source and target; a tensor if they are counted on the device."""
     mask = inputs.get("attention_mask")
     rows, length = rows_and_length(inputs, config)
     tokens = rows * length if mask is None else mask.sum()
@@ -47,34 +47,34 @@ def linear_weights(model: torch.nn.Module) -> dict[str, float]:
     A token uses few of a layer's experts: their weights count by the share of experts in use.
     """
     share = active_share(model.config)
-    found = {}
+    weights = {}
     for name, module in model.named_modules():
-        if ".original_module" in name:  # of a module that an adapter trains whole: the copy is at work
+        if ".original_module" in name:  # an adapter trains a copy of the whole module, and that copy is in use
             continue
         name = OF_ADAPTER.sub("", name)
-        # A frozen layer has no gradient of its weights, a third of its work (2 forward, 2 for each gradient).
+        # A frozen layer computes no gradient of its weights, a third of the work (2 forward, 2 for each gradient).
         frozen = 1 if all(p.requires_grad for p in module.parameters(recurse=False)) else 2 / 3
         # ZeRO-3 empties the parameters and keeps their sizes in ds_numel and ds_shape.
         sizes = [getattr(p, "ds_numel", p.numel()) for p in module.parameters(recurse=False)]
         dims = [len(getattr(p, "ds_shape", p.shape)) for p in module.parameters(recurse=False)]
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
-            found[name] = found.get(name, 0) + sizes[0] * frozen * (share if ".experts." in name else 1)
+            weights[name] = weights.get(name, 0) + sizes[0] * frozen * (share if ".experts." in name else 1)
         elif type(module).__name__.endswith("Router"):
-            found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
+            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
         elif hasattr(module, "num_experts"):  # one tensor holds all experts
-            found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * share
-    return found
+            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * share
+    return weights
 
 
 def active_share(config) -> float:
-    """The share of a layer's experts that one token is given to; 1 for models without experts."""
+    """The share of a layer's experts that one token is routed to; 1 for models without experts."""
     config = config.get_text_config()
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
 
 
 def active_parameters(model: torch.nn.Module) -> int:
-    """Parameters that one token uses: all but those of experts that it is not given to."""
+    """Parameters that one token uses: all but those of experts that it is not routed to."""
     share = active_share(model.config)
     sizes = ((name, getattr(p, "ds_numel", p.numel())) for name, p in model.named_parameters())
     return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes))
@@ -94,13 +94,13 @@ class FlopCount:
     def __init__(self, model: torch.nn.Module):
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
         config = model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", 0)  # models of states alone have none
+        heads = getattr(config, "num_attention_heads", 0)  # state-space models have none
         size = heads and (getattr(config, "head_dim", None) or config.hidden_size // heads)
         if getattr(config, "kv_lora_rank", None):  # latent attention: a value is not as long as a query
             size = (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
         self.width = int(heads * size)
         self.layers = getattr(config, "num_hidden_layers", 0)
-        # Modules that predict tokens further ahead: each has a layer of its own, and the head runs once more behind it.
+        # Multi-token prediction: each module has one layer more, and the head runs once more after it.
         self.ahead = len(getattr(getattr(model, "mtp", None), "layers", ()))
         self.decoder_layers = next(
             (n for n in (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")) if n),
@@ -112,9 +112,9 @@ class FlopCount:
         self.config = config
         self.token = self.target = self.cross = self.head = self.row = 0
         groups = getattr(config, "num_hidden_groups", None) or self.layers or 1
-        shared = (self.layers or 1) / groups  # ALBERT applies each group of layers so often
+        shared = (self.layers or 1) / groups  # how often ALBERT applies each group of layers
         base = model.base_model_prefix if model.base_model is not model else None
-        # Of these tokens alone the last feed-forward part is computed: so many of a row, or those with labels.
+        # The last feed-forward part may run on some tokens only: num_kept_tokens of each row, or those with labels.
         self.num_kept_tokens = getattr(model, "num_kept_tokens", None)
         self.keeps_labelled = getattr(model, "keeps_labelled_tokens", False)
         self.last_mlp = f".layers.{groups - 1}.mlp."
@@ -141,7 +141,7 @@ class FlopCount:
             self.token += weights * (shared if len(parts) > 2 else 1)
 
     def of_batch(self, inputs: dict):
-        """FLOPs of one training step on this batch, padding included; a tensor where the device counts labels."""
+        """FLOPs of one training step on this batch, padding included; a tensor if the device counts labels."""
         rows, length = rows_and_length(inputs, self.config)
         tokens = rows * length
         scores = 12 * self.width
@@ -155,14 +155,14 @@ class FlopCount:
         if not self.head_on_labels:
             return total + 6 * self.head * tokens
         labelled = inputs["labels"].ne(IGNORE_INDEX).sum()
-        # A whole run's are added up: float32 would come to a standstill.
+        # The sum over a whole run would stop growing in float32.
         return total + 6 * self.head * (labelled if labelled.device.type == "mps" else labelled.double())
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, again: bool = False) -> tuple[float, str]:
     """(peak FLOP/s of one device, source of the number: a data sheet, or a matrix product timed here).
 
-    again: time it once more, because the number found before came from a busy machine; the higher one counts.
+    again: time it once more, because the machine was busy the first time; the higher rate counts.
     """
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)

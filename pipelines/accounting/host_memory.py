@@ -1,4 +1,4 @@
-"""Memory that processes of this machine may use: what it has, and what containers and shells limit it to.
+"""Memory that processes of this machine may use: its size, and the limits set by containers and shells.
 
 Standard library only.
 """
@@ -12,21 +12,21 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_of_this_machine() -> int:
-    """Bytes of memory that the machine has, or that the control group of this process (a container's) may use."""
+    """Bytes of the machine's memory, or of that which this process's control group (a container's) may use, if less."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits_of_groups()])
 
 
 def limit_of_process() -> int | None:
-    """Bytes of addresses that this process may have (`ulimit -v`); None: as many as there are."""
+    """The limit of this process's address space in bytes (`ulimit -v`); None: no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _limits_of_groups(groups: str = "/proc/self/cgroup", root: Path = CGROUPS) -> Iterator[int]:
-    """The limits of the control groups that this process is in, and of those around them (both versions of Linux)."""
+    """The limits of the control groups of this process and of their parents (cgroups v1 and v2)."""
     try:
         lines = Path(groups).read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
-"""Where the weights of a model stand, from the embeddings to the head: which are frozen, and clipped together.
+"""The place of each weight in a model, from the embeddings to the head: for freezing, and for clipping by parts.
 
-Of our families and of transformers' own models: their layers are lists of modules, and what is defined before, between
-and after them stands there.
+This works for our families and native models: their layers are ModuleLists, and all other weights come before, between
+or after these, in the order of definition.
 """
 
 import re
@@ -12,17 +12,17 @@ from torch import nn
 
 from ..errors import UserError
 
-OUTERMOST = re.compile(r"(.+?)\.(\d+)\.")  # the list of layers in a weight's name, and the number of its layer
+OUTERMOST = re.compile(r"(.+?)\.(\d+)\.")  # in a weight's name: the list of layers, and the layer's index
 PART = re.compile(r"embeddings|(?:([a-z_][\w.]*)\.)?(\d+)(?:-(\d+))?")  # embeddings, 3, 0-3, encoder.0-3
-EMBEDDED = ("embed", "position")  # in the names of what is added to embeddings, and defined after layers by some
+EMBEDDED = ("embed", "position")  # in the names of embeddings that some models define after the layers
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the parameters of a model stand.
+    """The names of a model's parameters by their place.
 
-    embeddings: names of those before all layers. after: of those behind them. numbers: name -> (its stack, such as
-    encoder, and the number of its layer there). layers: stack -> how many it has.
+    embeddings: those before all layers. after: those after all layers. numbers: name -> (its stack, such as encoder,
+    and the index of its layer there). layers: stack -> its number of layers.
     """
 
     embeddings: set[str]
@@ -38,7 +38,7 @@ class Places:
         return ", ".join(["embeddings", *named])
 
     def names_in(self, part: str) -> set[str] | None:
-        """The parameters of a part, such as `embeddings` or `0-3`; None: there is no such part."""
+        """The names of the parameters in a part, such as `embeddings` or `0-3`; None: there is no such part."""
         if part == "embeddings":
             return self.embeddings
         match = PART.fullmatch(part)
@@ -52,18 +52,18 @@ class Places:
 
 
 def places_of(model: nn.Module) -> Places:
-    """Where each parameter of the model stands. A tied head is the embeddings, and stands where they do."""
+    """The place of each parameter of the model. A tied head counts as embeddings."""
     embeddings, after, numbers, layers = set(), set(), {}, {}
     head = model.get_output_embeddings()
     of_head = set() if head is None else {id(p) for p in head.parameters()}
     for name, parameter in model.named_parameters():
-        found, owner = OUTERMOST.match(name), model.get_submodule(name.rpartition(".")[0])
-        listed = None if found is None else model.get_submodule(found[1])
+        match, owner = OUTERMOST.match(name), model.get_submodule(name.rpartition(".")[0])
+        listed = None if match is None else model.get_submodule(match[1])
         if isinstance(listed, nn.ModuleList):
-            stack = found[1].rpartition(".")[0].removeprefix(f"{model.base_model_prefix}.")
+            stack = match[1].rpartition(".")[0].removeprefix(f"{model.base_model_prefix}.")
             if stack not in layers:
-                after.clear()  # what stands between two stacks
-            layers[stack], numbers[name] = len(listed), (stack, int(found[2]))
+                after.clear()  # it came between two stacks
+            layers[stack], numbers[name] = len(listed), (stack, int(match[2]))
             continue
         embeds = isinstance(owner, nn.Embedding) or any(word in name for word in EMBEDDED)
         (embeddings if not layers or (embeds and id(parameter) not in of_head) else after).add(name)
@@ -71,9 +71,9 @@ def places_of(model: nn.Module) -> Places:
 
 
 def freeze(model: nn.Module, parts: Sequence[str | int]) -> None:
-    """Train no weight of these parts of the model: training.freeze.
+    """Freeze the weights of these parts of the model (training.freeze).
 
-    Raises UserError for a part that it does not have, and where nothing would be left to train.
+    Raises UserError for a part that the model does not have, and if no weight would be left to train.
     """
     if not parts:
         return

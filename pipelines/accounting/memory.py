@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer states on each device, by the engine that shares them among devices.
+"""Bytes of weights, gradients and optimizer states on each device, by the engine that shards them.
 
 Standard library only; StepMemory.states counts them.
 """
@@ -24,8 +24,8 @@ STAGES = {
 class TrainingStates:
     """Bytes on each device.
 
-    beside: copies of weights and gradients while a step runs: DDP's buckets and autocast's bf16 weights, or the whole
-    weights of two blocks where weights are shared.
+    beside: copies of weights and gradients while a step runs: DDP's buckets and autocast's bf16 weights or, with
+    sharded weights, the gathered weights of two blocks.
     """
 
     stage: str

@@ -1,4 +1,4 @@
-"""What a recipe's run would take, before there are data or weights: parameters, bytes on each device, FLOPs, days."""
+"""The plan of a recipe's run, made without data or weights: parameters, bytes on each device, FLOPs, time, cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,10 +40,10 @@ from .step_memory import (
 )
 
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
-SHOWN_STEPS = 1000  # where nothing says how many there are
+SHOWN_STEPS = 1000  # if the recipe does not set the number
 PER_NODE = 8  # devices of a machine
 STAGES_TO_TRY = ("none", "zero2", "zero3")
-STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens those that an optimizer such as Muon needs whole
+STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens the matrices that optimizers such as Muon need whole
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --json` prints.
+    """Bytes are of one device, times in seconds; `anyformer plan --json` prints `to_dict()`.
 
-    host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
-    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make. by_stage:
-    of a recipe with stages (recipes/stage_plan.py) the plan of each; the rest is then of the stage that takes most
-    memory, and steps and seconds of all. watts: of all devices at their most. hourly_price: of all devices; None: not
-    given.
+    host_memory: bytes that the processes of a node, one for each of its per_node devices, take while they make the
+    model; None if the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make.
+    by_stage: the plans of the recipe's stages (recipes/stage_plan.py), if any; steps and seconds are then of all
+    stages, other fields of the one with most memory. watts: the maximum of all devices. hourly_price: of all devices;
+    None: not given.
     """
 
     name: str
@@ -110,16 +110,16 @@ class Plan:
 
     @property
     def tokens_of_run(self) -> int:
-        return sum(each.tokens_per_step * each.steps for each in self.by_stage or [self])
+        return sum(part.tokens_per_step * part.steps for part in self.by_stage or [self])
 
     @property
     def kwh(self) -> float:
-        """Of the run, estimated."""
+        """The estimated energy of the run."""
         return self.watts * self.seconds / JOULES
 
     @property
     def cost(self) -> float | None:
-        """Of the run, in the currency of the price."""
+        """The cost of the run, in the currency of the price; None without a price."""
         return None if self.hourly_price is None else self.hourly_price * self.seconds / 3600
 
     @property
@@ -127,12 +127,12 @@ class Plan:
         return next(row for row in self.stages if row.states.stage == self.stage)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; the totals of the stages included."""
-        found = asdict(self)
-        for row, stage in zip(found["stages"], self.stages):
+        """Plain data, including the totals of the stages."""
+        fields = asdict(self)
+        for row, stage in zip(fields["stages"], self.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
-        found["by_stage"] = [each.to_dict() for each in self.by_stage]
-        return found | {"kwh": self.kwh, "cost": self.cost}
+        fields["by_stage"] = [plan.to_dict() for plan in self.by_stage]
+        return fields | {"kwh": self.kwh, "cost": self.cost}
 
 
 def plan_run(
@@ -147,17 +147,17 @@ def plan_run(
     until_trained: bool = False,
     price: float | None = None,
 ) -> Plan:
-    """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from. Raises
-    UserError for one that cannot be read, and for settings that do not go together.
+    """The plan of a recipe. At most the config of the checkpoint that it starts from is read; nothing is written.
+    Raises UserError if that config cannot be read, and for settings that do not go together.
 
     Args:
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
-        context: tokens that the cache holds; None: as many as the model has positions, else a row's.
-        cache_bits: of a value in a quantised cache; None: those of the weights.
+        context: tokens that the cache holds; None: as many as the model has positions, else the tokens of a row.
+        cache_bits: bits of a value in a quantised cache; None: the cache is not quantised.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
-        price: of a device for an hour; None: the cost is not reckoned.
-        until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
+        price: of one device for an hour; None: no cost is computed.
+        until_trained: if the recipe sets no steps, plan for 20 tokens per parameter (for presets).
     """
     if recipe.stages:
         how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
@@ -168,9 +168,9 @@ def plan_run(
     check_devices(section.parallelism, devices)
     anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
-    cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: it may refuse
+    cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
     memory = step_memory(recipe, objective, model, devices, notes)
-    ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
+    ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     stages = planned_stages(memory, section, devices, rows)
     chosen = stage or first_that_fits(stages, tried_stages(section))
@@ -214,8 +214,8 @@ def planned_sizes(model, memory: StepMemory, devices: Devices, price: float | No
 
 
 def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
-    """The plan of a recipe with stages, by that of each; stage: as of plan_run. The states are shared alike in all."""
-    plans = [plan(planned_stage(each), stage=stage) for each in stages_of(recipe)]
+    """The plan of a recipe with stages, from the plan of each. stage: as in plan_run, the same for all of them."""
+    plans = [plan(planned_stage(part), stage=stage) for part in stages_of(recipe)]
     largest = max(plans, key=lambda one: one.chosen.total)
     if any(one.stage != largest.stage for one in plans):
         return plan_stages(recipe, plan, largest.stage)
@@ -229,7 +229,7 @@ def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) ->
 
 
 def planned_stage(stage: Stage) -> Recipe:
-    """The recipe of a run that would be a stage alone."""
+    """The recipe of a run that consists of this stage alone."""
     recipe, weights = stage.recipe, stage.section.mixture
     data = recipe.data
     if weights is not None:
@@ -239,20 +239,20 @@ def planned_stage(stage: Stage) -> Recipe:
 
 
 def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
-    """Each way to share states among the devices, by its name."""
-    sharers, found = sharers_of(section, devices), {}
+    """The plans of all ways to share states among the devices, by name."""
+    sharers, plans = sharers_of(section, devices), {}
     for name in STAGES:
         states = memory.states(name, sharers)
         total = states.total + memory.held(rows, section.gradient_checkpointing).peak
         most = [memory.largest_rows(devices.memory - states.total, way) for way in (False, True)]
-        found[name] = StagePlan(states, total, total <= devices.memory, *most)
-    return found
+        plans[name] = StagePlan(states, total, total <= devices.memory, *most)
+    return plans
 
 
 def memory_of_making(
     recipe: Recipe, memory: StepMemory, devices: Devices, stage: str, per_node: int
 ) -> tuple[int | None, str]:
-    """(host_memory, host_words) of Plan; which engines draw fresh weights in shares, training/engines/ says."""
+    """(host_memory, host_words) of Plan; training/engines/ decides which engines initialise weights in shares."""
     section, is_fresh = recipe.training, recipe.model.name_or_path is None
     if devices.is_cpu or (stage == "zero3" and not is_fresh):
         return None, ""
@@ -277,7 +277,7 @@ def first_that_fits(stages: dict[str, StagePlan], tried: Sequence[str]) -> str:
 
 
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
-    """The ways to share states of which the first that fits is taken, else the last."""
+    """The ways to share states that are tried: the first that fits is taken, else the last."""
     return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
 
 
@@ -290,10 +290,10 @@ def planned_cache(
     bits: int | None,
     notes: list[str],
 ) -> CacheSize | None:
-    """The cache of generation; a native model's is that of ours with its maths.
+    """The cache of generation; for a native model, that of our model with the same maths.
 
-    Raises UserError for a context that the model has no positions or no cache for, and for bits where transformers
-    quantises no cache.
+    Raises UserError for a context that the model has no positions or no cache for, and for bits if transformers
+    cannot quantise the model's cache.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
     half = computes_in_half(recipe.training, devices)
@@ -323,7 +323,7 @@ def planned_cache(
 
 
 def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
-    """Bytes in fp32 of the logits of so many rows, and of what is made of them at a time."""
+    """Bytes in fp32 of the logits of `rows` rows, and of the part of them that exists at a time."""
     labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
     logits = chunk = FP32 * labelled * batch.vocabulary
     if model.config.model_type in FAMILIES:
@@ -332,7 +332,7 @@ def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
 
 
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
-    """How many of the tokens that a run trains are of which source; how often each is read takes the data."""
+    """How many of the run's tokens come from each source; how often each is repeated depends on the data."""
     if not data.mixture or data.weights_by != "tokens":
         return []
     whole = sum(source.weight for source in data.mixture)
@@ -377,7 +377,7 @@ def planned_time(
 
 
 def stage_of_recipe(recipe: Recipe) -> str | None:
-    """How the recipe itself says that states are shared: training.deepspeed, training.fsdp or training.parallelism."""
+    """How the recipe itself shares states, by training.deepspeed, .fsdp or .parallelism; None if it sets none."""
     extra, parallelism = recipe.training.extra, recipe.training.parallelism
     if parallelism is not None and (engine := engine_of(parallelism)) == ULYSSES:
         return ULYSSES
@@ -399,7 +399,7 @@ def check_devices(parallelism, devices: Devices) -> None:
 
 
 def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
-    """The command that trains a recipe so; of several machines that of each."""
+    """The command that trains a recipe this way; on several machines, the one to run on each."""
     if devices.count == 1:
         return f"anyformer train {name}"
     engine = {"none": "ddp", "fsdp": "ddp" if devices.is_cpu else "fsdp2"}.get(stage, stage)
@@ -414,7 +414,7 @@ def launch_command(name: str, parallelism, stage: str, devices: Devices, per_nod
 def advise(recipe: Recipe, memory: StepMemory, plan: StagePlan, devices: Devices, rows: int, per_node: int) -> str:
     """What to launch the run with, in a sentence."""
     section = recipe.training
-    name = recipe.name if recipe.name in shipped("recipes") else "RECIPE"  # a preset is no run; a file has a path
+    name = recipe.name if recipe.name in shipped("recipes") else "RECIPE"  # presets are no runs, files have paths
     how = launch_command(name, section.parallelism, plan.states.stage, devices, per_node)
     most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
@@ -431,7 +431,7 @@ def advise(recipe: Recipe, memory: StepMemory, plan: StagePlan, devices: Devices
 
 
 def peak_rate(devices: Devices, half: bool) -> tuple[float, str]:
-    """(peak FLOP/s of all devices, where the number is from)."""
+    """(peak FLOP/s of all devices, the source of the number)."""
     dtype = torch.bfloat16 if half else torch.float32
     if devices.is_cpu:
         return peak_flops(torch.device("cpu"), dtype)[0], f"a {dtype} matrix product timed on this machine"
@@ -439,7 +439,7 @@ def peak_rate(devices: Devices, half: bool) -> tuple[float, str]:
 
 
 def planned_steps(section, parameters: int, tokens_per_step: int, until_trained: bool) -> tuple[int, str]:
-    """(optimizer steps, who says so)."""
+    """(optimizer steps, the source of the number)."""
     if section.max_steps > 0:
         return section.max_steps, "training.max_steps"
     if until_trained:

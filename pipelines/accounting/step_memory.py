@@ -1,7 +1,7 @@
 """Bytes of a recipe's training step, counted on its model before it has weights.
 
-The model is built on torch's meta device, which holds shapes alone: every number of weights is exact, tied and shared
-ones counted once.
+The model is built on torch's meta device, which holds shapes alone: numbers of weights are exact, and tied and shared
+weights are counted once.
 """
 
 from bisect import bisect_right
@@ -30,16 +30,16 @@ from .memory import FP32, HALF, STAGES, TrainingStates
 from .precision import prefers_bf16
 
 MOST_ROWS = 2**16
-OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the host's memory
+OFFLOAD = "_offload"  # ends the name of an engine that keeps states in the host's memory
 
 
 @dataclass(frozen=True)
 class StepMemory:
     """Bytes of a training step on one device, by its rows and by how states are shared.
 
-    batch: the recipe's. activations: None where they cannot be counted. half: whether it computes in bf16 or fp16.
-    moments: bytes of the optimizer's states. block: parameters of the largest. average: whether a moving average of the
-    weights is kept. sequences: that the model reads for a row. frozen: parameters not trained.
+    batch: the recipe's. activations: None if they cannot be counted. half: whether it computes in bf16 or fp16.
+    moments: bytes of the optimizer's states. block: as `largest_block`. average: whether a moving average of weights is
+    kept. sequences: the number that the model reads for one row. frozen: parameters that are not trained.
     """
 
     batch: Batch
@@ -53,22 +53,22 @@ class StepMemory:
     frozen: int = 0
 
     def held(self, rows: int, checkpointing: bool) -> Activations:
-        """Beside the states; nothing where it cannot be counted."""
+        """The activations of a step with `rows` rows; 0 bytes if they cannot be counted."""
         if self.activations is None:
             return Activations(0, 0)
         return self.activations.of_rows(rows * self.sequences, checkpointing)
 
     def states(self, stage: str, devices: int) -> TrainingStates:
-        """What each of so many devices holds in a stage of STAGES.
+        """The states that each of `devices` devices holds in a stage of STAGES.
 
-        Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. Without DeepSpeed the weights are fp32; it
-        keeps weights and gradients in the precision of the run, and the fp32 weights in the optimizer. Parameters that
-        are not trained have neither gradients nor fp32 copies there.
+        Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. DeepSpeed keeps weights and gradients in the
+        precision of the run, and fp32 copies of the weights in the optimizer; without it the weights are fp32. Frozen
+        parameters have neither gradients nor such copies.
         """
         _, (splits_optimizer, splits_gradients, splits_weights) = STAGES[stage]
         by_deepspeed = stage.startswith("zero")
-        trained, each = self.parameters - self.frozen, HALF if by_deepspeed and self.half else FP32
-        weights, gradients = self.parameters * each, trained * each
+        trained, width = self.parameters - self.frozen, HALF if by_deepspeed and self.half else FP32
+        weights, gradients = self.parameters * width, trained * width
         optimizer = self.moments + FP32 * (trained * by_deepspeed + self.parameters * self.average)
         if splits_weights:
             beside = 2 * self.block * (HALF if self.half else FP32) if devices > 1 else 0
@@ -79,18 +79,18 @@ class StepMemory:
         def shared(size: int, splits: bool) -> int:
             return -(-size // devices) if splits else size
 
-        own = shared(weights, splits_weights), shared(gradients, splits_gradients), shared(optimizer, splits_optimizer)
-        return TrainingStates(stage, *own, beside)
+        held = shared(weights, splits_weights), shared(gradients, splits_gradients), shared(optimizer, splits_optimizer)
+        return TrainingStates(stage, *held, beside)
 
     def largest_rows(self, left: int, checkpointing: bool) -> int:
-        """The most rows whose activations fit into so many bytes, 0: not even one; uncounted ones are the recipe's."""
+        """The most rows whose activations fit into `left` bytes, 0 if none; the recipe's rows if they are uncounted."""
         if self.activations is None:
             return self.batch.rows // self.sequences if left >= 0 else 0
         return bisect_right(range(1, MOST_ROWS + 1), left, key=lambda rows: self.held(rows, checkpointing).peak)
 
 
 def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
-    """What a step of the recipe takes. model: of which shapes alone are read. notes: get what is rough."""
+    """The memory of a step of the recipe. model: on the meta device. notes: approximations are appended to them."""
     section = recipe.training
     freeze(model, section.freeze)
     if section.lora is not None:
@@ -122,32 +122,32 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
 def step_activations(
     recipe: Recipe, objective: Objective, model, devices: Devices, batch: Batch, notes: list[str]
 ) -> StepActivations | None:
-    """The activations of the recipe's step; None, and a note, where the model does not run on shapes alone."""
+    """The activations of the recipe's step; None, and a note, if the model does not run on shapes alone."""
     backend = counted_backend(recipe, model.config, devices.is_cpu)
 
     def build(config):
         return built_without_weights(recipe, objective, config, **backend)
 
-    found = StepActivations(build, model.config, batch, computes_in_half(recipe.training, devices), devices.is_cpu)
+    step = StepActivations(build, model.config, batch, computes_in_half(recipe.training, devices), devices.is_cpu)
     try:
         for checkpointing in (False, True):
-            found.of_rows(batch.rows, checkpointing)
-    except Exception as error:  # whatever the code of any architecture raises
+            step.of_rows(batch.rows, checkpointing)
+    except Exception as error:  # the code of an architecture may raise any error
         notes.append(
             f"activations are not counted, as {type(model).__name__} does not run on shapes alone "
             f"({type(error).__name__}: {first_line(error)})"
         )
         return None
-    return found
+    return step
 
 
 def counted_backend(recipe: Recipe, config, on_cpu: bool) -> dict[str, str]:
-    """The argument that chooses the backend of attention to count; flash kernels keep what torch's sdpa keeps."""
-    asked, is_ours = recipe.model.attn_implementation, config.model_type in FAMILIES
-    if asked in ("eager", "sdpa"):
-        return {"attn_implementation": asked}
+    """The argument for the attention backend to count with; flash kernels keep the same tensors as torch's sdpa."""
+    backend, is_ours = recipe.model.attn_implementation, config.model_type in FAMILIES
+    if backend in ("eager", "sdpa"):
+        return {"attn_implementation": backend}
     if on_cpu:
-        return backend_arguments(asked if asked == "anyformer" else AUTO, AUTO, config, half=False)
+        return backend_arguments(backend if backend == "anyformer" else AUTO, AUTO, config, half=False)
     return {"attn_implementation": "sdpa"} if is_ours and attention_fault("sdpa", config) is None else {}
 
 
@@ -155,7 +155,7 @@ def counted_backend(recipe: Recipe, config, on_cpu: bool) -> dict[str, str]:
 
 
 def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
-    """The config as far as the recipe says it; what only data would tell is assumed, and noted."""
+    """The config that the recipe describes; values that depend on the data are assumed, and noted."""
     section = recipe.model
     if section.name_or_path is not None:
         return checkpoint_config(recipe)
@@ -178,7 +178,7 @@ def checkpoint_config(recipe: Recipe):
 
 
 def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:
-    """Entries of the recipe's tokenizer."""
+    """The vocabulary size of the recipe's tokenizer. Raises UserError if it is unknown before loading."""
     size = objective.planned_vocabulary()
     if size is None:
         raise UserError(
@@ -200,12 +200,12 @@ def built_without_weights(recipe: Recipe, objective: Objective, config, **backen
             )
     except ValueError as error:
         name = recipe.model.name_or_path
-        what = f"model.family={recipe.model.family}" if name is None else f"model.name_or_path={name!r}"
-        raise UserError(f"{what} has no head for {objective.setting}") from error
+        setting = f"model.family={recipe.model.family}" if name is None else f"model.name_or_path={name!r}"
+        raise UserError(f"{setting} has no head for {objective.setting}") from error
 
 
 def largest_block(model) -> int:
-    """Parameters of the largest layer or embedding table: what engines that share weights make whole at once."""
+    """Parameters of the largest layer or embedding table, which engines that shard weights gather at once."""
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     parts = [layer for stack in stacks for layer in stack]
     parts += [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
@@ -213,13 +213,13 @@ def largest_block(model) -> int:
 
 
 def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
-    """Bytes of the optimizer's states of all trained parameters, beside the weights."""
-    own, each = own_optimizer(section), optimizer_of(section.optim).bytes_per_parameter
-    if own is not None:
-        return own.state_bytes(model)
-    if each is None:
+    """Bytes of the optimizer's states of all trained parameters, without copies of the weights."""
+    optimizer, per_parameter = own_optimizer(section), optimizer_of(section.optim).bytes_per_parameter
+    if optimizer is not None:
+        return optimizer.state_bytes(model)
+    if per_parameter is None:
         notes.append(f"training.optim={section.optim}: its states are counted as AdamW's, 8 bytes for each parameter")
-    return model.num_parameters(only_trainable=True) * (8 if each is None else each)
+    return model.num_parameters(only_trainable=True) * (8 if per_parameter is None else per_parameter)
 
 
 def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
@@ -235,7 +235,7 @@ def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
 
 
 def planned_batch(recipe: Recipe, objective: Objective, model) -> Batch:
-    """Tokens of a row and what its head predicts. Raises UserError for rows that the model has no positions for."""
+    """The recipe's batch. Raises UserError for rows that are longer than the model has positions."""
     config, (tokens, targets) = model.config, objective.row_lengths()
     if model.main_input_name == "pixel_values":
         pixels = torch.empty(1, config.num_channels, *image_sides(config), device="meta")

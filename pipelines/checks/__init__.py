@@ -1,1 +1,1 @@
-"""Laws that a model keeps, asked of a tiny twin of it."""
+"""Checks whether a model keeps the laws, on a tiny twin of it."""

@@ -1,4 +1,4 @@
-"""The report of a check: every law, its findings and its verdict, as a table, as JSON, and as Python."""
+"""The report of a check: the findings and the verdict of every law, as one line, as JSON, and reproducers in Python."""
 
 import contextlib
 import io
@@ -17,12 +17,12 @@ from .findings import Finding, Verdict
 from .laws import LAWS, law
 from .subject import Subject
 
-WORDS = {Verdict.HOLDS: "hold", Verdict.FAILS: "fail"}  # of several laws
+WORDS = {Verdict.HOLDS: "hold", Verdict.FAILS: "fail"}  # the verbs of several laws
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A law and what it found. seconds: how long it took."""
+    """The findings of one law. seconds: how long they took."""
 
     law: str
     findings: list[Finding]
@@ -30,19 +30,19 @@ class Answer:
 
     @property
     def verdict(self) -> Verdict:
-        """Fails where one finding fails, else not asked, else holds, else not claimed."""
-        found = {finding.verdict for finding in self.findings}
+        """FAILS if any finding fails; else the first of NOT_ASKED, HOLDS and NOT_CLAIMED that any finding has."""
+        verdicts = {finding.verdict for finding in self.findings}
         order = (Verdict.FAILS, Verdict.NOT_ASKED, Verdict.HOLDS)
-        return next((verdict for verdict in order if verdict in found), Verdict.NOT_CLAIMED)
+        return next((verdict for verdict in order if verdict in verdicts), Verdict.NOT_CLAIMED)
 
     @property
     def worst(self) -> Finding:
-        """The finding to show: the first of the law's verdict with the largest difference."""
+        """The finding to show: the largest difference among those with the law's verdict."""
         return max(self._of_verdict(), key=lambda finding: finding.difference or 0.0)
 
     @property
     def why(self) -> str:
-        """The first cause that a finding of the law's verdict names."""
+        """The first reason among the findings with the law's verdict."""
         return next((finding.why for finding in self._of_verdict() if finding.why), "")
 
     def _of_verdict(self) -> list[Finding]:
@@ -51,12 +51,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found about one model. made_by: the lines of Python with which each reproducer begins."""
+    """The findings about one model. made_by: the lines of Python with which each reproducer begins."""
 
     name: str
     model_class: str
     parameters: int
-    what: str  # was asked: its own weights, or a tiny twin of its config
+    what: str  # the model that was checked: with its own weights, or a tiny twin of its config
     made_by: tuple[str, ...]
     versions: dict[str, str]
     answers: list[Answer]
@@ -72,12 +72,12 @@ class Report:
         return not self.failed
 
     def counts(self) -> dict[str, int]:
-        """{verdict: laws}, without those of no law."""
-        found = [answer.verdict for answer in self.answers]
-        return {str(verdict): found.count(verdict) for verdict in Verdict if verdict in found}
+        """{verdict: number of laws}, without verdicts that no law has."""
+        verdicts = [answer.verdict for answer in self.answers]
+        return {str(verdict): verdicts.count(verdict) for verdict in Verdict if verdict in verdicts}
 
     def reproducer(self, finding: Finding) -> str:
-        """At most eight lines of Python with transformers alone that show a failure; empty where there are none."""
+        """At most eight lines of Python that need only transformers and show a failure; empty without steps."""
         return "\n".join((*self.made_by, *finding.steps)) if finding.steps else ""
 
     def line(self) -> str:
@@ -107,7 +107,7 @@ class Report:
 
 
 def ask(subject: Subject, name: str) -> Answer:
-    """Ask one law of a model. An error that the model raises is a failure where the law says so, else not asked."""
+    """Check one law. An error that the model raises is a failure if the law sets MUST_RUN, else NOT_ASKED."""
     began, module = time.monotonic(), law(name)
     findings: list[Finding] = []
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), silent(), torch.random.fork_rng():
@@ -119,17 +119,17 @@ def ask(subject: Subject, name: str) -> Answer:
                 findings.append(Finding("", Verdict.NOT_CLAIMED, why=why))
             else:
                 findings.extend(module.ask(subject))
-        except Exception as error:  # of a model that we know nothing of
+        except Exception as error:  # an unknown model may raise any error
             verdict = Verdict.FAILS if getattr(module, "MUST_RUN", False) else Verdict.NOT_ASKED
             findings.append(Finding("it raises an error", verdict, why=f"{type(error).__name__}: {first_line(error)}"))
     return Answer(name, findings, time.monotonic() - began)
 
 
 def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) -> Report:
-    """Ask the laws, one after another."""
+    """Check the laws one after another."""
     import transformers
 
-    answers = [ask(subject, each) for each in laws]
+    answers = [ask(subject, law_name) for law_name in laws]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     parameters = sum(p.numel() for p in subject.fresh().parameters())
     return Report(name, subject.class_name, parameters, subject.what, subject.made_by, versions, answers)

@@ -1,4 +1,4 @@
-"""The page of one check or of a survey: a row for each model, a column for each law, failures behind a click."""
+"""The HTML page of one check or of a survey: a row for each model, a column for each law, failures on a click."""
 
 import time
 from functools import cache
@@ -12,7 +12,7 @@ SIGNS = {Verdict.HOLDS: "●", Verdict.FAILS: "✕", Verdict.NOT_CLAIMED: "–",
 
 @cache
 def template():
-    """The page; whatever it shows is escaped."""
+    """The template of the page; all values are escaped."""
     import jinja2
 
     text = (resources.files(__package__) / "checks.html.jinja").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def template():
 
 
 def page_of(reports: list[dict], title: str, unasked: dict[str, str] | None = None) -> str:
-    """HTML that needs no network. reports: as of Report.to_dict; unasked: {model that could not be asked: why}.
+    """HTML that needs no network. reports: Report.to_dict() of each; unasked: {model that was not checked: why}.
 
     Models with most failures come first; a click on a column's name sorts by it.
     """
@@ -48,11 +48,11 @@ def _count(reports: list[dict], name: str, verdict: Verdict) -> int:
 
 
 def grouped(findings: list[dict]) -> list[dict]:
-    """The findings that do not hold, those of one cause and way out together: {whats, why, way_out}."""
-    found: dict[tuple, list[str]] = {}
+    """The findings that do not hold, grouped by cause and way out: {whats, why, way_out}."""
+    groups: dict[tuple, list[str]] = {}
     for finding in findings:
         if finding["verdict"] != Verdict.HOLDS:
             apart = finding["difference"]
             off = "" if apart is None else f" ({float(apart):.2g})"
-            found.setdefault((finding["why"], finding["way_out"]), []).append(finding["what"] + off)
-    return [{"whats": whats, "why": why, "way_out": way_out} for (why, way_out), whats in found.items()]
+            groups.setdefault((finding["why"], finding["way_out"]), []).append(finding["what"] + off)
+    return [{"whats": whats, "why": why, "way_out": way_out} for (why, way_out), whats in groups.items()]

@@ -1,4 +1,4 @@
-"""What a law finds: comparisons of one model with itself, each with its verdict."""
+"""The findings of a law: comparisons of one model with itself, each with its verdict."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ import torch
 class Verdict(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
-    NOT_CLAIMED = "not claimed"  # the class does not promise it, and `why` says where
-    NOT_ASKED = "not asked"  # the question could not be put; `why` is what came up
+    NOT_CLAIMED = "not claimed"  # the class does not promise the law, for the reason `why`
+    NOT_ASKED = "not asked"  # the comparison could not be made; `why` is the error
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison. difference and tolerance: in units of the largest number expected; None where none was measured.
+    """One comparison. difference and tolerance: relative to the largest expected value; None if nothing was measured.
 
-    why: of a failure, as far as the source shows it, or of a verdict that is none.
+    why: the cause of a failure, as far as the model's source shows it, or the reason for another verdict.
     steps: the lines of a reproducer that follow those that make the model. way_out: what a user can do about a failure.
     """
 
@@ -37,21 +37,21 @@ def not_claimed(what: str, why: str, **fields) -> Finding:
 
 
 def of_difference(what: str, difference: float, tolerance: float, **fields) -> Finding:
-    """A finding that holds where a measured difference is within its tolerance; the fields are about its failure."""
+    """A finding that holds if a difference is within its tolerance; the fields are set only if it fails."""
     if difference <= tolerance:
         return Finding(what, Verdict.HOLDS, difference, tolerance)
     return Finding(what, Verdict.FAILS, difference, tolerance, **fields)
 
 
 def of_fact(what: str, is_so: bool, **fields) -> Finding:
-    """A finding about something that is so or is not; the fields are about its failure."""
+    """A finding that holds if `is_so`; the fields are set only if it fails."""
     return Finding(what, Verdict.FAILS, **fields) if not is_so else Finding(what, Verdict.HOLDS)
 
 
 def difference(got: torch.Tensor, expected: torch.Tensor, scale: float | None = None) -> float:
-    """The largest difference of two tensors in units of `scale`, by default of the largest number expected.
+    """The largest difference of two tensors relative to `scale`, by default to the largest expected value.
 
-    Infinite for another shape, and where one of them is not a number.
+    Infinite if the shapes differ or a value is not finite.
     """
     if got.shape != expected.shape:
         return math.inf

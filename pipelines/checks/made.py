@@ -1,4 +1,4 @@
-"""From a name to the model under check: a tiny twin of its config, or its own weights."""
+"""Makes the model under check from its name: a tiny twin of its config, or the model with its own weights."""
 
 import copy
 from pathlib import Path
@@ -21,14 +21,14 @@ from .subject import Subject
 from .twin import KINDS, classes, constructor, kind_of, tiny_config, tiny_model
 
 SEED = 0
-FIRST = ("seq2seq", "masked", "causal", "image")  # what a type with several kinds of classes is taken for
+FIRST = ("seq2seq", "masked", "causal", "image")  # the first of these that a model type has is checked
 
 
 def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remote_code: bool = False) -> Subject:
     """The model of a folder, a recipe, a preset or a Hub name. real: its own weights, else a tiny twin of its config.
 
     Raises:
-        UserError: no such name, a model of no kind that can be checked, or real weights of what has none.
+        UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
     """
     anyformer.register()
     if not Path(name).expanduser().is_dir() and is_recipe(name):
@@ -57,7 +57,7 @@ def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu
     """A tiny twin of a model type's default config. kind: None for the first that the type has.
 
     Raises:
-        UserError: a type that transformers does not have, or not as that kind.
+        UserError: transformers does not have the type, or the type has no class of that kind.
     """
     if model_type not in CONFIG_MAPPING:
         raise UserError(f"--model-type {model_type}: no such type{did_you_mean(model_type, CONFIG_MAPPING)}")
@@ -69,12 +69,12 @@ def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu
 
 
 def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> Subject:
-    """A tiny twin of a config. code: the folder or repository whose own code it runs."""
+    """A tiny twin of a config. code: the folder or repository with the model's custom code."""
     tiny = tiny_config(config, kind)
     if kind == "seq2seq" and tiny.is_encoder_decoder and getattr(tiny, "decoder_start_token_id", None) is None:
-        tiny.decoder_start_token_id = tiny.pad_token_id or 0  # as published T5s have it, and T5Config has not
+        tiny.decoder_start_token_id = tiny.pad_token_id or 0  # published T5 configs set it, T5Config does not
     trust = "" if code is None else ", trust_remote_code=True"
-    # Said in any case: where nothing is said, transformers asks on standard input whether code may run.
+    # Always passed: without it, transformers asks on standard input whether code may run.
     model = tiny_model(tiny, kind, SEED, torch.float32, trust_remote_code=code is not None).to(device)
     made = (
         "import torch, transformers",
@@ -87,7 +87,7 @@ def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> 
 
 
 def subject_of_model(model, device: str = "cpu") -> Subject:
-    """A copy in fp32 of a model that is there. Raises UserError for one of no kind that can be checked."""
+    """An fp32 copy of a model in memory. Raises UserError for a model of no kind in KINDS."""
     copied = copy.deepcopy(model).float().to(device).eval()
     names = [cls.__name__ for cls in type(model).__mro__]
     made = ("import torch", f"# model: the {names[0]} of the check")
@@ -95,7 +95,7 @@ def subject_of_model(model, device: str = "cpu") -> Subject:
 
 
 def check_device(device: str) -> None:
-    """Raise UserError for a device that is none, or that this machine lacks."""
+    """Raise UserError for an invalid device, or one that this machine lacks."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -105,5 +105,5 @@ def check_device(device: str) -> None:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a name is a recipe's or preset's, or that of a recipe's file."""
+    """Whether a name is that of a recipe, a preset or a recipe file."""
     return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")

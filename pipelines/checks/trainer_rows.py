@@ -1,8 +1,8 @@
-"""Rows for a plain Trainer, and the Trainer."""
+"""transformers' plain Trainer and its data set, for the laws that train or evaluate with it."""
 
 
 def rows_of(batch: dict) -> list[dict]:
-    """The rows of a batch, one by one, as a data set."""
+    """A batch as a data set: a dict of CPU tensors for each row."""
     return [{name: x[row].cpu() for name, x in batch.items()} for row in range(len(batch["labels"]))]
 
 

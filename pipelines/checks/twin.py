@@ -18,7 +18,7 @@ from .twin_rows import ROWS
 MOST_PARAMETERS = 2_000_000
 VOCABULARY, LAYERS_OF_A_KIND, HEADS, WIDTH, LABELS = 97, 2, 4, 32, 5
 
-# name -> the Auto class and its mapping of configs to classes; some classes, as BART's, stand in two: the first counts
+# kind -> the Auto class and its mapping of configs to classes; of a class in two mappings, as BART's, the first counts
 KINDS = {
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
@@ -26,7 +26,7 @@ KINDS = {
     "image": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
 }
 
-# (pattern of a field's name, largest value): the first that matches. Smaller values stay, and so do all other fields.
+# (pattern of a field's name, largest value): the first match counts. Smaller values and unmatched fields stay.
 BOUNDS = [
     (r"vocab$|vocab_size(s|_per_layer_input)?$", VOCABULARY),
     (r"qk_head_dim$", 16),
@@ -35,7 +35,7 @@ BOUNDS = [
     (r"groups?$|blocks$|block_sizes$|layers?$|depth$|top_?k|experts_per_tok(en)?$|moe_k$", 2),
     (r"experts?(_num)?$", 4),
     (r"rank$|(d_state|state_size)$|patch_size$", 8),
-    (r"floor_scale$|scaling_n_floor$", 4),  # positions from which scores are scaled
+    (r"floor_scale$|scaling_n_floor$", 4),  # the position from which on scores are scaled
     (r"original_max_position_embeddings$", 32),
     (r"(position_embeddings|positions|max_seq_len|seq_length|sequence_length|n_ctx|context_length|max_length)$", 64),
     (r"(window|window_size|window_len|local_attention|local_radius|block_size)$|(^|mamba_|tion_|attn_)chunk_size$", 4),
@@ -45,21 +45,21 @@ BOUNDS = [
     (r"(hidden_size|d_model|n_embd|dims?|width|channels|num_filters|mel_bins|_size|hidden_size_\w+)$", WIDTH),
     (r"(pos_embeddings|latents|num_patches|max_relative_positions)$", 16),
 ]
-NARROWER = r"(embedding_size|embed_proj_dim|emb_size)$"  # embeddings of less than the hidden size stay so
-# Models of images in stages, of growing widths
+NARROWER = r"(embedding_size|embed_proj_dim|emb_size)$"  # embeddings narrower than the hidden size stay narrower
+# Image models in stages of growing width
 BOUNDS_IN_STAGES = [(r"embed_dim$|embedding_size$|groups_width$", 8), (r"image_size$", 64)]
 STAGE_DEPTHS = r"(depths|depth|num_block_repeats|stage_num_blocks|stage_numb_of_layers|layer_depths)$"
 STAGE_WIDTHS = r"(hidden_sizes|widths|embed_dims?|channels|embedding_size|attn_unit_dims|out_channels)$"
-# Depths of a stack, the main one first; the fields that hold one value for each layer have its length.
+# Fields that hold the number of layers, the main one first; lists with one value for each layer have that length.
 DEPTH = ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"]
-KINDS_OF_LAYERS = ["layers_block_type", "layer_types"]  # the depth, where no field holds it
-# Counts of layers from the first on that differ from the rest, and lists of the layers that do.
+KINDS_OF_LAYERS = ["layers_block_type", "layer_types"]  # their length is the depth if no field holds it
+# How many first layers differ from the rest, how many last ones share keys and values, lists of layers that differ.
 PREFIX = r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|max_window_layers)$"
 SHARED_AT_THE_END = "num_kv_shared_layers"
 INDICES = r"(only_layers|idxs|indexes|layer_indices|attention_layers|moe_layers|layer_ids)$"
 PERIOD = r"(period|interval|every_n_layers|_step|frequency|pattern|group_size|block_frequency)$"
 TOKEN = r"(token_ids?|token_index|(pad|bos|eos|unk|mask|cls|sep)_index)$"
-# What to_dict adds, how weights are stored, how generate reads a prompt: a twin is made without them.
+# Fields that a twin is made without: what to_dict adds, how weights are stored, how generate reads a prompt.
 DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "quantization_config", "output_attentions"}
 DROPPED |= {"prefix_lm"}
 NOT_COMPARED = DROPPED - {"architectures"} | {"model_type", "_name_or_path"}
@@ -78,8 +78,8 @@ def _names(kind: str) -> dict[str, str | tuple[str, ...]]:
 def kind_of(config: PreTrainedConfig, names: Sequence[str]) -> str:
     """The kind of a class, by its name and those of its bases, or by the Auto class that loads it.
 
-    names: none of a checkpoint that names no class; then it is the first that its own code has. Raises UserError for a
-    class of no kind in KINDS.
+    names: of the class and its bases; empty if a checkpoint names no class: then the first kind that its custom code
+    has a class of. Raises UserError for a class of no kind in KINDS.
     """
     own_code = getattr(config, "auto_map", None) or {}
     for kind, (auto, mapping) in KINDS.items():
@@ -93,9 +93,9 @@ def kind_of(config: PreTrainedConfig, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Shrinking:
-    """How the fields of one config, without its sub-configs, become small.
+    """Shrinks the fields of one config, without its sub-configs. ids: {token id: small token id}.
 
-    depth: layers of the given config; kept: those of them that the twin has, the first two of each kind.
+    depth: the number of layers of the full config; kept: those that the twin has, the first two of each kind.
     """
 
     fields: dict[str, Any]
@@ -117,7 +117,7 @@ class Shrinking:
         return any(re.search(STAGE_DEPTHS, name) and isinstance(v, list) for name, v in self.fields.items())
 
     def column(self, name: str, value: Any) -> list | None:
-        """What a field says of each layer of the given config; None: it says nothing of single layers."""
+        """A field's value for each layer of the full config; None if the field is not about single layers."""
         layers = range(self.depth)
         if name == "per_layer_config" and value:
             return [{int(key): str(of) for key, of in value.items()}.get(i) for i in layers]
@@ -140,7 +140,7 @@ class Shrinking:
 
     @cached_property
     def in_periods(self) -> bool:
-        """Whether the kinds of layers repeat by a number alone: the twin takes two periods of two layers."""
+        """Whether only a period says which layer is of which kind: the twin then has two periods of two layers."""
         return not self.columns and any(self.is_period(name, value) for name, value in self.fields.items())
 
     @cached_property
@@ -187,19 +187,19 @@ class Shrinking:
             name = name.removesuffix("_per_layer")
             value = [value[i] for i in self.kept]
             sizes = sorted({v for v in value if type(v) is int})
-            if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # two sizes stay two
+            if len(sizes) == 2 and self.number(name, sizes[0]) == self.number(name, sizes[1]):  # keep the two apart
                 return [self.number(name, v) * (1 + sizes.index(v)) for v in value]
         return [self.small(name, v) for v in value]
 
     def of_pairs(self, rope: Mapping) -> dict:
-        """The rope parameters that hold one number for each pair of rotated numbers, for heads of 8 numbers."""
+        """The rope parameters with one value for each pair of rotated dimensions, for a head size of 8."""
         pairs = max(1, int(4 * rope.get("partial_rotary_factor", 1.0)))
         sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
         factors = {name: rope[name][:pairs] for name in ("short_factor", "long_factor") if name in rope}
         return factors | ({"mrope_section": sections} if "mrope_section" in rope else {})
 
     def overrides(self, fields: dict) -> dict:
-        """One layer's own fields; one that is larger than the config's stays larger."""
+        """The small values of the fields that one layer overrides; a value above the config's stays above it."""
         layer = Shrinking(self.fields | fields, self.ids)
         small = {name: layer.small(name, value) for name, value in fields.items()}
         for name, value in fields.items():
@@ -212,7 +212,7 @@ class Shrinking:
             return value % 2
         if self.is_period(name, value):
             return 2 if self.in_periods else value
-        if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # how many stages; their strides
+        if self.in_stages and re.search(r"(layers|blocks|patch_size)$", name):  # the number of stages; their strides
             return value
         if re.search(r"(kv|key_value|_key).*heads$", name):
             return min(value, HEADS if value == self.fields.get(_query_heads(name)) else 2)
@@ -225,7 +225,7 @@ class Shrinking:
 
 
 def _query_heads(name: str) -> str:
-    """The field of the query heads beside one of the key or value heads."""
+    """The field of query heads that belongs to a field of key or value heads."""
     if name == "kv_n_heads":
         return "n_heads"
     return name.replace("_key_heads", "_value_heads").replace("key_value", "attention").replace("kv", "attention")
@@ -241,13 +241,13 @@ def special_tokens(fields: Any, name: str = "") -> set[int]:
 
 
 def _small_ids(tokens: set[int]) -> dict[int, int]:
-    """{id: id below VOCABULARY}, distinct: small ones stay, the others come from the end."""
+    """{id: id below VOCABULARY}, distinct: small ids stay, the others become the last ids of the vocabulary."""
     large = sorted(token for token in tokens if token >= VOCABULARY // 2)
     return {token: token for token in tokens} | {token: VOCABULARY - 1 - i for i, token in enumerate(large)}
 
 
 def _shrink(given: dict, ids: dict[int, int]) -> dict:
-    """The fields of a twin, sub-configs and the row of the model type in twin_rows.py included."""
+    """The fields of a twin, including sub-configs and the model type's row in twin_rows.py."""
     given = {name: value for name, value in given.items() if name not in DROPPED and (name, value) != NO_PATH}
     shrinking = Shrinking({name: value for name, value in given.items() if not _is_config(value)}, ids)
     small = {
@@ -263,33 +263,33 @@ def _is_config(value: Any) -> bool:
 
 
 def tiny_config(config: PreTrainedConfig, kind: str | None = None) -> PreTrainedConfig:
-    """A small config of the same class: two layers of each kind, all other fields as they are.
+    """A small config of the same class: two layers of each kind, sizes within BOUNDS, all other fields unchanged.
 
-    kind: "causal" makes a decoder of a class that can be an encoder, too, such as BERT.
-    Raises UserError, with the sentence of the config's class, if it refuses the small fields.
+    kind: "causal" makes a decoder of a class that can also be an encoder, such as BERT.
+    Raises UserError with the message of the config class if the class refuses the small fields.
     """
     fields = config.to_dict()
     fields = _shrink(fields, _small_ids(special_tokens(fields)))
-    for name in ("model_type", "stage_names", "out_features", "out_indices"):  # the class makes them
+    for name in ("model_type", "stage_names", "out_features", "out_indices"):  # the class derives them
         fields.pop(name, None)
-    if not getattr(config, "auto_map", None):  # only code from the Hub is found by it
+    if not getattr(config, "auto_map", None):  # it only serves to find code from the Hub
         fields.pop("_name_or_path", None)
     if kind == "causal" and not fields.get("is_encoder_decoder"):
         fields |= dict.fromkeys(fields.keys() & {"is_decoder", "causal"}, True)
     names = _names(kind).get(config.model_type) if kind else None
-    if isinstance(names, tuple):  # the Auto class chooses by it
+    if isinstance(names, tuple):  # the Auto class chooses by `architectures`
         fields["architectures"] = [next((name for name in config.architectures or () if name in names), names[0])]
     try:
         return type(config)(**fields)
-    except Exception as error:  # code from the Hub raises anything
+    except Exception as error:  # code from the Hub may raise any error
         sentence = (str(error).strip() or repr(error)).splitlines()[-1].strip(" '\"")
         raise UserError(f"no tiny twin can be made of {config.model_type}: {sentence}") from error
 
 
 def constructor(config: PreTrainedConfig) -> str:
-    """A Python expression, with transformers alone, that makes the same config by what differs from the defaults.
+    """A Python expression, with transformers alone, that makes the same config: the fields that are not defaults.
 
-    For code from the Hub: by what differs from the config that lies there.
+    For code from the Hub: the fields that differ from the config published there.
     """
     make: Callable[..., PreTrainedConfig] = type(config)
     if config.model_type in CONFIG_MAPPING and isinstance(config, CONFIG_MAPPING[config.model_type]):
@@ -301,17 +301,17 @@ def constructor(config: PreTrainedConfig) -> str:
 
 
 def _differing(config: PreTrainedConfig, make: Callable[..., PreTrainedConfig]) -> dict[str, Any]:
-    """The arguments by which `make` makes a config anew; sub-configs are dicts."""
-    wanted, usual = _comparable(config), _comparable(make())
-    arguments = {name: value for name, value in wanted.items() if name not in usual or usual[name] != value}
+    """The arguments with which `make` makes an equal config; sub-configs are dicts."""
+    fields, defaults = _comparable(config), _comparable(make())
+    arguments = {name: value for name, value in fields.items() if name not in defaults or defaults[name] != value}
     for name, value in arguments.items():
         if _is_config(value):
             sub = getattr(config, name)
             named = {"model_type": sub.model_type} if sub.model_type else {}
             arguments[name] = named | _differing(sub, type(sub))
-    for _ in range(2):  # fields that the class derives from others, unless they are given
+    for _ in range(2):  # the class derives some fields from others unless they are passed
         made = _comparable(make(**arguments))
-        arguments |= {name: value for name, value in wanted.items() if made.get(name) != value}
+        arguments |= {name: value for name, value in fields.items() if made.get(name) != value}
     return arguments
 
 
@@ -322,16 +322,16 @@ def _comparable(config: PreTrainedConfig) -> dict[str, Any]:
 def tiny_model(
     config: PreTrainedConfig, kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any
 ) -> PreTrainedModel:
-    """A model of a tiny config, in evaluation: initialised by its class, then noise of 0.1 on each parameter.
+    """A model of a tiny config in eval mode: initialised by its class, then noise (std 0.1) added to each parameter.
 
-    The noise makes biases, norms and gates count. With transformers alone, the same weights in float32:
+    The noise lets biases, norms and gates affect the outputs. The same weights in float32 with transformers alone:
     `torch.manual_seed(seed); model = AutoModelForCausalLM.from_config(config).eval()`, then
     `for p in model.parameters(): p.data += torch.randn_like(p) / 10`.
 
-    kind: a key of KINDS. options: of `from_config`, such as trust_remote_code.
+    kind: a key of KINDS. options: arguments of `from_config`, such as trust_remote_code.
     Raises UserError for more than MOST_PARAMETERS, before weights are made.
     """
-    auto, config = getattr(transformers, KINDS[kind][0]), deepcopy(config)  # classes change configs
+    auto, config = getattr(transformers, KINDS[kind][0]), deepcopy(config)  # some classes change their config
     with torch.device("meta"):
         shapes = {name: p.numel() for name, p in auto.from_config(config, **options).named_parameters()}
     if (parameters := sum(shapes.values())) > MOST_PARAMETERS:
@@ -345,6 +345,6 @@ def tiny_model(
         model = auto.from_config(config, **options).eval()
         for p in model.parameters():
             p.data += torch.randn_like(p) / 10
-    if dtype == torch.float64:  # other ways to compute experts multiply in at most 32 bits
+    if dtype == torch.float64:  # the other implementations of experts have no float64
         model.set_experts_implementation("eager")
     return model.to(dtype)

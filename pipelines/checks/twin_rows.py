@@ -1,4 +1,4 @@
-"""What the rules of twin.py do not know: fields of tiny configs, one row for each awkward model type."""
+"""Exceptions to the rules of twin.py: fields of tiny configs, one row for each model type that needs them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ Row = dict[str, Any] | Callable[[dict, dict], dict]
 
 
 def unset(**fields: Any) -> Row:
-    """Fields that the class needs, where the config has none: some defaults alone make no model."""
+    """Fields that the class needs, where the config has None: some classes cannot be built from their defaults."""
     return lambda given, _: {name: value for name, value in fields.items() if given.get(name) is None}
 
 
 def gpt_neo(given: dict, _: dict) -> dict:
     kinds = [kind for kinds, times in given["attention_types"] for kind in kinds * times]
-    kept = [kind for i, kind in enumerate(kinds) if kinds[:i].count(kind) < 2]
-    return {"attention_types": [[kept, 1]], "num_layers": len(kept)}
+    first_two = [kind for i, kind in enumerate(kinds) if kinds[:i].count(kind) < 2]
+    return {"attention_types": [[first_two, 1]], "num_layers": len(first_two)}
 
 
 def qwen4_exp(given: dict, _: dict) -> dict:
@@ -33,12 +33,12 @@ HEADS_OF_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 MIXED = ["linear_attention", "full_attention"] * 2
 WINDOWS = {"image_size": 128, "window_size": 4}  # the last stage must be as large as a window
 
-# model type -> fields of its tiny config, or a function of the given and of the small fields
+# model type -> fields of its tiny config, or a function of (fields of the full config, small fields)
 ROWS: dict[str, Row] = {
     "bamba": lambda given, _: (
         HEADS_OF_MAMBA | ({} if given["attn_layer_indices"] else {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]})
     ),
-    "big_bird": {"block_size": 1},  # blocks are sparse from nine on
+    "big_bird": {"block_size": 1},  # attention is sparse from nine blocks on
     "bigbird_pegasus": {"block_size": 1},
     "cohere_compass_text": lambda given, small: {
         "rope_parameters": small["rope_parameters"] or dict.fromkeys(small["layer_types"], ROPE)
@@ -112,7 +112,7 @@ ROWS: dict[str, Row] = {
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "mamba_headdim": 16},
 }
 
-# (kind, model type) -> why its class cannot be asked
+# (kind, model type) -> why its class cannot be checked
 NOT_ASKED: dict[tuple[str, str], str] = {
     ("causal", "gemma3n"): "needs the package timm",
     ("causal", "gemma4_assistant"): "continues the hidden states of another model",

@@ -1,4 +1,4 @@
-"""Memory that nobody has written to, filled with nan, so that a forgotten weight or buffer shows."""
+"""Fills uninitialised memory with nan, so that a weight or buffer that was never set shows."""
 
 import contextlib
 
@@ -8,9 +8,9 @@ from torch.utils._device import _device_constructors
 
 @contextlib.contextmanager
 def unwritten_is_nan():
-    """Let torch.empty and empty_like give nan on the CPU; transformers allocates by them what it loads or draws."""
-    # torch caches which functions `with torch.device("meta")` catches. Were the first call to fall into this context,
-    # the cache would hold the functions below instead of the real ones, and later models would be allocated for real.
+    """Let torch.empty and empty_like return nan on the CPU; transformers allocates weights with them."""
+    # torch caches which functions `with torch.device("meta")` intercepts. If the first call came inside this context,
+    # the cache would hold the functions below, and later models would be allocated on the CPU instead of meta.
     _device_constructors()
     originals = {name: getattr(torch, name) for name in ("empty", "empty_like")}
 

@@ -1,4 +1,4 @@
-"""Examples that cannot be used: once one is met all are looked for, and then named in one message or left out."""
+"""Rows that cannot be used: when one is met, all of them are searched for, then named in one error or left out."""
 
 import re
 from collections import Counter
@@ -10,17 +10,17 @@ from ..words import counted
 from .documents import in_batches
 from .examples import Example, Examples
 
-NAMED = 20  # bad rows that a message names
+NAMED = 20  # bad rows that an error names
 
 
 class Probe(list):
-    """Some examples in place of those of a split."""
+    """A list of examples that takes the place of a split's Examples."""
 
     split = name = ""
 
 
 class BadRow(NamedTuple):
-    """index: in its source. sentence: what is wrong, with the place."""
+    """index: the row's number in its source. sentence: what is wrong with it, with its place."""
 
     index: int
     place: str
@@ -28,29 +28,29 @@ class BadRow(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The sentence without place and values: equal for equal faults."""
+        """The sentence without place and values, so that equal faults have equal reasons."""
         column = re.match(r"(?:task|objective)\.\w+=('[^']*')", self.sentence)
-        said = self.sentence.split(self.place, 1)[-1].split(";")[0].strip(" :,.")
-        said = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,]*", "…", said)
-        return f"{column[1]} {said}" if column else said
+        fault = self.sentence.split(self.place, 1)[-1].split(";")[0].strip(" :,.")
+        fault = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,]*", "…", fault)
+        return f"{column[1]} {fault}" if column else fault
 
 
 def bad_rows_of(examples: Examples, attempt: Callable[[Probe], None]) -> list[BadRow]:
-    """The rows of a split that cannot be read, or of which `attempt` raises a UserError.
+    """The rows of a split that cannot be read, or for which `attempt` raises a UserError.
 
-    Empty where none can be used: then something else is wrong than some rows.
+    Empty if all rows fail: then the fault is not in single rows.
     """
-    found, total = [], 0
+    bad, total = [], 0
     for batch in in_batches(examples.numbered()):
         total += len(batch)
         good = [(index, example) for index, example in batch if not isinstance(example[1], UserError)]
         unread = [BadRow(index, place, str(row)) for index, (place, row) in batch if isinstance(row, UserError)]
-        found += sorted([*unread, *_failing(good, attempt)])
-    return found if len(found) < total else []
+        bad += sorted([*unread, *_failing(good, attempt)])
+    return bad if len(bad) < total else []
 
 
 def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None]) -> Iterator[BadRow]:
-    """Those of a batch that fail: halves of halves, so that a good batch is tried once."""
+    """The rows of a batch that fail, found by bisection, so that a good batch is tried only once."""
     try:
         attempt(Probe(example for _, example in batch))
     except UserError as error:
@@ -64,7 +64,7 @@ def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None])
 
 
 def refusal(found: list[BadRow], error: UserError) -> UserError:
-    """The one message about all of them. error: that of the first one, which alone says enough."""
+    """One error that names all bad rows. error: the error of the first one, sufficient if it is the only one."""
     if len(found) == 1:
         return UserError(f"{str(error).rstrip('.')} (data.bad_rows=skip leaves the row out)")
     lines = [f"{len(found):,} rows cannot be used; data.bad_rows=skip leaves them out"]
@@ -75,12 +75,12 @@ def refusal(found: list[BadRow], error: UserError) -> UserError:
 
 
 def reasons(found: list[BadRow]) -> str:
-    """`2 'text' holds null, not text; 1 not valid JSON`."""
+    """The number of rows for each reason: `2 'text' holds null, not text; 1 not valid JSON`."""
     return "; ".join(f"{number:,} {reason}" for reason, number in Counter(row.reason for row in found).most_common())
 
 
 def leave_out(examples: Examples, found: list[BadRow]) -> None:
-    """Make the split one without these rows, beside those that it lacks already."""
+    """Leave these rows out of the split, in addition to those left out already."""
     examples.left_out.update({row.index: row for row in found})
     rows = list(examples.left_out.values())
     examples.left_out_words = f"{counted(len(rows), 'row')} left out (data.bad_rows=skip): {reasons(rows)}"

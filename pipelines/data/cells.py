@@ -1,4 +1,4 @@
-"""Cells of rows: found by the names of columns, read as the texts that they hold. Standard library only."""
+"""Cells of rows: found by column name and read as text. Standard library only."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ..errors import UserError
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """The value under a key of the row, or under keys within keys, joined by dots; raises KeyError."""
+    """The value of a column; dots in its name lead into nested dicts. Raises KeyError."""
     if name in row:
         return row[name]
     value: Any = row
@@ -18,7 +18,7 @@ def cell(row: dict[str, Any], name: str) -> Any:
 
 
 def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
-    """Every name that `cell` finds in the row, in order."""
+    """Every column name that `cell` accepts for this row, in order."""
     names = []
     for key, value in row.items():
         names.append(f"{before}{key}")
@@ -48,7 +48,7 @@ def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
 
 
 def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text") -> list[str]:
-    """The list of texts in a column; raises UserError for anything else. noun: what each of them is."""
+    """The list of texts in a column; raises UserError for anything else. noun: the word for one of them in errors."""
     values = row[column]
     if not isinstance(values, list):
         raise UserError(f"task.{field}={column!r}: {place} holds {kind_of(values)}, not a list of {noun}s")

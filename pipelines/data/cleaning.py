@@ -1,7 +1,7 @@
-"""Documents that are left out before they are tokenised, as `data.clean` says, and what is said of them.
+"""Cleaning (`data.clean`): which documents are left out before tokenisation, and the report on them.
 
-Which ones is decided once for a source, in one pass over all of it, and kept in the cache: so shards, processes and
-runs that go on see the same, wherever they begin. A stream is judged while it is read.
+This is decided in one pass over the whole source and kept in the cache, so that shards, processes and resumed runs
+leave out the same documents, wherever they begin. A stream is judged while it is read.
 """
 
 import copy
@@ -27,16 +27,16 @@ from .documents import Document, Skipped, Source
 from .validation_split import first_documents
 from .word_sequences import words_of
 
-_FORMAT = 1  # raise it when other documents are left out
-PART_BYTES = 2**30  # of files: as tokenization.py divides them
-EXAMPLES = 3  # documents that are shown for each reason
-LISTED = 10  # texts in common that are shown for each test set; SHARED has them all
+_FORMAT = 1  # raise it when the same settings leave out other documents
+PART_BYTES = 2**30  # of files: the size of a part, as in tokenization.py
+EXAMPLES = 3  # documents that the report shows for each reason
+LISTED = 10  # shared texts that the report shows for each test set; the file SHARED has all of them
 FOUND, DROPPED, SHARED = "found.json", "dropped.npz", "shared.jsonl"
 EXACT, NEAR, OVERLAP = "exact duplicates", "near duplicates", "in common with test sets"
 
 
 class Judge:
-    """Says of one document after the other why it is left out; duplicates are of documents that it has let pass."""
+    """Decides for one document after another whether it is left out; a duplicate repeats one that passed before it."""
 
     def __init__(self, clean: CleanSettings, keeps: Callable[[str], Any] | None, tests: TestSets | None):
         self.clean, self.keeps, self.tests = clean, keeps, tests
@@ -49,7 +49,7 @@ class Judge:
         self.latest: dict = {}
 
     def remember(self, document: Document) -> None:
-        """A document of another source, which those of this one may repeat."""
+        """Take a document of another source as an earlier one, of which later documents may be duplicates."""
         if self.clean.exact_duplicates:
             self._was_there(document.text)
         if self._near:
@@ -89,14 +89,14 @@ class Judge:
 
 
 class CleanSource(Source):
-    """A source with Skipped in place of the documents that are left out; numbers of documents stay what they were.
+    """A source with Skipped in place of the documents that are left out, so that the others keep their numbers.
 
-    tests: what no document may share words with; None: nothing. most: documents that are read of it, after those that
-    are left out; None: all. streamed: whether it is read once only, so that duplicates cannot be told. earlier: sources
-    whose documents count as there before.
+    tests: the test sets with which no document may share words, or None. most: the number of documents that are read,
+    not counting those left out; None: all. streamed: whether the source is read only once, so that its documents are
+    judged while they are read. earlier: sources whose documents this one must not repeat.
 
-    Raises UserError for a filter that cannot be loaded, a package that is missing, and, when it is read, where the
-    filter fails or nothing is left.
+    Raises UserError for a filter that cannot be loaded and for a missing package; while it is read, if the filter
+    fails or no document is left.
     """
 
     def __init__(
@@ -119,22 +119,22 @@ class CleanSource(Source):
         self._parts = list(enumerate(source.parts(PART_BYTES)))
 
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
-        """place: [part, items of it, the part's own place]."""
-        first, done, own = place or (0, 0, None)
+        """place: [number of the part, items read of it, the place within it]."""
+        first, done, inner = place or (0, 0, None)
         judge = Judge(self.clean, self.keeps, self.tests) if self.streamed else None
         for at in range(first, len(self._parts)):
             part, source = self._parts[at]
             dropped = self._found[1].get(part, ()) if judge is None else ()
-            for number, (item, after) in enumerate(source.items_from(own), start=done):
+            for number, (item, after) in enumerate(source.items_from(inner), start=done):
                 left_out = number in dropped or (judge and isinstance(item, Document) and judge.reason(item))
                 yield Skipped("cleaned", item.source) if left_out else item, [at, number + 1, after]
-            done, own = 0, None
+            done, inner = 0, None
 
     def parts(self, size: int) -> list[Source]:
-        """Parts of about a gigabyte, whatever is asked for: by them it is known what is left out."""
+        """Parts of about a gigabyte, whatever `size` is: what is left out is stored for these parts."""
         parts = [copy.copy(self) for _ in self._parts]
-        for part, own in zip(parts, self._parts):
-            part._parts = [own]
+        for part, numbered in zip(parts, self._parts):
+            part._parts = [numbered]
         return parts
 
     @property
@@ -142,7 +142,7 @@ class CleanSource(Source):
         return self.source.num_shards
 
     def shard(self, number: int) -> Source:
-        """Of a stream, which is judged while it is read."""
+        """For a stream only, which is judged while it is read."""
         part = copy.copy(self)
         part.source = self.source.shard(number)
         part._parts = [(0, part.source)]
@@ -152,7 +152,7 @@ class CleanSource(Source):
         return self.source.size_hint()
 
     def identity(self) -> Any:
-        """By the content of test sets and of the filter's file, not by their paths."""
+        """Depends on the content of the test sets and of the filter's file, not on their paths."""
         settings = asdict(self.clean)
         for name in ("filter", "decontaminate", "decontaminate_words", "across_sources"):
             del settings[name]
@@ -161,23 +161,23 @@ class CleanSource(Source):
         return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()} | earlier
 
     def notes(self) -> list[str]:
-        """What was left out of the whole source, by reason; nothing of a stream."""
+        """How many documents of the whole source were left out, by reason; empty for a stream."""
         if self.streamed:
             return []
-        found, _, folder = self._found
-        reasons = found["dropped"]
+        report, _, folder = self._found
+        reasons = report["dropped"]
         number = sum(count for count, _ in reasons.values())
-        lines = [f"cleaning left out {number:,} of {counted(found['documents'], 'document')} of {self.name}"]
+        lines = [f"cleaning left out {number:,} of {counted(report['documents'], 'document')} of {self.name}"]
         for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
             lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
         return [
             "\n".join(lines),
-            *shared_notes(found["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
+            *shared_notes(report["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
         ]
 
     @cached_property
     def _found(self) -> tuple[dict, dict[int, set[int]], Path]:
-        """(what was found in all of it, the numbers of the items that are left out of each part, the folder)."""
+        """(the report on the whole source, the numbers of the left-out items of each part, the folder in the cache)."""
         with hashed_files() as files:
             key = sha([self.identity(), PART_BYTES])
         folder = cached_folder(self.cache, "clean", key, self._find, files=files)
@@ -186,7 +186,7 @@ class CleanSource(Source):
         return json.loads((folder / FOUND).read_text()), dropped, folder
 
     def _find(self, folder: Path) -> None:
-        """Judge every document of the source, and write down what is left out."""
+        """Judge every document of the source and write to `folder` which ones are left out."""
         with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
             judge, result = Judge(self.clean, self.keeps, self.tests), _Findings(shared)
             for source in self.earlier:
@@ -211,13 +211,13 @@ class CleanSource(Source):
 
 
 class _Findings:
-    """What a pass over a source has found so far. shared: a file that gets every text in common with a test set."""
+    """The results of a pass over a source. shared: a file to which every text shared with a test set is written."""
 
     def __init__(self, shared):
         self.shared, self.documents, self.reasons = shared, 0, Counter()
         self.dropped: dict[int, list[int]] = {}
         self.examples: dict[str, list[str]] = {}
-        self.sets: dict[str, tuple[list, list[str]]] = {}  # set -> (hashes by document, the first texts in common)
+        self.sets: dict[str, tuple[list, list[str]]] = {}  # set -> (hashes by document, first shared texts)
 
     def add(self, part: int, number: int, document: Document, reason: str | None, in_common: dict) -> None:
         self.documents += 1
@@ -236,7 +236,7 @@ class _Findings:
             listed += [f"{document.source} {_first_words(text, 30)}" for text in texts[: LISTED - len(listed)]]
 
     def write(self, folder: Path, tests: TestSets | None) -> None:
-        np.savez(folder / DROPPED, **{str(part): np.array(own, np.int64) for part, own in self.dropped.items()})
+        np.savez(folder / DROPPED, **{str(part): np.array(items, np.int64) for part, items in self.dropped.items()})
         sets = {}
         for name, texts in (tests.texts if tests else {}).items():
             hashes, listed = self.sets.get(name, ([], []))
@@ -244,8 +244,8 @@ class _Findings:
             numbers = {"texts": texts, "too_short": tests.too_short[name], "documents": len(hashes)}
             sets[name] = numbers | {"sequences": distinct, "listed": listed}
         dropped = {reason: [count, self.examples[reason]] for reason, count in self.reasons.items()}
-        found = {"documents": self.documents, "dropped": dropped, "sets": sets}
-        (folder / FOUND).write_text(json.dumps(found, indent=1))
+        report = {"documents": self.documents, "dropped": dropped, "sets": sets}
+        (folder / FOUND).write_text(json.dumps(report, indent=1))
 
 
 def _first_words(text: str, number: int = 8) -> str:
@@ -255,7 +255,7 @@ def _first_words(text: str, number: int = 8) -> str:
 
 
 def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
-    """The function that data.clean.filter names, and its own name with the SHA-256 of the file that it is in."""
+    """The function that data.clean.filter names, and [its name, the SHA-256 of its file]."""
     place, _, attribute = name.rpartition(":")
     field = f"data.clean.filter={name!r}"
     try:
@@ -267,7 +267,7 @@ def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
             module = importlib.import_module(place)
     except Exception as error:  # whatever a user's file raises
         raise UserError(f"{field} cannot be loaded: {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         raise UserError(f"{field}: {place} has no function {attribute}")
-    return found, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]
+    return function, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]

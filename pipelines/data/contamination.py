@@ -1,4 +1,4 @@
-"""Texts of test sets, and which of their sequences of words stand in a document, too."""
+"""Contamination: which word sequences of test sets are also in a document."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -23,23 +23,23 @@ FIELD = "data.clean.decontaminate"
 
 
 def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_dir: str | None) -> "TestSets":
-    """The sets that documents must not share words with; nothing of them is read yet.
+    """The test sets with which documents must not share words; their texts are not read yet.
 
-    Files are read by `text_field` where they have rows, else paragraph by paragraph. Raises UserError for what is
-    neither a file, a recipe nor a suite, and for a recipe without text or without data to test on.
+    Files with rows are read by `text_field`, others paragraph by paragraph. Raises UserError for a name that is neither
+    a file, a recipe nor a suite, and for a recipe without text or without test data.
     """
-    found: dict[str, Corpus] = {}
+    corpora: dict[str, Corpus] = {}
     for name in clean.decontaminate:
         if is_suite(name):
             for task in read_suite(name).tasks:
-                found[f"{name}: {task.title}"] = _of_recipe(task.recipe, task.settings, task.split)
+                corpora[f"{name}: {task.title}"] = _of_recipe(task.recipe, task.settings, task.split)
         elif name.endswith((".yaml", ".yml")) or name in shipped("recipes"):
-            found[name] = _of_recipe(name)
+            corpora[name] = _of_recipe(name)
         else:
             patterns = with_local_copies(name, FIELD, cache_dir)
             options = {"text_field": text_field, "document": "paragraph", "key": FIELD.removeprefix("data.")}
-            found[name] = SourceCorpus("test", FileSource(patterns, limits, **options))
-    return TestSets(found, clean.decontaminate_words)
+            corpora[name] = SourceCorpus("test", FileSource(patterns, limits, **options))
+    return TestSets(corpora, clean.decontaminate_words)
 
 
 def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) -> Corpus:
@@ -56,10 +56,10 @@ def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) ->
 
 
 class TestSets:
-    """The sequences of `length` words of some sets of texts.
+    """All sequences of `length` words in the texts of each test set.
 
-    They are read for the first document that is compared. texts, too_short: number of each set's texts, and of those
-    with fewer words, which are in no document.
+    The sets are read when the first document is compared. texts, too_short: by set, the number of its texts and of
+    those with fewer than `length` words, which are found in no document.
     """
 
     def __init__(self, sets: dict[str, Corpus], length: int):
@@ -72,22 +72,22 @@ class TestSets:
     def _hashes(self) -> dict[str, np.ndarray]:
         hashes = {}
         for name, corpus in self.sets.items():
-            found = [sequences_of(words_of(document.text), self.length) for document in corpus.documents()]
-            self.texts[name], self.too_short[name] = len(found), sum(not len(one) for one in found)
-            hashes[name] = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+            sequences = [sequences_of(words_of(document.text), self.length) for document in corpus.documents()]
+            self.texts[name], self.too_short[name] = len(sequences), sum(not len(one) for one in sequences)
+            hashes[name] = np.unique(np.concatenate(sequences)) if sequences else np.empty(0, np.uint64)
         return hashes
 
     def shared(self, words: list[str]) -> dict[str, tuple[np.ndarray, list[str]]]:
-        """set -> (hashes of the sequences that stand in it, too; the words in a row that these make up), if any do."""
-        own, found = sequences_of(words, self.length), {}
+        """{set: (hashes of the sequences shared with it, the texts that these sequences make up)}, if it shares any."""
+        sequences, matches = sequences_of(words, self.length), {}
         for name, hashes in self._hashes.items():
-            places = np.flatnonzero(_are_in(own, hashes))
+            places = np.flatnonzero(_are_in(sequences, hashes))
             if len(places):
-                found[name] = own[places], [" ".join(words[a:b]) for a, b in self._runs(places)]
-        return found
+                matches[name] = sequences[places], [" ".join(words[a:b]) for a, b in self._runs(places)]
+        return matches
 
     def _runs(self, places: np.ndarray) -> Iterator[tuple[int, int]]:
-        """(first word, place behind the last one) of sequences that follow or overlap each other."""
+        """(start, end), in words, of each run of adjacent or overlapping sequences."""
         breaks = np.flatnonzero(np.diff(places) > self.length) + 1
         for run in np.split(places, breaks):
             yield int(run[0]), int(run[-1]) + self.length
@@ -100,14 +100,14 @@ def _are_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def shared_notes(sets: dict[str, dict[str, Any]], length: int, file: str) -> list[str]:
-    """A sentence for each test set, with the first texts in common below it. file: where all of them stand."""
+    """A note for each test set, with the first shared texts below it. file: the file with all shared texts."""
     notes = []
-    for name, own in sets.items():
-        short = f", {own['too_short']:,} of fewer than {length} words" if own["too_short"] else ""
-        head = f"test set {name} ({counted(own['texts'], 'text')}{short}): "
-        if not own["documents"]:
+    for name, one in sets.items():
+        short = f", {one['too_short']:,} of fewer than {length} words" if one["too_short"] else ""
+        head = f"test set {name} ({counted(one['texts'], 'text')}{short}): "
+        if not one["documents"]:
             notes.append(f"{head}no {length} words in a row are in the source")
             continue
-        head += f"{counted(own['sequences'], 'sequence')} of {length} words in {counted(own['documents'], 'document')}"
-        notes.append("\n".join([f"{head}; all in the cache, {file}", *own["listed"]]))
+        head += f"{counted(one['sequences'], 'sequence')} of {length} words in {counted(one['documents'], 'document')}"
+        notes.append("\n".join([f"{head}; all in the cache, {file}", *one["listed"]]))
     return notes

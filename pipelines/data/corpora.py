@@ -20,33 +20,33 @@ SPLITS = ("train", "validation", "test")
 
 
 def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
-    """The corpora of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
+    """The corpora of the splits that the section configures: `train`, and `validation` and `test` if there are any.
 
-    Validation comes from validation_files or validation_split, else from validation_fraction of the training documents
-    (of a single document the end of its text; of a stream, from its first 20,000 documents, of a shuffled one from its
-    first file, too); the fraction 0 means no validation. `seed` chooses which. Globs for training leave out files of
-    the other splits. max_documents bounds the training source alone, and data.clean leaves out documents of it, before
-    it is split; validation and test files are read whole.
+    Validation comes from validation_files or validation_split, else it is the share validation_fraction of the training
+    documents, chosen by `seed` (0: no validation): of a single document the end of its text, of a stream some of its
+    first 20,000 documents, which a shuffled stream takes from its first file. Globs for training leave out files of the
+    other splits. max_documents and data.clean apply to the training source alone, before it is split; validation and
+    test files are read whole.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
     """
     check_data(data)
     opener = _Opener(data, seed)
-    own = {split: opener.own(data, "data", split) for split in ("validation", "test")}
-    without = real_paths(*own.values())
+    sources = {split: opener.own(data, "data", split) for split in ("validation", "test")}
+    without = real_paths(*sources.values())
     held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
     corpora = opener.mixture(held, without) if data.mixture else opener.split(data, "data", held, without)
-    for split, source in own.items():
+    for split, source in sources.items():
         if source is not None:
             corpora[split] = _whole(split, source)
     return corpora
 
 
 def source_names(names: list[str]) -> list[str]:
-    """What the sources of a mixture are called in the log, where numbers have names of letters, digits and _.
+    """The names of a mixture's sources in the log, whose metrics have names of letters, digits and _.
 
-    Files of different folders may have one name; the number is that of `data.mixture.3.weight`.
+    If sources share a name, as files of different folders may, each gets its number, as in `data.mixture.3.weight`.
     """
     words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
     return [word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)]
@@ -58,10 +58,10 @@ class _Opener:
     def __init__(self, data: DataSection, seed: int):
         self.data, self.seed = data, seed
         self.limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
-        self.cleaned: list[Source] = []  # whose documents later sources may repeat
+        self.cleaned: list[Source] = []  # sources whose documents later ones must not repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
-        """The corpora of data.mixture; each source may have validation texts of its own. held: back of the others."""
+        """The corpora of data.mixture. held: the validation share of sources without a share or validation data."""
         opened: list[dict[str, Corpus]] = []
         for number, section in enumerate(self.data.mixture):
             where = f"data.mixture.{number}"
@@ -77,7 +77,7 @@ class _Opener:
         return {split: MixtureCorpus(split, sources) for split, sources in splits.items() if sources}
 
     def split(self, section: SourceSection, where: str, held: float, without: Collection[str]) -> dict[str, Corpus]:
-        """The corpora of one source. held: for validation. without: files that globs leave out."""
+        """The corpora of one source. held: the share for validation. without: files that globs leave out."""
         data, most = self.data, section.max_documents
         if section.source:
             source: Source = SOURCES[section.source](self.limits, where)
@@ -85,7 +85,7 @@ class _Opener:
             source = self._files(section, where, "files", without)
         else:
             source = HubSource(section, self.limits, "split", section.text_field, data.streaming, where)
-        first = source.shard(0) if data.shuffle_buffer else source  # numbers in later files are not known before
+        first = source.shard(0) if data.shuffle_buffer else source  # document numbers in later files are not known yet
         window = STREAM_WINDOW if data.streaming else None
         rule = ValidationSplit(held, self.seed, source.splits_by_name, window) if held else None
         rule = plan_validation_split(first if held else source, rule, most)
@@ -97,7 +97,7 @@ class _Opener:
         return {"train": train, "validation": validation} if held else {"train": train}
 
     def own(self, section: SourceSection, where: str, split: str) -> Source | None:
-        """The source of files or of a split that are for validation or test alone."""
+        """The source that the section names for validation or test alone (files or a split), if it names one."""
         if getattr(section, f"{split}_files"):
             return self._files(section, where, f"{split}_files")
         if getattr(section, f"{split}_split"):
@@ -105,7 +105,7 @@ class _Opener:
         return None
 
     def _clean(self, source: Source, section: SourceSection) -> Source:
-        """The source without what data.clean leaves out."""
+        """The source without the documents that data.clean leaves out."""
         from .cleaning import CleanSource
         from .contamination import open_test_sets
 
@@ -129,6 +129,6 @@ class _Opener:
 
 
 def _whole(split: str, source: Source) -> SourceCorpus:
-    """All documents of a source, once it is known to hold one."""
+    """A corpus of all documents of a source; raises UserError if there is none."""
     plan_validation_split(source, None, None)
     return SourceCorpus(split, source)

@@ -1,8 +1,8 @@
-"""Labelled examples that are made of data without such labels, as `data.derive` says; standard library and numpy.
+"""Labelled examples derived from data without such labels (`data.derive`); standard library and numpy.
 
-Of documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document. Of other
-examples (`EntityKinds`): row by row, under the names of the task's own columns. What is made depends on the data alone,
-on no seed: it is the same data set in every run.
+From documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document. From other
+examples (`EntityKinds`): row by row, under the names of the task's columns. The result depends on the data alone, not
+on a seed: it is the same data set in every run.
 """
 
 from bisect import bisect_left
@@ -24,10 +24,10 @@ from .sentences import sentences_of
 from .validation_split import ValidationSplit
 
 CHOICES = 4
-BLOCK = 1000  # documents, from which the wrong choices of each of them are taken
-EVERY = 8  # sentences of a document, for one example
-SENTENCE = (20, 300)  # characters of a sentence that is read or chosen
-NEAR = 30  # sentences of other documents, the nearest in length, of which the wrong ones are drawn
+BLOCK = 1000  # documents that take their wrong choices from each other
+EVERY = 8  # sentences of a document per example
+SENTENCE = (20, 300)  # shortest and longest usable sentence, in characters
+NEAR = 30  # candidates for wrong choices: sentences of other documents, the nearest in length
 _FORMAT = 2  # raise it when other examples are made
 
 
@@ -35,17 +35,17 @@ _FORMAT = 2  # raise it when other examples are made
 
 
 def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
-    """Two sentences of a document, and four of which one is the next (as SWAG, Zellers et al. 2018, from any text).
+    """Examples of two sentences and four choices for the next one (as SWAG, Zellers et al. 2018, from any text).
 
-    {"context", "choices", "label"}. The wrong ones are of other documents, drawn from those nearest in length to the
-    right one, so that length does not tell. Of each run of 8 sentences there is one example. unfit: counts, by reason,
-    documents of which there is none.
+    A row is {"context", "choices", "label"}. The wrong choices are drawn from the sentences of other documents that
+    are nearest in length to the right one, so that length does not tell. Each run of 8 sentences gives one example.
+    unfit: counts, by reason, the documents that give none.
     """
     documents, number = iter(documents), 0
     block = list(islice(documents, BLOCK))
     while block:
         following = list(islice(documents, BLOCK))
-        if len(following) < BLOCK // 2:  # a few documents have nothing to choose from
+        if len(following) < BLOCK // 2:  # a small last block would have too few choices
             block, following = block + following, []
         yield from _of_block(block, number, unfit)
         number, block = number + len(block), following
@@ -56,45 +56,45 @@ def _of_block(block: list[Document], first: int, unfit: Counter[str]) -> Iterato
         return SENTENCE[0] <= len(sentence) <= SENTENCE[1]
 
     sentences = [sentences_of(document.text) for document in block]
-    pool = sorted((len(text), place, text) for place, own in enumerate(sentences) for text in own if fits(text))
-    for place, (document, own) in enumerate(zip(block, sentences)):
-        draw, found = np.random.default_rng(first + place), False
-        for start in range(0, max(len(own) - 2, 0), EVERY):
-            ends = [i for i in range(start + 2, min(start + EVERY, len(own))) if all(map(fits, own[i - 2 : i + 1]))]
+    pool = sorted((len(text), place, text) for place, texts in enumerate(sentences) for text in texts if fits(text))
+    for place, (document, texts) in enumerate(zip(block, sentences)):
+        draw, has_example = np.random.default_rng(first + place), False
+        for start in range(0, max(len(texts) - 2, 0), EVERY):
+            ends = [i for i in range(start + 2, min(start + EVERY, len(texts))) if all(map(fits, texts[i - 2 : i + 1]))]
             if not ends:
                 continue
             end = ends[int(draw.integers(len(ends)))]
-            right = own[end]
+            right = texts[end]
             wrong = _near(pool, len(right), place, right)
             if len(wrong) < CHOICES - 1:
                 continue
             choices = [right, *(wrong[i] for i in draw.permutation(len(wrong))[: CHOICES - 1].tolist())]
             order = draw.permutation(CHOICES).tolist()
-            row = {"context": " ".join(own[end - 2 : end]), "choices": [choices[i] for i in order]}
-            found = True
+            row = {"context": " ".join(texts[end - 2 : end]), "choices": [choices[i] for i in order]}
+            has_example = True
             yield f"{document.source}, sentence {end + 1}", row | {"label": order.index(0)}
-        unfit["too few sentences of ordinary length, or none to choose from"] += not found
+        unfit["too few sentences of ordinary length, or none to choose from"] += not has_example
 
 
 def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str) -> list[str]:
-    """Different texts of other documents than `place`, the nearest in length."""
+    """Different sentences nearest in length, from other documents than number `place`."""
     after = bisect_left(pool, (length,))
-    before, found = after - 1, {}
-    while len(found) < NEAR and (before >= 0 or after < len(pool)):
+    before, texts = after - 1, {}
+    while len(texts) < NEAR and (before >= 0 or after < len(pool)):
         below = length - pool[before][0] if before >= 0 else SENTENCE[1]
         above = pool[after][0] - length if after < len(pool) else SENTENCE[1]
         _, document, text = pool[before if below < above else after]
         before, after = (before - 1, after) if below < above else (before, after + 1)
         if document != place and text != right:
-            found[text] = None
-    return list(found)
+            texts[text] = None
+    return list(texts)
 
 
 # ----------------------------------------------------------------------------------------------- entity_kinds
 
 
 def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> dict[str, Any]:
-    """A sentence of tagged words as text, and the kinds of names in it: B-PER, I-PER and O are PER alone."""
+    """Turn tagged words into a text labelled with the kinds of entities in it: B-PER, I-PER and O give PER."""
     words, tags = (
         texts_of(row, columns[field], field, place, noun)
         for field, noun in (("text_field", "word"), ("label_field", "tag"))
@@ -109,20 +109,20 @@ def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> di
 
 # -------------------------------------------------------------------------------------------------- as sources
 
-# Name -> (what makes the examples of documents, the columns that these have).
+# Name -> (function that makes examples of documents, the columns of these examples).
 OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Iterator[Example]], tuple[str, ...]]] = {
     "next_sentence": (next_sentences, ("context", "choices", "label")),
     "function_summary": (function_summaries, ("code", "summary", "function")),
     "docstring_questions": (docstring_questions, ("instruction", "output")),
     "docstring_conversations": (docstring_conversations, ("messages",)),
 }
-# Of these the validation asks about the same documents in words that training never has: what is learned is what these
-# documents say, and nothing else could answer.
+# For these, validation asks about the training documents in words that training never uses: the model learns what these
+# documents say, so it could not answer about others.
 ASKS_OTHERWISE = ("docstring_questions", "docstring_conversations")
 
 
 class DerivedFromDocuments(ExampleSource):
-    """The examples that `derive` makes of the documents of a split. otherwise: asked in the words of validation."""
+    """The examples that `derive` makes of a split's documents. otherwise: ask in the words for validation."""
 
     def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str], otherwise: bool = False):
         self.derive, self.corpus, self.columns, self.unfit = derive, corpus, columns, Counter()
@@ -135,7 +135,7 @@ class DerivedFromDocuments(ExampleSource):
         return OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words)
 
     def notes(self) -> list[str]:
-        """Documents that were skipped, and those of which no example was made, by the latest items()."""
+        """The documents that the latest items() skipped, and those of which it made no example."""
         unfit = [f"no example was made of {counted(n, 'document')} ({why})" for why, n in self.unfit.items() if n]
         return [*self.corpus.notes(), *unfit]
 
@@ -145,7 +145,7 @@ class DerivedFromDocuments(ExampleSource):
 
 
 class EntityKinds(ExampleSource):
-    """The examples that `entity_kinds` makes of those of another source."""
+    """The examples of another source, converted by `entity_kinds`."""
 
     def __init__(self, source: ExampleSource):
         self.source, self.columns, self.name = source, source.columns, f"{source.name} (entity_kinds)"
@@ -158,31 +158,31 @@ class EntityKinds(ExampleSource):
                 yield place, error
 
     def only(self, *columns: str | None) -> ExampleSource:
-        return self  # one column is made of all
+        return self  # every column is needed
 
     def identity(self) -> Any:
         return {"derived": ["entity_kinds", _FORMAT], "examples": self.source.identity()}
 
 
 def open_derived(data: DataSection, columns: dict[str, str], open_source: Callable) -> dict[str, Examples]:
-    """The examples of the splits that a section with `derive` asks for.
+    """The derived examples of each split of a section with `derive`.
 
-    open_source: (section) -> the examples of its splits as they are.
+    open_source: () -> {split: its examples as they are in the data}.
 
-    Raises UserError as open_corpora and open_examples do, for a task that reads other columns, and for a split of whose
-    data no example can be made.
+    Raises UserError as open_corpora and open_examples do, for a task that reads other columns, and for a split from
+    which no example can be made.
     """
     derive = data.derive
     if derive in OF_DOCUMENTS:
         from .corpora import open_corpora
 
         held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
-        same = derive in ASKS_OTHERWISE and held > 0
-        corpora = open_corpora(replace(data, validation_fraction=0.0) if same else data)
+        same_documents = derive in ASKS_OTHERWISE and held > 0
+        corpora = open_corpora(replace(data, validation_fraction=0.0) if same_documents else data)
         splits = {
             split: Examples(split, DerivedFromDocuments(derive, corpus, columns)) for split, corpus in corpora.items()
         }
-        if same:
+        if same_documents:
             source = DerivedFromDocuments(derive, corpora["train"], columns, otherwise=True)
             splits["validation"] = Examples("validation", source, rule=ValidationSplit(held), validation=True)
     else:

@@ -53,9 +53,9 @@ UTF8 = "utf-8"
 
 @dataclass(frozen=True)
 class Limits:
-    """How documents are read: bounds that keep a broken one from filling the memory, and the encoding of files.
+    """Size limits that keep a broken document from filling the memory, and the encoding of files.
 
-    document_bytes, line_bytes: in UTF-8. encoding: as Python names it.
+    document_bytes, line_bytes: of the text in UTF-8. encoding: a name of Python's codecs.
     """
 
     document_bytes: int
@@ -85,7 +85,7 @@ class Limits:
 
 
 def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
-    """Check one cell of a table: nothing counts as empty, anything but text is a UserError that begins with `field`."""
+    """Check one cell of a table: None counts as empty, anything but text raises a UserError naming `field`."""
     if value is None:
         return Skipped("empty", source)
     if not isinstance(value, str):
@@ -94,7 +94,7 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
 
 
 def in_batches(items: Iterable[Any], size: int = 1000, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
-    """The items in lists, each of which ends where its weight has come to `size`; the last one may be lighter."""
+    """Group items into lists that end once their weight reaches `size`; the last one may be lighter."""
     batch, total = [], 0
     for item in items:
         batch.append(item)
@@ -107,33 +107,33 @@ def in_batches(items: Iterable[Any], size: int = 1000, weight: Callable[[Any], i
 
 
 def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any, int]]:
-    """The items after the first `place`, each with how many there were up to it."""
+    """The items after the first `place`, each with the number of items up to and including it."""
     done = place or 0
     yield from zip(islice(items, done, None), count(done + 1))
 
 
 class Divisible(ABC):
-    """What sources and corpora share: what they are, how large, and how they are divided."""
+    """Base of sources and corpora: their identity, their size, and their division into parts."""
 
-    num_shards = 1  # of a stream: its files, which can be read beside each other
+    num_shards = 1  # of a stream: the number of its files, which can be read in parallel
 
     @abstractmethod
     def identity(self) -> Any:
         """JSON that changes whenever the documents do."""
 
     def size_hint(self) -> int | None:
-        """Bytes of text, roughly, where that is known without reading it."""
+        """The approximate bytes of text; None if they are not known without reading it."""
         return None
 
     def parts(self, size: int) -> list[Self]:
-        """Those that make up this one, in order, each of about `size` bytes and read without the others' files.
+        """Its parts in order, each of about `size` bytes and readable without the files of the others.
 
-        One, itself, where that cannot be known without reading everything.
+        [self] where the parts cannot be known without reading everything.
         """
         return [self]
 
     def shard(self, number: int) -> Self:
-        """One of the shards; the documents of all, one after the other, are those of the whole."""
+        """One of the shards; all shards, one after the other, hold the documents of the whole."""
         return self
 
 
@@ -151,27 +151,27 @@ class Source(Divisible):
     def items(self) -> Iterator[Document | Skipped]:
         """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError.
 
-        A source has this method of its own, or the next one.
+        A subclass overrides this method or the next one.
         """
         return (item for item, _ in self.items_from())
 
     def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
         """items() after a place, each with the place after it, as JSON; None is the beginning.
 
-        Here a place is a number of items, and those before it are read once more; a source that can do better does.
+        By default a place is a number of items, and those before it are read again; a subclass may be faster.
         """
         return counted_from(place, self.items())
 
     def notes(self) -> list[str]:
-        """Sentences a user should read about what the source leaves out of its own."""
+        """Sentences a user should read about what the source itself leaves out."""
         return []
 
 
 class Corpus(Divisible):
     """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
 
-    files: those that the latest fingerprint() has hashed, as they were before. sources: name -> the corpora that it is
-    made of, whose rows have names and weights of their own (data.mixture); {}: it is one text.
+    files: the state, before hashing, of each file that the latest fingerprint() hashed. sources: name -> corpus of a
+    mixture (data.mixture), in which each has its own rows and weight; {}: this is no mixture.
     """
 
     split: str
@@ -181,7 +181,7 @@ class Corpus(Divisible):
     sources: Mapping[str, "Corpus"] = MappingProxyType({})
 
     def documents(self) -> Iterator[Document]:
-        """Start again at the first document; of its own, or by the next one. Raises UserError for unreadable files."""
+        """All documents; a subclass overrides this method or the next one. Raises UserError for unreadable files."""
         return (document for document, _ in self.documents_from())
 
     def documents_from(self, place: Any = None) -> Iterator[tuple[Document, Any]]:
@@ -194,15 +194,15 @@ class Corpus(Divisible):
             return sha(self.identity())
 
     def tally(self) -> Any:
-        """What the latest pass has counted up to the latest document, as JSON: all that `skipped` and `notes` need."""
+        """The counts of the latest pass up to its latest document, as JSON: all that `skipped` and `notes` need."""
         return dict(self.skipped)
 
     def together(self, first: Any, second: Any) -> Any:
-        """The tally of a pass of which these are the tallies of two parts, in order."""
+        """The tally of a pass, from the tallies of its two parts in order."""
         return dict(Counter(first) + Counter(second))
 
     def restore(self, tally: Any) -> None:
-        """Make `skipped` and `notes` those of a pass that has counted this."""
+        """Set `skipped` and `notes` to those of a pass with this tally."""
         self.skipped = SkipCounts(tally)
 
     def skipped_by_name(self) -> list[str]:

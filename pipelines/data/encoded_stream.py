@@ -1,6 +1,6 @@
 """The documents of a corpus as framed token ids, in order.
 
-A stream begins anywhere in the corpus and says where its shards end (tokenization.py).
+A stream can begin anywhere in the corpus and marks where its shards end (tokenization.py).
 """
 
 import math
@@ -22,9 +22,9 @@ _GROUP = 500_000  # characters that are encoded at once
 
 @dataclass(frozen=True)
 class Border:
-    """The end of a shard. place: of the corpus, before the next document (Corpus.documents_from); None: it has ended.
+    """The end of a shard. place: where the next document begins (Corpus.documents_from); None: the corpus ends.
 
-    tally: what the corpus has counted from its beginning to here (Corpus.tally).
+    tally: the corpus's counts from its beginning to here (Corpus.tally).
     """
 
     place: Any
@@ -36,7 +36,7 @@ BEGINNING = Border(None, None)
 
 @dataclass
 class Encoded:
-    """Some documents as token ids: all their tokens (N,), the number of each one's, and what TokenWriter adds up."""
+    """Some documents as token ids: all tokens (N,), the number of each document's, and sizes that TokenWriter sums."""
 
     tokens: np.ndarray
     lengths: list[int]
@@ -45,7 +45,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids put before and after each document's, None: nothing; the type that holds them all; the control tokens."""
+    """The ids put before and after each document (None: nothing), the dtype of all ids, and the control tokens."""
 
     bos: int | None
     eos: int | None
@@ -55,10 +55,10 @@ class Framing:
     def __call__(self, texts: list[str], ids: list[np.ndarray]) -> Encoded:
         before, after = ([] if one is None else [np.array([one], self.dtype)] for one in (self.bos, self.eos))
         around = len(before) + len(after)
-        tokens = np.concatenate([part for own in ids for part in (*before, own.astype(self.dtype), *after)])
+        tokens = np.concatenate([part for document in ids for part in (*before, document.astype(self.dtype), *after)])
         sizes = {"num_bytes": sum(len(text.encode()) for text in texts), "num_words": sum(map(count_words, texts))}
         sizes["control_tokens"] = self.control.count(texts)
-        return Encoded(tokens, [len(own) + around for own in ids], sizes)
+        return Encoded(tokens, [len(document) + around for document in ids], sizes)
 
 
 def encoded_stream(
@@ -73,11 +73,10 @@ def encoded_stream(
 ) -> Iterator[Encoded | Border]:
     """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
 
-    Gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError where the corpus
-    cannot be read.
+    Yields Encoded objects, and a Border at the end of every shard. Raises UserError where the corpus cannot be read.
 
-    first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
-    number; those of others are read and passed over.
+    first: the number of the shard that begins at `start`. wanted: (number of a shard) -> whether its documents are
+    encoded; the documents of other shards are read and dropped.
     """
 
     def given(future: Future | None, border: Border | None) -> Iterator[Encoded | Border]:
@@ -87,21 +86,21 @@ def encoded_stream(
             yield border
 
     coming: deque[tuple[Future | None, Border | None]] = deque()
-    with ThreadPoolExecutor(1) as thread:  # whose tokenizer takes all cores, while this one reads and writes
+    with ThreadPoolExecutor(1) as thread:  # it tokenizes on all cores, while this thread reads and writes
         for group, border in _groups(corpus, size, first, start, wanted):
             if len(coming) > 2:
                 yield from given(*coming.popleft())
             encoding = thread.submit(lambda texts: framing(texts, encoder.encode(texts)), group) if group else None
             coming.append((encoding, border))
-        for each in coming:
-            yield from given(*each)
+        for entry in coming:
+            yield from given(*entry)
 
 
 def _groups(
     corpus: Corpus, most: float, number: int, start: Border, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[list[str], Border | None]]:
-    """The texts of the wanted documents in groups of about half a million characters, each with the border at its end,
-    where a shard ends there."""
+    """The wanted documents' texts in groups of about half a million characters, each with the Border of the shard that
+    ends with it, or None."""
 
     def border(place: Any) -> Border:
         tally = corpus.tally()

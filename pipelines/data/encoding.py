@@ -17,7 +17,7 @@ _TRIES = 16
 
 
 class Encoder:
-    """Token ids of texts, without special tokens around them; those written in them are text (control_tokens.py).
+    """Encodes texts without adding special tokens; those written in a text are plain text (control_tokens.py).
 
     A long text is cut at line breaks where the tokens of the thousand characters on either side are the same with the
     cut and without it. So the result equals one call on the whole text, also with tokenizers that treat the beginning

@@ -1,4 +1,4 @@
-"""Endless streams: pass after pass of a stream's rows, each with the position from which a later run goes on."""
+"""Endless streams: pass after pass of a stream's rows, each with the position at which a resumed run goes on."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,35 +10,35 @@ from ..errors import UserError
 from .batch_keys import POSITION
 from .rows import Rows
 
-WIDTH = 1024  # bytes; a position has a multiple of it
+WIDTH = 1024  # bytes; a position is padded to a multiple of it
 BEGINNING = {"pass": 0}
 
 
 class EndlessStream(IterableDataset):
     """The rows of a stream again and again, so that neither a batch nor an optimizer step ends where a pass does.
 
-    rows: a pass per iteration. Where they have torchdata's `state_dict` and `load_state_dict`, a position within a pass
-    is reached without what came before; otherwise the rows before it are made once more and left out.
+    rows: each iteration is a pass. If they have torchdata's `state_dict` and `load_state_dict`, a position within a
+    pass is reached directly; otherwise the rows before it are made again and dropped.
 
-    Each row carries its POSITION: that of the row after it, JSON in a tensor of bytes, because accelerate sends only
-    tensors from the process that reads to the others. So a position is that of the rows that were trained, however far
-    loaders and workers have read ahead.
+    Each row carries its POSITION, where the next row begins: JSON in a tensor of bytes, because accelerate sends only
+    tensors from the reading process to the others. So the position that is saved follows the last trained row, however
+    far loaders and workers have read ahead.
     """
 
     def __init__(self, rows: Rows):
         self.rows, self._start = rows, BEGINNING
 
     def load_state_dict(self, position: dict) -> None:
-        """Iterations begin at this position."""
+        """Begin iterations at this position."""
         self._start = position
 
     def __iter__(self) -> Iterator[dict]:
         worker = get_worker_info()
-        if worker is not None and worker.id > 0:  # one worker reads, so that the order is the same for any number
+        if worker is not None and worker.id > 0:  # one worker reads: the order must not depend on their number
             return
         width = None
         for row, position in self.placed(self._start):
-            if width is None:  # room for longer numbers, and for the positions in parts that were not read yet
+            if width is None:  # room for longer numbers, and for positions in parts that were not read yet
                 width = WIDTH * (1 + 2 * len(as_json(position)) // WIDTH) * getattr(self.rows, "sources", 1)
             yield row | {POSITION: encoded(position, width)}
 
@@ -86,7 +86,7 @@ def as_json(position: dict) -> bytes:
 
 
 def encoded(position: dict, width: int) -> torch.Tensor:
-    """A position as `width` bytes; one that is longer is left with the number of its row."""
+    """A position as `width` bytes; a longer one is reduced to its pass and row number."""
     text = as_json(position)
     if len(text) > width:
         text = as_json({name: position[name] for name in ("pass", "rows")})

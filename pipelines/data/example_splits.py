@@ -1,4 +1,4 @@
-"""The examples of each split that a data section asks for: read as they are, or made of what is there."""
+"""The examples of each split of a data section: as they are in the data, or derived from it."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -14,7 +14,7 @@ from .planned_split import PartOfPlan, SplitPlan, planned_parts
 from .remote_files import with_local_copies
 from .validation_split import ValidationSplit
 
-# Examples held back by default, where so many are there; of MANY, 5 % are more.
+# By default at least AT_LEAST examples are held back if there are ENOUGH; of MANY or more, 5 % are more than that.
 AT_LEAST, ENOUGH, MANY = 500, 5000, 15_000
 
 
@@ -26,16 +26,16 @@ def open_examples(
     hub: Callable = HubExamples,
     classes: str | None = None,
 ) -> dict[str, Examples]:
-    """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
+    """The examples of the splits that the section configures: `train`, and `validation` and `test` if there are any.
 
-    Without validation files or split, validation_fraction of the training examples are for validation, by their index;
-    0: none; null: 5 %, and at least 500 of 5,000 or more, because differences between runs drown in the noise of less.
-    With test_fraction, stratify or group_field who is in which part is planned (planned_split.py).
+    Without validation files or split, the share validation_fraction of the training examples is for validation, by
+    index; 0: none; null: 5 %, and at least 500 of 5,000 or more, because noise hides the differences of runs on fewer.
+    With test_fraction, stratify or group_field the split is planned (planned_split.py).
     Globs for training leave out the other splits' files. max_documents bounds the training source before it is split.
-    classes: column of the classes, of which parts may get their shares.
-    files and hub make the sources, and are called as the classes that are their defaults.
+    classes: the column of the classes, for a stratified split.
+    files, hub: make the sources; they are called like the classes that are their defaults.
 
-    With data.derive the examples are made of what is there (derived.py).
+    With data.derive the examples are derived from the data (derived.py).
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
@@ -74,26 +74,26 @@ def open_examples(
         splits[split] = Examples(split, source, rule=rule, validation=is_held, most=most)
         if next(splits[split].numbered(), None) is None:
             field = "test_fraction" if split == "test" else "validation_fraction"
-            what = f" (data.{field}={getattr(data, field)} leaves none)" if rule else ""
-            raise UserError(f"data: {source.name} holds no example for {split}{what}")
+            reason = f" (data.{field}={getattr(data, field)} leaves none)" if rule else ""
+            raise UserError(f"data: {source.name} holds no example for {split}{reason}")
     return splits
 
 
 def rules_of(
     data: DataSection, sources: dict[str, ExampleSource | None], classes: str | None
 ) -> dict[str, ValidationSplit | PartOfPlan]:
-    """What divides the training source: {split: its rule}, empty where every split has a source of its own."""
+    """{split: the rule for its part of the training source}; {} where every split has its own source."""
     train, rule = sources["train"], None
     if sources["validation"] is None and data.share_held_back > 0:
         rule = ValidationSplit(data.share_held_back)
         if data.validation_fraction is None:
             most = min(data.max_documents or MANY, MANY)
-            there = sum(1 for _ in islice(train.items(), most))
-            rule = rule.holding_at_least(AT_LEAST, there) if ENOUGH <= there < MANY else rule
+            number = sum(1 for _ in islice(train.items(), most))
+            rule = rule.holding_at_least(AT_LEAST, number) if ENOUGH <= number < MANY else rule
     shares = {"test": data.test_fraction, "validation": rule and rule.fraction}
     shares = {split: share for split, share in shares.items() if share}
     if data.test_fraction is None and not data.stratify and data.group_field is None:
-        return {} if rule is None else {"train": rule, "validation": rule}  # as ever: runs that were begun go on
+        return {} if rule is None else {"train": rule, "validation": rule}  # as in older versions, for resumed runs
     plan = SplitPlan(shares, classes if data.by_class else None, data.group_field)
     parts = planned_parts(plan, train.only(plan.classes, plan.groups).items(), data.max_documents)
     return {split: PartOfPlan(plan, split, parts) for split in ("train", *shares)}

@@ -66,7 +66,7 @@ def schema_of(columns: dict[str, str]) -> pyarrow.Schema:
     """The schema of columns {name: type}, as Arrow names types: int8, float32, string; int32[] is a list of int32."""
     types = {name: pyarrow.type_for_alias(kind.removesuffix("[]")) for name, kind in columns.items()}
     return pyarrow.schema(
-        [(name, pyarrow.list_(own) if columns[name].endswith("[]") else own) for name, own in types.items()]
+        [(name, pyarrow.list_(cell) if columns[name].endswith("[]") else cell) for name, cell in types.items()]
     )
 
 
@@ -86,19 +86,19 @@ def encode_examples(
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
     tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> EncodedExamples:
-    """The examples that `batches` makes of `source`, column-wise, stored under cache/examples/key.
+    """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
-    facts: numbers of one batch; numbers are added up over all batches, and so are those in dicts. tokenizer: that of
-    `batches`, whose control tokens are counted in the examples.
-    Raises what `batches` raises; nothing is left behind then.
+    facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
+    uses; its control tokens are counted in the examples.
+    Raises what `batches` raises; no files are left behind then.
     """
 
     def build(folder: Path) -> None:
-        total, met, control = {}, Counter(), ControlTokens(tokenizer)
+        total, occurrences, control = {}, Counter(), ControlTokens(tokenizer)
 
         def count(row: dict[str, Any]) -> None:
             cells = [row[column] for column in source.source.columns.values()]
-            met.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
+            occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
 
         with (
             working(f"encoding {source.split}"),
@@ -108,11 +108,11 @@ def encode_examples(
             for batch in batches(source.watched(count)):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        total |= {"control_tokens": met} if met else {}
-        told = {"fingerprint": changed if met else key, "name": source.name, "facts": total}
-        (folder / META).write_text(json.dumps(told | {"notes": [*source.notes(), *notes_of(met)]}))
+        total |= {"control_tokens": occurrences} if occurrences else {}
+        meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}
+        (folder / META).write_text(json.dumps(meta | {"notes": [*source.notes(), *notes_of(occurrences)]}))
 
-    changed = sha([_FORMAT, key])  # examples without control tokens are encoded as ever, and begun runs go on
+    changed = sha([_FORMAT, key])  # examples without control tokens keep the old fingerprint, for resumed runs
     return EncodedExamples.cached(cache, changed, build, source.files)
 
 

@@ -1,6 +1,6 @@
 """Labelled examples: rows of local files or of a data set on the Hub, one collection per split.
 
-One that cannot be used is an error with its place; bad_rows.py finds them all, and leaves them out where asked to.
+A row that cannot be used gives an error with its place; bad_rows.py finds all such rows and can leave them out.
 """
 
 import copy
@@ -25,16 +25,16 @@ from .validation_split import ValidationSplit
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
-# The same of a source, which goes on after a row that cannot be read.
+# The same, or the error of a row that cannot be read, after which a source goes on.
 Read = tuple[str, dict[str, Any] | UserError]
-GROUPS = "group_field"  # the setting of the data section that names a column
-SOME = 100  # rows of which one at least has to have the columns that are read
+GROUPS = "group_field"  # the setting of the data section that names the column of groups
+SOME = 100  # first rows, of which at least one must be readable
 
 
 class ExampleSource(ABC):
     """A restartable stream of examples in a fixed order.
 
-    columns: recipe field (such as "label_field") -> column, or key, it names. Every row has them all.
+    columns: recipe field (such as "label_field") -> the column or key that it names. Every row has all of them.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ExampleSource(ABC):
         """JSON that changes whenever the examples do."""
 
     def only(self, *columns: str | None) -> "ExampleSource":
-        """The same examples with these columns, beside which no other one need be read."""
+        """The same examples with these columns alone; the others need not be read."""
         source = copy.copy(self)
         source.columns = {field: name for field, name in self.columns.items() if name in columns}
         return source
@@ -98,7 +98,7 @@ class ExampleFiles(ExampleSource):
         self.check()
 
     def check(self) -> None:
-        """Set the name. Raise UserError for a file of another kind."""
+        """Set the name. Raise UserError for a file of another format or without the columns."""
         self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
             file_format = format_of(path)
@@ -107,11 +107,11 @@ class ExampleFiles(ExampleSource):
                 raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
             check_opens(field, path)
             with readable(field, path):
-                there = file_format.columns(field, path)
-                if there is None:
+                columns = file_format.columns(field, path)
+                if columns is None:
                     check_some(self._rows(path, file_format))  # a missing column is found before anything is encoded
-            if there is not None:
-                self.check_columns(there, str(path))
+            if columns is not None:
+                self.check_columns(columns, str(path))
 
     def items(self) -> Iterator[Read]:
         for path in self.paths:
@@ -138,12 +138,12 @@ class ExampleFiles(ExampleSource):
                 yield place, row if isinstance(row, UserError) else UserError(f"{self.field}: {place}: {faults[row]}")
 
     def _with_cells(self, row: dict[str, Any], columns: list[str], place: str) -> dict[str, Any] | UserError:
-        """The row with each column under its name, also those within others."""
+        """The row with every column under its full name, nested ones included."""
         try:
             cells = {column: cell(row, column) for column in columns}
         except KeyError:
             return self.missing_column(cell_names(row), place)
-        if not all(map(_all_unicode, cells.values())):  # JSON can write half of a character by an escape
+        if not all(map(_all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
             return UserError(f"{self.field}: {place}: {NOT_UTF8}")
         return row | cells
 
@@ -187,9 +187,9 @@ class HubExamples(ExampleSource):
 
     def _rows(self):
         rows = self._source.rows
-        # The columns that are read: themselves, or those that hold names joined by dots.
-        read = dict.fromkeys(c if c in rows.features else c.split(".")[0] for c in self.columns.values())
-        return rows.select_columns(list(read)).with_format(None)
+        # The columns to read: for names joined by dots, the outermost column.
+        outermost = dict.fromkeys(c if c in rows.features else c.split(".")[0] for c in self.columns.values())
+        return rows.select_columns(list(outermost)).with_format(None)
 
     def identity(self) -> Any:
         return {"source": self._source.identity(), "columns": self.columns}
@@ -199,10 +199,10 @@ class HubExamples(ExampleSource):
 
 
 class Examples:
-    """The examples of one split: of a source's first `most`, those for validation alone, or the others.
+    """The examples of one split: of a source's first `most`, those that `rule` selects, or the others.
 
-    files: those that the latest examples_fingerprint() has hashed, as they were before. left_out: {number in the
-    source: what is known of it} of rows that are left out; left_out_words: how many for which reasons.
+    files: the state, before hashing, of each file that the latest examples_fingerprint() hashed. left_out: {number in
+    the source: BadRow} of rows that are left out; left_out_words: how many of them for which reasons.
     """
 
     files: States = {}
@@ -239,13 +239,13 @@ class Examples:
                 yield index, read
 
     def watched(self, watch: Callable[[dict], None]) -> "Examples":
-        """The same examples; `watch` gets each row before it is given."""
+        """The same examples; `watch` is called with each row before it is yielded."""
         examples = copy.copy(self)
         examples._watch = watch
         return examples
 
     def only(self, column: str) -> "Examples":
-        """The same examples with this column, beside which no other one need be read."""
+        """The same examples with this column alone; the others need not be read."""
         examples = copy.copy(self)
         examples.source = self.source.only(column)
         return examples
@@ -260,10 +260,10 @@ class Examples:
 
 
 class ExampleTexts(Corpus):
-    """Texts made of examples, as documents for a tokenizer to be trained on.
+    """Texts made of examples, as documents on which a tokenizer is trained.
 
-    render: (place, row) -> its texts; raises UserError where there is none. key: JSON that changes whenever they do for
-    equal examples.
+    render: (place, row) -> its texts; raises UserError if there is none. key: JSON that changes whenever `render` makes
+    other texts of equal examples.
     """
 
     def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: dict[str, Any]):

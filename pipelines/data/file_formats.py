@@ -1,7 +1,7 @@
 """Formats of files that hold rows, such as JSON lines and Parquet: one class each, chosen by how a file's name ends.
 
-A further format is one class with the decorator `register_file_format`; `data.files` then takes its files, for texts
-(the row's `text_field` is the document) and for labelled examples alike:
+A new format is one class with the decorator `register_file_format`; `data.files` then takes its files, for texts (the
+row's `text_field` is the document) and for labelled examples alike:
 
     @register_file_format(".psv")
     class PipeSeparated(FileFormat):
@@ -10,7 +10,7 @@ A further format is one class with the decorator `register_file_format`; `data.f
                 lines = io.TextIOWrapper(stream, "utf-8", newline="")
                 yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
 
-Which other files are plain text says text_files.py.
+text_files.py says which other files are plain text.
 """
 
 import csv
@@ -37,8 +37,8 @@ NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encodi
 class FileFormat(ABC):
     """One way to keep rows in a file.
 
-    suffixes: ends of the names of such files, in lower case, as registered. counts: the word for a place in the file.
-    is_compressed: whether the format compresses by itself; then files are not packed, and their size says little.
+    suffixes: ends of the names of such files, in lower case, as registered. counts: what row numbers count, as a word.
+    is_compressed: whether the format compresses by itself; its files are not packed, and their size says little.
     has_own_paths: whether a path in a row is relative to the file's folder.
     """
 
@@ -53,8 +53,8 @@ class FileFormat(ABC):
     ) -> Iterator[tuple[int, dict[str, Any] | str | UserError]]:
         """(number, row) of every row, in order; a row has at least `columns`, where the file has them.
 
-        A row that cannot be used comes as a reason, one of SKIPPED: "too_long" or "non_utf8"; a broken one,
-        behind which others can be read, as a UserError that begins with `field`.
+        In place of a row that cannot be used comes its reason, one of SKIPPED ("too_long" or "non_utf8"); in place of a
+        broken one, after which others can be read, a UserError that begins with `field`.
         Raises UserError, beginning with `field`, for a broken file.
         """
 
@@ -68,7 +68,7 @@ class FileFormat(ABC):
 
 
 def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
-    """Names of the classes in a column of features (or, by dots, within one), or of its lists; None: it has none."""
+    """The class names of a column, also a nested one (named with dots), or of its lists; None: it has none."""
     try:
         feature = cell(features, column)
     except KeyError:
@@ -88,8 +88,8 @@ def register_file_format(*suffixes: str) -> Callable[[type[FileFormat]], type[Fi
 
     def register(cls: type[FileFormat]) -> type[FileFormat]:
         for suffix in suffixes:
-            there = FILE_FORMATS.get(suffix)
-            if there is not None and type(there).__qualname__ != cls.__qualname__:  # notebooks run their cells twice
+            taken = FILE_FORMATS.get(suffix)
+            if taken is not None and type(taken).__qualname__ != cls.__qualname__:  # notebooks run their cells twice
                 raise UserError(f"file format {suffix!r} is registered already")
         cls.suffixes = suffixes
         FILE_FORMATS.update(dict.fromkeys(suffixes, cls()))
@@ -99,7 +99,7 @@ def register_file_format(*suffixes: str) -> Callable[[type[FileFormat]], type[Fi
 
 
 def format_of(path: Path) -> FileFormat | None:
-    """The format with rows of a file by its name, packed or not; None: it has no rows."""
+    """The format of a file with rows, packed or not, by its name; None: no such format is known."""
     name = unpacked_name(path.name)
     return next((row for suffix, row in FILE_FORMATS.items() if name.endswith(suffix)), None)
 
@@ -143,7 +143,7 @@ class JsonLines(FileFormat):
 
 
 def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
-    """The sentence for what json raises: also for what is nested too deeply, and for endless numbers."""
+    """The error for what json raises, also because of too deep nesting and of numbers with too many digits."""
     return UserError(f"{place}: not valid JSON ({getattr(error, 'msg', first_line(error))}).")
 
 
@@ -191,7 +191,7 @@ class Separated(FileFormat):
         csv.field_size_limit(max(2**17, limits.document_bytes))  # csv's own limit, or more
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-            # A longer line comes in parts, of which the reader says that they are no rows; nobody holds it whole.
+            # A longer line is read in parts, which are reported as broken rows, so that it is never held whole.
             parts = iter(partial(lines.readline, 2 * limits.document_bytes + 2**20), "")
             table = csv.reader(parts, delimiter=self.delimiter, strict=True)
             names, line = None, 1
@@ -225,7 +225,7 @@ class Separated(FileFormat):
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it was decoded without bytes left over ("surrogateescape")."""
+    """Whether a text can be written as UTF-8: no byte of it was undecodable (a surrogate by "surrogateescape")."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -249,8 +249,8 @@ class TabSeparated(Separated):
 
 @register_file_format(".conll")
 class Conll(FileFormat):
-    """A word and what is said of it in each line, an empty line after each sentence; columns are separated by tabs, or
-    else by spaces. A sentence is a row {"tokens", "tags"}: its first and its last column."""
+    """One word with its annotations per line, an empty line after each sentence; columns are separated by tabs, or else
+    by spaces. A sentence is a row {"tokens", "tags"}: its first and its last column."""
 
     counts = "line"
 
@@ -270,11 +270,11 @@ class Conll(FileFormat):
 
     @staticmethod
     def _sentence(words, size, where) -> dict[str, list[str]] | UserError:
-        """The columns of a sentence's lines; an error for a line with more or fewer."""
+        """The first and the last column of a sentence's lines; an error for a line with more or fewer columns."""
         for number, values in words:
             if len(values) != size or size < 2:
-                wanted = f"{size} columns" if size > 1 else "two columns or more"
-                return UserError(f"{where}, line {number} holds {len(values)} instead of {wanted}")
+                expected = f"{size} columns" if size > 1 else "two columns or more"
+                return UserError(f"{where}, line {number} holds {len(values)} instead of {expected}")
         return {"tokens": [values[0] for _, values in words], "tags": [values[-1] for _, values in words]}
 
 
@@ -294,7 +294,7 @@ class Parquet(FileFormat):
             return list(self._names(parquet.schema_arrow))
 
     def _names(self, fields: Iterable, before: str = "") -> Iterator[str]:
-        """The names of columns and, joined by dots, of fields in them."""
+        """The names of columns and, joined by dots, of the fields nested in them."""
         for field in fields:
             yield f"{before}{field.name}"
             if pyarrow.types.is_struct(field.type):

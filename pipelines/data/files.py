@@ -30,7 +30,7 @@ def file_identities(field: str, paths: list[Path]) -> list[list]:
 
 @contextmanager
 def readable(field: str, path: Path) -> Iterator[None]:
-    """Turn what goes wrong while `path` is read into a UserError that begins with the recipe's `field`."""
+    """Turn an error while `path` is read into a UserError that begins with the recipe's `field`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -47,7 +47,7 @@ def readable(field: str, path: Path) -> Iterator[None]:
 def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
     """The file's bytes as UTF-8, unpacked where its suffix says that they are packed, without a byte order mark.
 
-    encoding: of the file. Bytes that are none of it stay as they are, and are no UTF-8 either.
+    encoding: of the file. Bytes that are invalid in it are passed on as they are, and are invalid as UTF-8, too.
     """
     stream = open_packed(path)
     if codecs.lookup(encoding).name != "utf-8":
@@ -58,7 +58,7 @@ def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
 
 
 class _Recoded(io.RawIOBase):
-    """A stream in some encoding as one in UTF-8."""
+    """A stream in another encoding, read as UTF-8."""
 
     def __init__(self, stream: IO[bytes], encoding: str):
         self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)("surrogateescape")

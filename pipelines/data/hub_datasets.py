@@ -18,7 +18,7 @@ class HubSource(Source):
     """The rows of one split of a data set.
 
     split_field: the setting of the section that names the split. streaming: rows are fetched while they are iterated
-    and nothing is stored. text_field: the column items() reads; None where only `rows`, the datasets' own object, is
+    and nothing is stored. text_field: the column items() reads; None where only `rows`, the object of datasets, is
     read. Raises UserError where data set, configuration, split or column do not exist.
     """
 
@@ -44,9 +44,9 @@ class HubSource(Source):
             raise self._no_such_column(columns)
 
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, Any]]:
-        """place, of a stream: [rows, the state of datasets' own object], which finds file and row without reading all.
+        """place: the number of rows; of a stream [rows, state of the datasets object].
 
-        Otherwise it is the number of rows.
+        From that state datasets goes on without reading the files and rows before it.
         """
         field = f"{self.where}.text_field={self.text_field!r}"
         texts = self._streamed_texts(place) if self.streaming else counted_from(place, self._texts())
@@ -94,7 +94,7 @@ class HubSource(Source):
     def _cell(self, row: dict[str, Any]) -> Any:
         try:
             return cell(row, self.text_field)
-        except KeyError:  # the columns of a stream may be unknown before its first row, keys within one always are
+        except KeyError:  # the columns of a stream may be unknown before its first row, nested keys always are
             raise self._no_such_column(cell_names(row)) from None
 
     @cached_property
@@ -108,7 +108,7 @@ class HubSource(Source):
         return datasets.load_dataset_builder(path, self.config_name, revision=self.revision)
 
     def _load(self):
-        """The steps of datasets.load_dataset, which keeps the builder, and so the revision it found, to itself."""
+        """The steps of datasets.load_dataset, which does not return the builder, and so not the revision it found."""
         field = f"{self.where}.dataset={self.dataset!r}"
         try:
             builder = self._builder

@@ -63,7 +63,7 @@ class ImageFiles(ExampleFiles):
 
 
 class ImageTable(ExampleFiles):
-    """Tables with an image column; a path in it is relative to the file's own folder where the format has its own."""
+    """Tables with an image column; its paths are relative to the table's folder if the format has_own_paths."""
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         column = self.columns.get("image_field")  # None where labels alone are read
@@ -90,7 +90,7 @@ def open_images(data: DataSection, columns: dict[str, str], classes: str | None 
 def image_files(
     patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str, without: Collection[str] = ()
 ) -> ExampleSource:
-    """Image files where the first file is one, else a table of them. A folder stands for all files in it."""
+    """Image files if the first file is one, else tables of them. A folder stands for all files in it."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
     first = next(iter(find_files(field, patterns, without)))

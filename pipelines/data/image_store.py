@@ -57,10 +57,10 @@ def store_images(
     notes: Callable[[], list[str]] = list,
     label_facts: Callable[[np.ndarray], dict] | None = None,
 ) -> ImageStore:
-    """The images that `batches` makes of examples, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
+    """Store the images that `batches` yields, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    notes: what users should read once the images have been read. label_facts: more facts, from all classes. Raises
-    what `batches` raises; nothing is left behind then.
+    notes: what users should read once the images have been read. label_facts: (all classes) -> more facts. Raises
+    what `batches` raises; no files are left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -87,9 +87,9 @@ def store_images(
 
 
 def decode(value: Any, channels: int, field: str, place: str):
-    """The image as Pillow's, upright, in mode L (channels 1) or RGB (3).
+    """A Pillow image, upright, in mode L (channels 1) or RGB (3).
 
-    value: encoded bytes, {"bytes", "path"} as datasets' Image feature stores it, a path, or an image of Pillow's.
+    value: encoded bytes, {"bytes", "path"} as datasets' Image feature stores it, a path, or a Pillow image.
 
     Raises UserError, beginning with `field`, for what is no image, has more than 8 bits per channel, or has colours
     where the model sees grey.

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, real_places, row_ids
 
 POOL = 50  # batches whose rows are sorted together: lengths in a batch are similar, the order stays mostly random
-MOST_OF_SHORT = 4  # times the rows of the longest batch: short texts may be answered at length
+MOST_OF_SHORT = 4  # at most so many times the rows of the longest batch: answers to short texts may be long
 
 
 class LengthGroupedSampler(Sampler):
@@ -49,9 +49,9 @@ class LengthGroupedSampler(Sampler):
 
 
 def batches_by_tokens(items: Iterable, rows: int, length: Callable = len) -> list[list]:
-    """Items in batches, longest first: each with as many as hold, padded, the tokens of `rows` of the longest.
+    """Items in batches, longest first; a padded batch has at most the tokens of `rows` items of the greatest length.
 
-    Shorter ones so come in larger batches, at most `MOST_OF_SHORT` times as many.
+    So shorter items come in larger batches, of at most `MOST_OF_SHORT * rows` items.
     """
     batches, longest_first = [], sorted(items, key=length, reverse=True)
     for item in longest_first:

@@ -1,4 +1,4 @@
-"""Rows of several parts as those of one split: of objectives or tasks that are learned together, and of sources."""
+"""The rows of several parts as one split: of objectives or tasks that are learned together, or of sources."""
 
 import hashlib
 import json
@@ -16,8 +16,8 @@ SIZES = ("documents", "tokens", "bytes")  # facts that are added up
 class MixedRows(Rows):
     """Rows of several parts, one part after the other; the training shuffles them.
 
-    weights: part -> share of the rows; a part's rows come again in their order until it has its share, and each comes
-    at least once. None: each row once. counts: part -> how many rows of it there are then.
+    weights: part -> share of the rows; a part's rows are repeated in their order until it has its share, and each comes
+    at least once. None: each row once. counts: part -> number of its rows, repetitions included.
     """
 
     def __init__(self, parts: Mapping[str, Rows], weights: Mapping[str, float] | None):
@@ -25,7 +25,7 @@ class MixedRows(Rows):
         self.counts = {name: len(rows) for name, rows in parts.items()}
         if weights is not None:
             longest = max(len(rows) / weights[name] for name, rows in parts.items())
-            # Of several equal parts none is one row longer because of rounding.
+            # 1e-6: rounding must not make one of several equal parts a row longer.
             self.counts = {name: math.ceil(weights[name] * longest - 1e-6) for name in parts}
         self.name = " + ".join(dict.fromkeys(rows.name for rows in parts.values()))
         self.fingerprint = self.identity_of(
@@ -40,26 +40,26 @@ class MixedRows(Rows):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def total(self, size: str) -> int:
-        """A size, by its name in the facts, of the rows as often as they come."""
+        """The sum of a size (a name in the facts) over the rows, repetitions included."""
         return sum(rows.facts[size] * self.counts[name] // len(rows) for name, rows in self.parts.items())
 
     def words(self) -> dict[str, int]:
-        """{"words": of the rows as often as they come} where all parts count theirs."""
+        """{"words": number of words, repetitions included}; {} where a part does not count them."""
         return {"words": self.total("words")} if all("words" in rows.facts for rows in self.parts.values()) else {}
 
     def __len__(self) -> int:
         return sum(self.counts.values())
 
     def shares(self) -> dict[str, float]:
-        """The share of the rows that is of each part."""
+        """Each part's share of the rows."""
         return {name: count / len(self) for name, count in self.counts.items()}
 
     @cached_property
     def row_lengths(self):
         lengths = {name: rows.row_lengths for name, rows in self.parts.items()}
-        if any(own is None for own in lengths.values()):
+        if any(part is None for part in lengths.values()):
             return None
-        return np.concatenate([np.resize(np.asarray(own), self.counts[name]) for name, own in lengths.items()])
+        return np.concatenate([np.resize(np.asarray(part), self.counts[name]) for name, part in lengths.items()])
 
     def place(self, number: int) -> tuple[str, int]:
         """(part, number in it) of a row."""
@@ -91,8 +91,8 @@ class MixedRows(Rows):
 class SourceRows(MixedRows):
     """Rows of the sources of `data.mixture`, each of which has its own tokens in the cache.
 
-    order: which row stands at which number, of training rows; an epoch ends before a row would come twice in it, and
-    the next one goes on in each source where it was. None: each row once, one source after the other.
+    order: the order of training rows; an epoch ends before a row would come twice in it, and the next epoch goes on in
+    each source where this one ended. None: each row once, one source after the other.
     """
 
     def __init__(self, parts: Mapping[str, Rows], order: MixtureOrder | None = None):
@@ -114,7 +114,7 @@ class SourceRows(MixedRows):
         }
 
     def of(self, parts: Mapping[str, Rows]) -> "SourceRows":
-        """The same rows with more in them: parts, as long as these are, in the same order."""
+        """The same mixture with these parts, whose rows are as many, in the same order, and may have more in them."""
         return SourceRows(parts, self.order)
 
     def tokens_before(self, number: int) -> dict[str, int]:

@@ -8,10 +8,10 @@ from .documents import Corpus, Document, SkipCounts
 
 
 class MixtureCorpus(Corpus):
-    """The documents of several corpora, as much text of each, in turn; those that run out are left to the others.
+    """The documents of several corpora in turn, equal amounts of text of each; when one ends, the others go on.
 
-    So a tokenizer reads them, whatever the weights of a mixture and the order of its sources are; rows are made of each
-    of the `sources` for itself.
+    A tokenizer is trained on them in this order, whatever the weights of a mixture and the order of its sources are;
+    rows are made of each of the `sources` separately.
     """
 
     def __init__(self, split: str, sources: Mapping[str, Corpus]):
@@ -31,9 +31,9 @@ class MixtureCorpus(Corpus):
                 yield document
 
     def _in_turn(self) -> list[tuple[str, Corpus]]:
-        """(identity, corpus) of each, in an order that does not depend on that of the recipe."""
-        found = [(sha(corpus.identity()), corpus) for corpus in self.sources.values()]
-        return sorted(found, key=lambda pair: pair[0])
+        """(hash of its identity, corpus) of each source, in an order that does not depend on the recipe's."""
+        pairs = [(sha(corpus.identity()), corpus) for corpus in self.sources.values()]
+        return sorted(pairs, key=lambda pair: pair[0])
 
     def identity(self) -> Any:
         return {"in turn": [identity for identity, _ in self._in_turn()], "split": self.split}

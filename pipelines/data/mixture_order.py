@@ -1,4 +1,4 @@
-"""Which row of which source stands at each number of a mixture: a function of the number alone, nothing is stored."""
+"""The order of a mixture: each number's source and row are computed from the number alone, nothing is stored."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -10,7 +10,7 @@ _ROUNDS = 4  # of the Feistel network: with four it is a pseudo-random permutati
 
 
 class Draw(NamedTuple):
-    """A row of a mixture: its source, its number in it, and how often that source was read whole before."""
+    """A row of a mixture: its source, its number there, and how many passes over that source came before."""
 
     source: str
     row: int
@@ -18,18 +18,18 @@ class Draw(NamedTuple):
 
 
 class MixtureOrder:
-    """The rows of several sources by shares, without end: numbers 0, 1, 2, ... through all epochs of a run.
+    """An endless sequence of the rows of several sources by shares: numbers 0, 1, 2, ... through all epochs of a run.
 
-    Before number n, n * share rows of each source have come, to within one row (of four sources or more at times 1.3,
-    whatever n). A source is read whole before a row of it comes again, in another order in each turn; which row its
-    k-th one is depends on the seed, its name and its size alone, not on the shares.
+    The first n rows hold n * share rows of each source, to within one row (with four sources or more sometimes 1.3, for
+    any n). Every row of a source comes once before one comes again, in another order in each turn; the k-th row of a
+    source depends on the seed, the source's name and its size alone, not on the shares.
 
-    The numbers are divided by a tree: at each fork, of the first n that reach it round(n * share of the left branch) go
-    left. Sources of small shares are joined first, as in Huffman's tree, which keeps the roundings from adding up.
+    A binary tree divides the numbers: of the first n that reach a fork, round(n * share of the left branch) go left.
+    Sources of small shares are joined first, as in Huffman's tree, which keeps rounding errors from adding up.
 
     Args:
-        sizes: source -> its rows. shares: source -> share of the rows, relative to the others'. seed: of the order.
-        drawn: source -> its rows that came before, as `drawn_before` of an order gives them: it goes on after them.
+        sizes: source -> number of its rows. shares: source -> relative share of the rows. seed: of the order.
+        drawn: source -> number of its rows that came before, from `drawn_before` of the order that this one continues.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class MixtureOrder:
         drawn: Mapping[str, int] | None = None,
     ):
         self.sizes, self.seed = dict(sizes), seed
-        self.shares = {name: shares[name] / sum(shares[each] for each in sizes) for name in sizes}
+        self.shares = {name: shares[name] / sum(shares[source] for source in sizes) for name in sizes}
         self.begun = dict.fromkeys(sizes, 0) | dict(drawn or {})
         self._root = _joined([(Fraction(shares[name]), name) for name in sizes])
 
     def identity(self) -> list:
-        """JSON of what decides, beside the sizes and the seed, which row stands where."""
+        """JSON of what determines the order, apart from the sizes and the seed."""
         return [self.shares, self.begun]
 
     def draw(self, number: int) -> Draw:
@@ -59,19 +59,19 @@ class MixtureOrder:
         return Draw(branch, permuted(place, self.sizes[branch], _key(self.seed, branch, turn)), turn)
 
     def drawn_before(self, number: int) -> dict[str, int]:
-        """How many rows of each source come before a number, with those that came before this order."""
-        found, branches = dict(self.begun), [(self._root, number)]
+        """The number of rows of each source before a number, including those that came before this order."""
+        counts, branches = dict(self.begun), [(self._root, number)]
         for branch, count in branches:
             if isinstance(branch, str):
-                found[branch] += count
+                counts[branch] += count
             else:
                 left, right, *share = branch
                 gone = _rounded(count, *share)
                 branches += [(left, gone), (right, count - gone)]
-        return found
+        return counts
 
     def first_repeated(self) -> int:
-        """The number before which, from this order's beginning on, no source gives a row twice."""
+        """The greatest number before which no source repeats a row, from this order's beginning on."""
         low, high = 0, sum(self.sizes.values())
         while low < high:
             middle = (low + high + 1) // 2
@@ -82,9 +82,9 @@ class MixtureOrder:
 
 
 def _joined(branches: list[tuple]) -> tuple | str:
-    """(left, right, left's share of both as a numerator and a denominator) of trees, or names, with their shares.
+    """Join (share, tree or name) pairs to one tree: (left, right, numerator and denominator of left's share in both).
 
-    The smallest two are joined first.
+    The two of the smallest shares are joined first.
     """
     while len(branches) > 1:
         branches.sort(key=lambda branch: branch[0], reverse=True)
@@ -124,10 +124,10 @@ def permuted(place: int, size: int, key: bytes) -> int:
 def shares_of(
     weights: Mapping[str, float], by: str | float, tokens: Mapping[str, int], documents: Mapping[str, int]
 ) -> dict[str, float]:
-    """The shares of the rows that the weights of sources mean (data.weights_by), in proportion.
+    """The relative shares of the rows that the weights of sources stand for (data.weights_by).
 
-    by: "tokens": the weights are shares of the tokens, which rows of equal length have as many of; "documents": of the
-    documents; a number T: a source has its tokens ** (1 / T) for each 1 of weight (temperature sampling, Devlin 2018).
+    by: "tokens": weights are shares of the tokens, and so of the rows, which are equally long; "documents": of the
+    documents; a number T: a source's share is weight * tokens ** (1 / T) (temperature sampling, Devlin 2018).
     """
     if by == "tokens":
         return dict(weights)

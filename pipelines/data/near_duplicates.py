@@ -7,11 +7,11 @@ from .word_sequences import sequences_of
 
 WORDS = 5  # in a row, as Lee et al. 2022 compare documents
 HASHES = 256  # the estimate's standard deviation is at most 1 / (2 * sqrt(256)): 0.03
-MISSED = 0.9  # weight of missed pairs against compared ones, when the bands are chosen: those are compared anyway
+MISSED = 0.9  # weight of missed pairs against false candidates in choosing bands: candidates are compared anyway
 
 
 class NearDuplicates:
-    """Documents so far, and whether another one is similar to one of them: Jaccard similarity of at least `threshold`.
+    """Finds documents similar to an earlier one: with a Jaccard similarity of at least `threshold`.
 
     Takes about 2 kB of memory for each document.
     """
@@ -25,11 +25,11 @@ class NearDuplicates:
         """Whether a document with these words is similar to an earlier one; if not, later ones are compared with it."""
         if not words:
             return False
-        own = self._empty.copy()
-        own.update_batch((sequences_of(words, min(WORDS, len(words))) >> np.uint64(32)).tolist())
-        earlier = self._bands.query(own)
-        if any(np.mean(own.hashvalues == self._hashes[number]) >= self.threshold for number in earlier):
+        signature = self._empty.copy()
+        signature.update_batch((sequences_of(words, min(WORDS, len(words))) >> np.uint64(32)).tolist())
+        earlier = self._bands.query(signature)
+        if any(np.mean(signature.hashvalues == self._hashes[number]) >= self.threshold for number in earlier):
             return True
-        self._bands.insert(len(self._hashes), own)
-        self._hashes.append(own.hashvalues.astype(np.uint32))
+        self._bands.insert(len(self._hashes), signature)
+        self._hashes.append(signature.hashvalues.astype(np.uint32))
         return False

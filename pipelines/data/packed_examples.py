@@ -1,4 +1,4 @@
-"""Packing of whole examples: several to a row, none of them cut, and none sees another (position_ids restart)."""
+"""Packing of whole examples: several per row, none of them cut, and none sees another (position_ids restart)."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -21,8 +21,8 @@ def best_fit(lengths: np.ndarray, room: int) -> list[list[int]]:
     example, and the examples of a row by their number. No length may be above `room`.
     """
     rows: list[list[int]] = []
-    free: list[int] = []  # the tokens that some row has left, each number once, ascending
-    with_free: dict[int, list[int]] = defaultdict(list)  # that number -> rows
+    free: list[int] = []  # the distinct numbers of free tokens in rows, ascending
+    with_free: dict[int, list[int]] = defaultdict(list)  # number of free tokens -> rows
     for example in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[example])
         place = bisect_left(free, length)
@@ -45,8 +45,8 @@ def best_fit(lengths: np.ndarray, room: int) -> list[list[int]]:
 class PackedExamples(Rows, Dataset):
     """Rows of `length` tokens (T): input_ids, labels, position_ids of shape (T,), padded at the end.
 
-    examples: their input_ids and labels are of equal length, at most T; the first label of an example never counts,
-    because nothing stands before it.
+    examples: their input_ids and labels are of equal length, at most T; the first label of an example is ignored,
+    because no token stands before it.
     """
 
     def __init__(self, examples: EncodedExamples, length: int, pad_token_id: int):
@@ -64,8 +64,8 @@ class PackedExamples(Rows, Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         members = [self.examples[number] for number in self._rows[index]]
-        tokens, labels = (torch.cat([each[name] for each in members]) for name in ("input_ids", "labels"))
-        borders = np.cumsum([len(each["input_ids"]) for each in members])[:-1]
+        tokens, labels = (torch.cat([example[name] for example in members]) for name in ("input_ids", "labels"))
+        borders = np.cumsum([len(example["input_ids"]) for example in members])[:-1]
         packed = row(tokens.numpy(), borders, self.length, self.pad_token_id)
         packed["labels"][: len(labels)][labels == IGNORE_INDEX] = IGNORE_INDEX
         return packed

@@ -27,7 +27,7 @@ Tail = Literal["drop", "pad"]
 
 
 class RowStarts:
-    """First token of each row, without an array of them all; `len` is their number. The last row may be short.
+    """The first token of each row, without an array of all rows; `len` is their number. The last row may be short.
 
     A row begins length - overlap tokens after the one before. With an overlap of one token it begins length tokens
     after a row that ends with its document, since nothing of that document is left to predict: the numbers of those
@@ -43,7 +43,7 @@ class RowStarts:
         self._count = row + 1 + max(0, -(-beyond // self.stride)) if self.total else 0
 
     def _rows_that_end_with_documents(self, offsets: np.ndarray) -> list[int]:
-        """Their numbers. Looks at each document once, not at each row."""
+        """The numbers of these rows; looks at each document once, not at each row."""
         rows, start, row, place, piece = [], 0, 0, 0, max(2 * self.stride, 256)
         while place < len(offsets):
             ends = offsets[place : place + piece] - (start + self.length)
@@ -62,7 +62,7 @@ class RowStarts:
         return self._count
 
     def __call__(self, rows):
-        """First tokens of some rows: of a number, or an array of them."""
+        """The first token of a row, or of each row in an array of row numbers."""
         return rows * self.stride + np.searchsorted(self._with_document, rows)
 
 
@@ -71,7 +71,7 @@ def row(
 ) -> dict[str, torch.Tensor]:
     """One row as int64 tensors of shape (length,): input_ids, labels, position_ids.
 
-    tokens: of the row, without padding. borders: places in the row where documents begin, its first token excepted.
+    tokens: of the row, without padding. borders: indices in the row where documents begin, except 0.
     labels are aligned with the tokens; padding is ignored. With shifts_labels the first token of each document part has
     no context and is ignored, too (transformers' causal models shift these labels). Otherwise labels are all the row's
     tokens, from which a collator chooses. Positions restart with each document part and with the padding.
@@ -99,7 +99,7 @@ class PackedDataset(Rows, Dataset):
     Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
     of the row before, so that over all rows every token is predicted from its predecessor in the document exactly once.
     labels are aligned with input_ids (the model shifts them); -100 stands for the first token of each document part and
-    for padding. position_ids restart at 0 with each document part, from which the models know the documents apart.
+    for padding. position_ids restart at 0 with each document part, by which models tell documents apart.
 
     tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
     shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
@@ -192,7 +192,7 @@ class PackedDataset(Rows, Dataset):
 
     @property
     def is_packed(self) -> bool:
-        """Whether a row may hold more than one document: the rows' text is of several."""
+        """Whether a row may hold more than one document: whether the rows' text is of several."""
         _, end = self._bounds(-1)
         return int(self.store.offsets[np.searchsorted(self.store.offsets, 1)]) < end
 
@@ -203,9 +203,9 @@ class StreamingPackedDataset(Rows, IterableDataset):
     An iteration is one pass, from the first document on or from where load_state_dict says; training makes it endless
     (data/endless.py). With several workers only the first one yields, so that the order is the same for any number of
     them; it still tokenises in parallel to training. shuffle_buffer: documents are read in an order that `seed` and the
-    pass give (shuffled_corpus.py); None: in theirs. A row also carries its sample id (`row_ids`, its number in the
-    pass) and the `epoch`, which set_epoch sets; both have shape (), and a collator's randomness depends on them. Raises
-    UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
+    pass determine (shuffled_corpus.py); None: in corpus order. A row also carries its sample id (`row_ids`, its number
+    in the pass) and the `epoch`, which set_epoch sets; both have shape (), and a collator's randomness depends on them.
+    Raises UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
     """
 
     is_packed = is_stream = True
@@ -238,7 +238,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     @property
     def sources(self) -> int:
-        """How many places of files its position consists of."""
+        """The number of places in files of which a position consists."""
         return min(FILES_AT_ONCE, self.corpus.num_shards) if self._buffer else 1
 
     def report(self) -> dict:
@@ -246,11 +246,11 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     @property
     def identity(self) -> str:
-        """The corpus's: rows are not stored, so settings of the packing are compared as settings."""
+        """The corpus's fingerprint: rows are not stored, so settings of the packing are compared as settings."""
         return self.corpus.fingerprint()
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        """Numbered within the row, where their positions begin anew."""
+        """The documents are numbered within the row; each begins where the positions restart."""
         parts = document_parts(row["position_ids"].numpy())
         return [(part, 0, end - begin) for part, (begin, end) in enumerate(parts)]
 
@@ -259,15 +259,15 @@ class StreamingPackedDataset(Rows, IterableDataset):
         self._epoch.fill_(epoch)
 
     def state_dict(self) -> dict:
-        """The place of the row after the latest one, JSON, as torchdata calls it: {} before a pass's first row.
+        """The place where the row after the latest one begins, as JSON; {} before a pass's first row.
 
-        rows: how many of the pass came before it. document: the corpus's place before the document in which it begins.
-        offset: its first token in that document.
+        rows: how many rows of the pass come before it. document: the corpus's place before the document in which it
+        begins. offset: its first token in that document. The method has the name that torchdata gives it.
         """
         return self._place
 
     def load_state_dict(self, state: dict) -> None:
-        """The next iteration goes on from this place, without the documents before it; the one after it is whole."""
+        """Begin the next iteration at this place, without reading documents before it; later ones are whole passes."""
         self._start = self._place = state
 
     def __iter__(self):
@@ -281,9 +281,9 @@ class StreamingPackedDataset(Rows, IterableDataset):
             yield arrays | {ROW_IDS: torch.tensor(number), EPOCH: epoch}
 
     def _rows(self, place: dict):
-        """Each row with the place of the next one: before which document of the corpus, and which token of it."""
+        """(row, corpus's place before the document in which the next row begins, its first token there) of each row."""
         length, overlap = self.sequence_length, int(self.shifts_labels)
-        held, borders = np.empty(0, dtype=np.int64), []  # the unfinished row; places of documents' first tokens
+        held, borders = np.empty(0, dtype=np.int64), []  # the unfinished row; where documents begin in it
         rows, total, offset, end = place.get("rows", 0), 0, place.get("offset", 0), None
         for before, after, tokens in self._documents(place.get("document")):
             end = after

@@ -18,12 +18,12 @@ def find_files(field: str, patterns: str | list[str], without: Collection[str] =
     matches that, else by the shortest one. without: real paths that globs leave out.
     Raises UserError for a pattern without a file, and for what is no regular file.
     """
-    found: dict[str, tuple[Path, str]] = {}
+    files: dict[str, tuple[Path, str]] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)
         if os.path.exists(expanded):  # before globbing: a file may really be called `a[1].txt`
             _check_regular(field, pattern, expanded)
-            found.setdefault(os.path.realpath(expanded), (Path(expanded), pattern))
+            files.setdefault(os.path.realpath(expanded), (Path(expanded), pattern))
             continue
         if not glob.has_magic(expanded):
             raise UserError(f"{field}={pattern!r}: no such file{_nearest_file(Path(expanded))}.")
@@ -35,16 +35,16 @@ def find_files(field: str, patterns: str | list[str], without: Collection[str] =
             matches, key=lambda path: (matches[path] != os.path.abspath(path), path.count(os.sep), path)
         ):
             named.setdefault(matches[path], path)
-        kept = sorted(path for real, path in named.items() if real not in without)
-        if not kept:
+        paths = sorted(path for real, path in named.items() if real not in without)
+        if not paths:
             raise UserError(f"{field}={pattern!r} matches nothing but files that are for validation or test.")
-        for path in kept:
-            found.setdefault(matches[path], (Path(path), pattern))
-    return dict(found.values())
+        for path in paths:
+            files.setdefault(matches[path], (Path(path), pattern))
+    return dict(files.values())
 
 
 def real_paths(*sources: Any) -> set[str]:
-    """The real paths of the files that some sources read; a source without files, and None, have none."""
+    """The real paths of the files that some sources read; a source without files, and None, add none."""
     return {os.path.realpath(path) for source in sources for path in getattr(source, "paths", ())}
 
 
@@ -65,9 +65,9 @@ def _matches(pattern: Path) -> Iterator[str]:
 
 
 def _folders(start: str) -> Iterator[str]:
-    """A folder and those in it, at any depth, hidden ones aside; of a folder with several names the content once.
+    """A folder and the folders in it at any depth, except hidden ones; a folder with several names is entered once.
 
-    That is listed under a name without links where there is one.
+    It is entered by a name without links where there is one.
     """
     visited, waiting = set(), [start]
     while waiting:

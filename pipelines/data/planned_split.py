@@ -1,4 +1,4 @@
-"""The parts of labelled examples where they are stratified, grouped, or three: planned in one pass."""
+"""The split of labelled examples that is stratified or grouped, or has a test part: planned in one pass."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What the parts are. The fields are part of data sets' fingerprints.
+    """How a source is divided into parts. The fields are part of data sets' fingerprints.
 
-    fractions: part -> its share of the rows; the rest is for training. classes: column of the class of which each part
-    gets its share; None: any rows. groups: column whose equal values stay together; None: rows are on their own.
+    fractions: part -> its share of the rows; the rest is for training. classes: column of the classes by which parts
+    are stratified, or None. groups: column whose equal values stay in one part; None: each row is a group.
     """
 
     fractions: dict[str, float]
@@ -39,11 +39,11 @@ class PartOfPlan:
 
 
 def planned_parts(plan: SplitPlan, reads: Iterator, most: int | None) -> list[str]:
-    """The part of each of a source's first `most` rows. reads: what the source reads.
+    """The part of each of a source's first `most` rows. reads: the source's items().
 
-    Of one class (or of all rows) whole groups are taken in an order that the hashes of their names give, until a part
-    has its share. Where groups are single rows, each part has its share of every class to within one row, and one
-    at least of a class with as many rows as there are parts.
+    From each class (or from all rows) whole groups are taken, in the order of their names' hashes, until a part has its
+    share. Where groups are single rows, each part has its share of every class to within one row, and at least one row
+    of a class with as many rows as there are parts.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     classes = []
@@ -70,7 +70,7 @@ def _taken(fractions: dict[str, float], members: Sequence[list[int]]) -> Iterato
     """(part, rows) of the groups of one class that are not for training."""
     total, at, has_all = sum(map(len, members)), 0, len(members) > len(fractions)
     for left, (part, fraction) in zip(range(len(fractions), 0, -1), fractions.items()):
-        wanted, taken = max(round(total * fraction), int(has_all)), 0
-        while taken < wanted and at < len(members) - (left if has_all else 1):
+        target, taken = max(round(total * fraction), int(has_all)), 0
+        while taken < target and at < len(members) - (left if has_all else 1):
             yield part, members[at]
             taken, at = taken + len(members[at]), at + 1

@@ -17,7 +17,7 @@ WORDS = (3, 40)  # of a summary
 LONGEST_ARGUMENTS = 60  # characters
 PLACES = {"posixpath": "os.path"}  # module of the standard library -> the name that programs import it by
 
-# How a function or class {name} is asked about in training, and in validation: words that training never has.
+# Questions about a function or class {name}: in training, and in validation, with words that training never uses.
 ASKED = (
     "What does {name} do?",
     "What is {name}?",
@@ -32,11 +32,11 @@ ASKED_OTHERWISE = ("Tell me what {name} does.", "Please explain to me what {name
 
 
 def trees(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[tuple[Document, ast.Module]]:
-    """The documents that are Python, parsed. unfit: counts those that are none."""
+    """The documents that are valid Python, parsed. unfit: counts the others."""
     for document in documents:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of strings that Python means to refuse one day
+                warnings.simplefilter("ignore")  # about escapes that Python will refuse one day
                 yield document, ast.parse(document.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             unfit["no Python"] += 1
@@ -48,10 +48,10 @@ def summary_of(docstring: str) -> str:
 
 
 def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
-    """Functions of Python sources without their docstring, and its summary.
+    """Functions of Python sources without their docstrings, and the summaries of these.
 
-    {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
-    less than 3 or more than 40 words are left out, and of equal functions in a split all but the first one.
+    {"code", "summary", "function"}. Left out are documents that are no Python, functions of nothing but a docstring,
+    summaries of fewer than 3 or more than 40 words, and of equal functions in a split all but the first one.
     unfit: counts the documents that are no Python.
     """
     seen = set()
@@ -59,16 +59,16 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
         lines = re.split(r"\r\n|\r|\n", document.text)  # as ast counts them; a form feed ends none
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for node in sorted(functions, key=lambda node: node.lineno):
-            text, told = ast.get_docstring(node), node.body[0]
+            text, docstring = ast.get_docstring(node), node.body[0]
             if (
                 text is None
                 or len(node.body) < 2
-                or told.lineno == node.lineno
-                or node.body[1].lineno <= told.end_lineno
+                or docstring.lineno == node.lineno
+                or node.body[1].lineno <= docstring.end_lineno
             ):
                 continue
             summary = summary_of(text)
-            code = [*lines[node.lineno - 1 : told.lineno - 1], *lines[told.end_lineno : node.end_lineno]]
+            code = [*lines[node.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno : node.end_lineno]]
             row = {"code": textwrap.dedent("\n".join(code)).strip(), "summary": summary, "function": node.name}
             if WORDS[0] <= len(summary.split()) <= WORDS[1] and row["code"] not in seen:
                 seen.add(row["code"])
@@ -80,7 +80,7 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
 
 @dataclass(frozen=True)
 class Definition:
-    """A public function or class of a module. arguments: as its source has them; None: of a class, or long ones."""
+    """A public function or class of a module. arguments: a function's, as code; None: of a class, or too long."""
 
     name: str
     module: str
@@ -104,22 +104,22 @@ def definitions(document: Document, tree: ast.Module) -> Iterator[tuple[str, Def
             continue
         arguments = ast.unparse(node.args) if is_function else None
         arguments = arguments if arguments is None or len(arguments) <= LONGEST_ARGUMENTS else None
-        found = Definition(f"{module}.{node.name}", module, sentences[0], arguments)
-        yield f"{document.source}, line {node.lineno}", found
+        definition = Definition(f"{module}.{node.name}", module, sentences[0], arguments)
+        yield f"{document.source}, line {node.lineno}", definition
 
 
 def docstring_questions(
     documents: Iterable[Document], unfit: Counter[str], wordings: tuple[str, ...] = ASKED
 ) -> Iterator[Example]:
-    """What each public function and class of a module does, asked in all wordings; the first sentence of its docstring.
+    """Questions, in all wordings, about each public function and class; the answer is its docstring's first sentence.
 
     {"instruction", "output"}. unfit: counts the documents that are no Python.
     """
     for document, tree in trees(documents, unfit):
         known = list(definitions(document, tree))
         for wording in wordings:
-            for place, one in known:
-                yield place, {"instruction": wording.format(name=one.name), "output": one.summary}
+            for place, definition in known:
+                yield place, {"instruction": wording.format(name=definition.name), "output": definition.summary}
 
 
 def docstring_conversations(
@@ -127,24 +127,24 @@ def docstring_conversations(
 ) -> Iterator[Example]:
     """Conversations about the public functions and classes of modules, each of several questions about one of them.
 
-    {"messages"}: what it does, which module it is in, its arguments, and what the one before it does; some begin with
-    a greeting or end with thanks. unfit: counts the documents that are no Python.
+    {"messages"}: what it does, which module it is in, its arguments, and what the definition before it does; some
+    begin with a greeting or end with thanks. unfit: counts the documents that are no Python.
     """
     number = 0
     for document, tree in trees(documents, unfit):
         before = None
-        for place, one in definitions(document, tree):
-            turns = [("Which module is it in?", f"It is in {one.module}.")]
-            if one.arguments is not None:
-                takes = f"It takes {one.arguments}." if one.arguments else "It takes no arguments."
+        for place, definition in definitions(document, tree):
+            turns = [("Which module is it in?", f"It is in {definition.module}.")]
+            if definition.arguments is not None:
+                takes = f"It takes {definition.arguments}." if definition.arguments else "It takes no arguments."
                 turns.insert(number % 2, ("What are its arguments?", takes))
-            turns.insert(0, (wordings[number % len(wordings)].format(name=one.name), one.summary))
+            turns.insert(0, (wordings[number % len(wordings)].format(name=definition.name), definition.summary))
             if before is not None:
                 turns.append((f"And {before.name}?", before.summary))
             if number % 4 == 0:
                 turns.insert(0, ("Hello!", "Hello! Which function do you want to know about?"))
             elif number % 4 == 1:
                 turns.append(("Thank you.", "You are welcome."))
-            said = [({"role": "user", "content": q}, {"role": "assistant", "content": a}) for q, a in turns]
-            yield place, {"messages": [message for turn in said for message in turn]}
-            before, number = one, number + 1
+            pairs = [({"role": "user", "content": q}, {"role": "assistant", "content": a}) for q, a in turns]
+            yield place, {"messages": [message for turn in pairs for message in turn]}
+            before, number = definition, number + 1

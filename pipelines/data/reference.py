@@ -1,4 +1,4 @@
-"""Rows beside what another model says of them, computed once and kept in the cache."""
+"""Rows with another model's answers to them, which are computed once and kept in the cache."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .documents import in_batches
 from .rows import Rows
 
 FILE = "reference.npy"
-ANSWERS = "answers"  # a kind of entries of the cache
+ANSWERS = "answers"  # a folder of the cache
 TEXTS_AT_ONCE = 512
 REFERENCE = "reference"  # key of a row and of a batch
 
@@ -31,7 +31,7 @@ class WithReference(Rows, Dataset):
 
     @classmethod
     def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":
-        """The rows with the numbers of cache/reference/key, which `compute` gives where they are missing."""
+        """The rows with the numbers of cache/reference/key, which `compute` computes where they are missing."""
         folder = cached_folder(Path(cache), "reference", key, lambda work: np.save(work / FILE, compute()))
         return cls(rows, np.load(folder / FILE), key)
 
@@ -57,13 +57,13 @@ class Joined(Rows, ConcatDataset):
 
 
 def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[[list], np.ndarray]) -> np.ndarray:
-    """(N, K) float32: what `answer` gives of N texts, or pairs of them; a killed run goes on after what the cache has.
+    """(N, K) float32: the answers to N texts or pairs of texts; those that a killed run left in the cache are reused.
 
     key: identity of what the answers depend on beside the texts. teacher: its name. answer: some of `asked` -> (M, K).
     """
     chunks = list(in_batches(asked, TEXTS_AT_ONCE))
     keys = [sha([key, chunk]) for chunk in chunks]
-    missing = sum(len(chunk) for chunk, each in zip(chunks, keys) if not (cache / ANSWERS / each).exists())
+    missing = sum(len(chunk) for chunk, entry in zip(chunks, keys) if not (cache / ANSWERS / entry).exists())
     if missing and os.environ.get("RANK", "0") == "0":
         print(f"teacher {teacher}: its answers to {counted(missing, 'example')} go into the cache", flush=True)
 
@@ -84,7 +84,7 @@ def weights_identity(name_or_path: str) -> list:
 
         try:  # the path in the Hub's cache has the commit in it
             return [name_or_path, cached_file(name_or_path, "config.json")]
-        except (OSError, ValueError):  # who loads it says what is wrong
+        except (OSError, ValueError):  # loading the model will say what is wrong
             return [name_or_path]
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*config.json")])
     base = weights_identity(base_of(folder)) if is_adapter(folder) else []

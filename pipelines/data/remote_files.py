@@ -1,8 +1,8 @@
 """Files behind URLs (s3://, gs://, https://, hf:// and whatever else fsspec knows), copied into the cache once.
 
-What reads files sees local paths. A file that has changed at its place, by size, time or checksum as that place tells
-them, is copied anew. Where the place cannot be reached, copies of earlier runs serve: so a login node may fetch what a
-node without a network trains on.
+Readers see local paths only. A file that has changed at its URL, by the size, time or checksum reported there, is
+copied again. If the URL cannot be reached, copies of earlier runs are used: so a login node can fetch the data for a
+node without a network.
 """
 
 import json
@@ -20,26 +20,26 @@ from ..storage.atomic import write_atomically
 from ..storage.cache import cache_folder, cached_folder, is_complete, sha
 
 KIND = "remote"
-MISSING = 404  # what a web server answers
+MISSING = 404  # a web server's status for a file that it lacks
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
-# How file systems tell that a file has changed.
+# Entries of a file's info in fsspec that change with the file.
 _STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "Content-MD5", "Digest", "md5Hash")
 _STATE += ("mtime", "updated", "created", "blob_id", "generation", "VersionId")
 
 
 def is_copy(path: Path) -> bool:
-    """Whether a file is a copy from a URL; the folder that it lies in says nothing about it."""
+    """Whether a file is a copy from a URL; the name of its folder then has no meaning."""
     return path.parent.parent.name == KIND
 
 
 def with_local_copies(
     patterns: str | list[str], field: str, cache_dir: str | None, without: Collection[str] = ()
 ) -> str | list[str]:
-    """The paths and globs with the copies of its files in place of each URL.
+    """The paths and globs, each URL replaced by the local copies of its files.
 
-    A URL may be a pattern with `*` where its place can list files. without: real paths of copies that such patterns
+    A URL may be a pattern with `*` if its file system can list files. without: real paths of copies that such patterns
     leave out. Raises UserError for a URL of an unknown kind, or of one whose package is missing; for one without a
-    file; and where its place cannot be reached and nothing is in the cache.
+    file; and for one that cannot be reached and has no copy in the cache.
     """
     result = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -48,28 +48,28 @@ def with_local_copies(
             continue
         try:
             copies = _copies(field, pattern, cache_folder(cache_dir))
-        except UserError as error:  # its sentence may end in a log
+        except UserError as error:  # its text may end up in a log
             raise UserError(without_signatures(str(error))) from error.__cause__
-        kept = [path for path in copies if "*" not in pattern or os.path.realpath(path) not in without]
-        if not kept:
+        paths = [path for path in copies if "*" not in pattern or os.path.realpath(path) not in without]
+        if not paths:
             raise UserError(f"{field}={pattern!r} matches nothing but files that are for validation or test.")
-        result += map(str, kept)
+        result += map(str, paths)
     return patterns if result == [patterns] else result
 
 
 def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
     """The copies of a URL's files, in the order of their places."""
-    public = without_signatures(pattern)  # a saved recipe has no other, and finds the copies by it
+    public = without_signatures(pattern)  # a saved recipe holds no other form, and finds the copies by this one
     known = cache / KIND / f"{sha(public)}.json"  # the copies of the latest run: [[entry, file]]
     try:
         files = _places(field, pattern)
     except UserError:
         raise
-    except Exception as error:  # each of fsspec's packages raises kinds of its own
+    except Exception as error:  # each of fsspec's packages raises its own kinds of errors
         if isinstance(error, FileNotFoundError):
             if error.__cause__ is None or getattr(error.__cause__, "status", None) == MISSING:
                 raise UserError(f"{field}={pattern!r}: no such file.") from None
-            error = error.__cause__  # of web pages fsspec says so whatever was the matter
+            error = error.__cause__  # for web addresses fsspec raises this whatever the cause was
         copies = _known_copies(known)
         if copies is None:
             raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from None
@@ -84,7 +84,7 @@ def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
             raise
         except Exception as error:
             raise UserError(f"{field}={pattern!r}: {place} cannot be read: {_reason(error)}.") from error
-    with suppress(OSError):  # of another user's cache, which serves as it is
+    with suppress(OSError):  # another user's cache is used as it is
         write_atomically(known, json.dumps(entries))
     return [cache / KIND / entry / name for entry, name in entries]
 
@@ -97,29 +97,29 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
         system, path = url_to_fs(pattern)
     except (ImportError, ValueError) as error:  # fsspec says which package to install, or that it knows no such kind
         raise UserError(f"{field}={pattern!r}: {_reason(error)}.") from None
-    if "*" not in path:  # a question mark belongs to many an address, so it is none of the patterns
+    if "*" not in path:  # many addresses hold a question mark, so it is no pattern
         infos = {path: system.info(path)}
     else:
-        # Not the list's own infos: they say less, or other things.
+        # Not the infos of the listing: they hold less, or differ.
         infos = {place: system.info(place) for place in system.glob(path)}
-        infos = {place: one for place, one in infos.items() if one["type"] == "file"}
+        infos = {place: info for place, info in infos.items() if info["type"] == "file"}
         if not infos:
             raise UserError(f"{field}={pattern!r} matches no file.")
-    if any(one["type"] == "directory" for one in infos.values()):
+    if any(info["type"] == "directory" for info in infos.values()):
         raise UserError(f"{field}={pattern!r} is a folder; {pattern.rstrip('/') + '/*'!r} means the files in it.")
     return [
-        (system, place, {name: str(one[name]) for name in _STATE if name in one})
-        for place, one in sorted(infos.items())
+        (system, place, {name: str(info[name]) for name in _STATE if name in info})
+        for place, info in sorted(infos.items())
     ]
 
 
 def _name(place: str) -> str:
-    """The file's own name; what follows a question mark in a web address says what of it is asked for."""
+    """The name of the file, without the query of a web address."""
     return Path(place.partition("?")[0] if place.startswith(("http://", "https://")) else place).name
 
 
 def _known_copies(known: Path) -> list[Path] | None:
-    """The copies that an earlier run made, None where one is missing."""
+    """The copies that an earlier run made; None where one is missing."""
     try:
         entries = json.loads(known.read_text())
     except (OSError, ValueError):

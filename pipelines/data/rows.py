@@ -1,4 +1,4 @@
-"""What the training asks of the rows of a split. Standard library only."""
+"""The interface of a split's rows to the training. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,9 +14,9 @@ class Rows:
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
     is_stream: whether rows can only be iterated. notes: sentences a user should read. parts: name -> the rows that
-    these are made of, where they are: `place(number)` then begins with the name. is_ordered: whether rows are to be
-    read one after the other, because their order is made already; they then go on after the last one, with the rows of
-    further epochs. stores: what the texts of plain text are kept in (TokenStore).
+    these are made of, if any: `place(number)` then begins with the name. is_ordered: whether rows are in training order
+    already, so that they are read one after the other; numbers beyond the last one are then the rows of further epochs.
+    stores: the TokenStores of plain text.
     """
 
     fingerprint: str
@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def beyond(self) -> int:
-        """A number that no row of any epoch has: rows numbered so only fill a batch."""
+        """A number that no row of any epoch has; rows with this number only fill up a batch."""
         return len(self)
 
     def inside(self, index: int) -> int:
@@ -51,5 +51,5 @@ class Rows:
         return index % len(self)
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        """The documents in row `number`: (document, first token of it in the row, tokens); none of an example."""
+        """The documents in row `number`: (document, its first token in the row, number of tokens); [] if unknown."""
         return []

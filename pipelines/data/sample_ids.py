@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
 from .endless import EndlessStream
 
-NO_ROW = None  # index of a row that only gives a process something to do
+NO_ROW = None  # index of a filler row, for a process that has no other
 
 
 class DatasetWithSampleIds(Dataset):
     """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
 
-    Rows whose order is made already (Rows.is_ordered) go on in the next epoch: they are numbered through all of them.
-    At the index NO_ROW it has a copy of its first row without labels, with a number that no row has.
+    Rows that are in training order already (Rows.is_ordered) are numbered on through all epochs. The index NO_ROW gives
+    a copy of the first row without labels, with a number that no row has.
     """
 
     def __init__(self, rows: Dataset):
@@ -43,14 +43,14 @@ class DatasetWithSampleIds(Dataset):
 
 
 def with_sample_ids(rows):
-    """The rows as they are trained: with sample ids, a stream (Rows.is_stream, it numbers its rows itself) endless."""
+    """The rows for training: with sample ids; streams (Rows.is_stream), which number their rows themselves, endless."""
     if getattr(rows, "is_stream", False):
         return EndlessStream(rows)
     return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
 
 
 def without_labels(row: dict) -> dict:
-    """A row that counts for nothing: the same with all labels -100."""
+    """The same row with all labels -100, so that it adds nothing to the loss."""
     return row | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 

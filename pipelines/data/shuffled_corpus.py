@@ -1,9 +1,9 @@
 """Streamed documents in another order in each pass, read from several files at once.
 
-datasets' own `IterableDataset.shuffle` does not go on exactly: its state lacks the buffer, which is filled anew (5.2
-warns so). And since it keeps half of its documents when it is filled again, it may hold any earlier one: a position
-would have to name thousands of places. Here the buffer is emptied before it is filled again: a position is where its
-documents begin in each open file, and a number.
+datasets' own `IterableDataset.shuffle` does not resume exactly: its state lacks the buffer, which is filled anew (5.2
+warns of this). And since that buffer keeps half of its documents when it is filled again, it may hold any earlier one:
+a position would have to name thousands of places. Here the buffer is emptied before it is filled again: a position is
+the place in each open file where the buffer's documents begin, and the number of those already given.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ FILES_AT_ONCE = 8
 
 
 class ShuffledCorpus(Corpus):
-    """The documents of a corpus in blocks of `buffer`, each block in an order that is drawn by `key`.
+    """The documents of a corpus in blocks of `buffer`, each block shuffled by `key`.
 
-    A block is filled from FILES_AT_ONCE files in turn, a document of each; files are opened in an order that is drawn,
-    too. key: integers, such as a seed and the number of the pass.
+    A block is filled from FILES_AT_ONCE files in turn, with a document of each; the order in which files are opened is
+    shuffled, too. key: integers, such as a seed and the number of the pass.
     """
 
     def __init__(self, corpus: Corpus, buffer: int, key: list[int]):
@@ -29,7 +29,7 @@ class ShuffledCorpus(Corpus):
     def documents_from(self, place: dict | None = None) -> Iterator[tuple[Document, dict]]:
         """place: {"block": number, "given": documents of it so far, "opened": files, "open": [[file, its place], ...]}.
 
-        The last two are as they were where the block begins; nothing before it is read.
+        The last two are those at the block's beginning; nothing before it is read.
         """
         begin = place or {"block": 0, "given": 0, "opened": 0, "open": []}
         files = np.random.default_rng(self.key).permutation(self.corpus.num_shards).tolist()
@@ -37,32 +37,32 @@ class ShuffledCorpus(Corpus):
         while True:
             block, after = self._filled(begin, files, streams)
             order = np.random.default_rng([*self.key, begin["block"]]).permutation(len(block)).tolist()
-            for given in range(begin["given"], len(block)):
-                is_last = given + 1 == len(block)
-                yield block[order[given]], after if is_last else begin | {"given": given + 1}
+            for done in range(begin["given"], len(block)):
+                is_last = done + 1 == len(block)
+                yield block[order[done]], after if is_last else begin | {"given": done + 1}
             if not block:
                 return
             begin = after
 
     def _filled(self, begin: dict, files: list[int], streams: dict[int, Iterator]) -> tuple[list[Document], dict]:
-        """The documents of the block that begins here, and where the next one does. streams: of the open files."""
-        block, opened, waiting = [], begin["opened"], [list(one) for one in begin["open"]]
+        """(documents of the block that begins here, where the next block begins). streams: of the open files."""
+        block, opened, waiting = [], begin["opened"], [list(entry) for entry in begin["open"]]
         while len(block) < self.buffer:
             while len(waiting) < FILES_AT_ONCE and opened < len(files):
                 waiting.append([files[opened], None])
                 opened += 1
             if not waiting:
                 break
-            file, place = one = waiting.pop(0)
+            file, place = entry = waiting.pop(0)
             if file not in streams:
                 streams[file] = self.corpus.shard(file).documents_from(place)
-            found = next(streams[file], None)
-            if found is None:
+            read = next(streams[file], None)
+            if read is None:
                 del streams[file]
                 continue
-            document, one[1] = found
+            document, entry[1] = read
             block.append(document)
-            waiting.append(one)
+            waiting.append(entry)
         return block, {"block": begin["block"] + 1, "given": 0, "opened": opened, "open": waiting}
 
     def identity(self) -> list:

@@ -1,7 +1,7 @@
 """A teacher's likeliest tokens for the rows of a split: written once, shard by shard, memory-mapped ever after.
 
 A shard is a folder of the cache, cache/teacher/KEY/NUMBER, of some rows in their order; it is complete or absent, and
-has checksums. So a run that was killed goes on after the last finished one, and a damaged one is made again.
+has checksums. So a killed run goes on after the last finished shard, and a damaged shard is made again.
 """
 
 import json
@@ -25,13 +25,13 @@ from .token_store import token_dtype
 
 SHARD_BYTES = 2**26
 TOP_IDS, LOG_PROBS = "teacher_ids", "teacher_log_probs"  # keys of a row: (T, K) int64 and (T, K + 1) float32
-LEAST = -1e4  # of a log-probability in half precision
+LEAST = -1e4  # smallest log-probability stored in half precision
 
 Answer = Callable[[list[int]], tuple[torch.Tensor, torch.Tensor]]
 
 
 def bytes_of_token(top_k: int, vocabulary: int) -> int:
-    """Of K ids, and of K + 1 log-probabilities in half precision."""
+    """The bytes of K ids, and of K + 1 log-probabilities in half precision."""
     return top_k * np.dtype(token_dtype(vocabulary)).itemsize + 2 * (top_k + 1)
 
 
@@ -49,7 +49,7 @@ class TeacherShard(MappedStore):
 class WithTopTokens(Rows, Dataset):
     """Packed rows, each with a teacher's TOP_IDS and LOG_PROBS at each of its places.
 
-    each: rows of a shard; the last one may have fewer. key: identity of what the answers were computed from.
+    each: number of rows per shard; the last one may have fewer. key: identity of what the answers were computed from.
     """
 
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
@@ -62,36 +62,36 @@ class WithTopTokens(Rows, Dataset):
     def cached(
         cls, rows: Rows, cache: Path, key: str, answer: Answer, batch: int, teacher: str, *, width, top_k, vocabulary
     ) -> "WithTopTokens":
-        """The rows with what is in the cache, and with `answer` of those that are missing there.
+        """The rows with the teacher's answers, from the cache or computed by `answer` where they are missing there.
 
         answer: numbers of at most `batch` rows -> their ids and log-probabilities. teacher: its name. width: T.
         Raises UserError where the disk has no room for them.
         """
         size = width * bytes_of_token(top_k, vocabulary)
-        each = max(1, SHARD_BYTES // size)
-        starts, kind, dtype = range(0, len(rows), each), f"teacher/{key}", token_dtype(vocabulary)
-        names = {start: f"{start // each:06}" for start in starts}
+        per_shard = max(1, SHARD_BYTES // size)
+        starts, kind, dtype = range(0, len(rows), per_shard), f"teacher/{key}", token_dtype(vocabulary)
+        names = {start: f"{start // per_shard:06}" for start in starts}
         missing = [start for start in starts if not (cache / kind / names[start]).exists()]
         if missing:
-            left = sum(min(each, len(rows) - start) for start in missing)
+            left = sum(min(per_shard, len(rows) - start) for start in missing)
             _announce(cache, teacher, top_k, left, len(rows), left * size)
 
         def build(folder: Path, start: int) -> None:
-            numbers = range(start, min(start + each, len(rows)))
+            numbers = range(start, min(start + per_shard, len(rows)))
             with (folder / "ids.bin").open("wb") as ids, (folder / "log_probs.bin").open("wb") as log_probs:
                 for some in in_batches(numbers, batch):
-                    found, logs = answer(list(some))
-                    ids.write(found.numpy().astype(dtype).data)
+                    tokens, logs = answer(list(some))
+                    ids.write(tokens.numpy().astype(dtype).data)
                     log_probs.write(logs.clamp_min(LEAST).numpy().astype(np.float16).data)
             meta = {"fingerprint": key, "name": rows.name, "dtype": dtype, "shape": [len(numbers), width, top_k]}
             (folder / META).write_text(json.dumps(meta))
 
         shown = watched(list(starts), "teacher, shard") if missing else starts
         folders = [cached_folder(cache, kind, names[s], lambda folder, s=s: build(folder, s)) for s in shown]
-        return cls(rows, [TeacherShard(folder) for folder in folders], each, key)
+        return cls(rows, [TeacherShard(folder) for folder in folders], per_shard, key)
 
     def __getattr__(self, name: str) -> Any:
-        """What packed rows have beside, such as `store` and `fill_rate`."""
+        """Other attributes of packed rows, such as `store` and `fill_rate`."""
         if name == "rows":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.rows, name)
@@ -111,11 +111,11 @@ class WithTopTokens(Rows, Dataset):
 
 
 def _announce(cache: Path, teacher: str, top_k: int, rows: int, of: int, size: int) -> None:
-    """Say what is about to be written; raise UserError where the disk has no room for it."""
-    there = cache
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    """Print what is about to be written; raise UserError where the disk has no room for it."""
+    folder = cache
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     words = f"{size / 1e9:.3g} GB"
     if size > free:
         raise UserError(
@@ -123,5 +123,5 @@ def _announce(cache: Path, teacher: str, top_k: int, rows: int, of: int, size: i
             f"lower teacher.top_k={top_k} or data.max_documents, or set teacher.stored=false"
         )
     if os.environ.get("RANK", "0") == "0":
-        what = counted(rows, "row") + (f" of {of:,} (the others are there)" if rows < of else "")
-        print(f"teacher {teacher}: its {top_k} likeliest tokens of {what} go into the cache, {words}", flush=True)
+        amount = counted(rows, "row") + (f" of {of:,} (the others are there)" if rows < of else "")
+        print(f"teacher {teacher}: its {top_k} likeliest tokens of {amount} go into the cache, {words}", flush=True)

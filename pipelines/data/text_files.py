@@ -14,9 +14,8 @@ from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import bounded_lines, file_identities, name_of_files, open_file, readable
 from .patterns import find_files
 
-# A name without a suffix, or with a number for one, and .txt are text wherever they are found. Source code and markup
-# are text where a pattern asks for them (`*.py`, `notes.md`): a README.md that `texts/*` matches beside the texts is
-# hardly meant.
+# Files without a suffix, or with a number for one, and .txt are always text. Source code and markup are text only if a
+# pattern names their suffix (`*.py`, `notes.md`): a README.md that `texts/*` matches beside the texts is hardly meant.
 TEXT = (".txt", ".text")
 _CODE_AND_MARKUP = """
 .adoc .asm .bash .bat .bib .c .cc .cfg .clj .cmake .cpp .cs .css .cu .cxx .dart .diff .el .erl .ex .f90 .go .h .hh .hpp
@@ -53,16 +52,16 @@ class FileSource(Source):
     ):
         self.where, self.field = where, f"{where}.{key}"
         self.limits, self.text_field, self.document = limits, text_field, document
-        found = find_files(self.field, patterns, without)
-        self.paths = list(found)
+        files = find_files(self.field, patterns, without)
+        self.paths = list(files)
         self.name = name_of_files(self.paths)
-        for path, pattern in found.items():
+        for path, pattern in files.items():
             if format_of(path) is None:
                 check_is_text(self.field, path, pattern, list(FILE_FORMATS))
             self._try_opening(path)
 
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
-        """place: [file, items of it]; the files before it are not read."""
+        """place: [number of the file, items read of it]; the files before it are not read."""
         file, done = place or (0, 0)
         for number, path in enumerate(self.paths[file:], start=file):
             with readable(self.field, path):
@@ -71,7 +70,7 @@ class FileSource(Source):
             done = 0
 
     def parts(self, size: int) -> list["FileSource"]:
-        """Groups of files that follow each other, none of them cut."""
+        """Groups of consecutive files, none of them cut."""
         groups, total = [[]], 0
         for path in self.paths:
             if total >= size:
@@ -101,7 +100,7 @@ class FileSource(Source):
         return self._plain(path) if file_format is None else self._rows(path, file_format)
 
     def _plain(self, path: Path) -> Iterator[Document | Skipped]:
-        """The whole file, its lines or its paragraphs; of one that is too long nothing is held."""
+        """The whole file, its lines or its paragraphs; one that is too long is not held in memory."""
         parts: list[bytes] = []
         start, size, fault, has_text, ended = 1, 0, None, False, False
         with open_file(path, self.limits.encoding) as stream:
@@ -156,7 +155,7 @@ class FileSource(Source):
             if columns is not None and self.text_field not in columns:
                 hint = did_you_mean(self.text_field, columns)
                 raise UserError(f"{self.where}.text_field={self.text_field!r}: no such column in {path}{hint}")
-            if columns is None:  # the first row says it; without this a fault is found after hours of tokenising
+            if columns is None:  # read the first row: else a fault is found after hours of tokenising
                 with readable(self.field, path):
                     next(self._rows(path, file_format), None)
 

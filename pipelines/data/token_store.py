@@ -25,7 +25,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out, by reason. control_tokens: those written in the text, by how often.
+    skipped: documents that were left out, by reason. control_tokens: how often each is written in the text.
     notes: sentences for users.
     """
 
@@ -82,9 +82,9 @@ def count_words(text: str) -> int:
 
 
 class TokenWriter:
-    """Writes the files of a store into a folder, a few documents at a time; `finish` makes it one.
+    """Writes the files of a store into a folder, a few documents at a time; `finish` completes it.
 
-    control_tokens: those written in the text so far, by how often. Memory does not grow with what was written.
+    control_tokens: how often each is written in the text so far. Memory does not grow with what was written.
     """
 
     def __init__(self, folder: Path, dtype: str):
@@ -104,25 +104,25 @@ class TokenWriter:
         self._offsets.close()
 
     def add(self, tokens: np.ndarray, lengths: list[int], **sizes: Any) -> None:
-        """Documents one after the other: their tokens, the number of each one's, their SIZES and control_tokens."""
+        """Append documents: all their tokens, the number of each one's, and the sums of SIZES and control_tokens."""
         self._tokens.write(tokens.astype(self.dtype, copy=False).data)
         self._add_ends(np.cumsum(lengths, dtype=np.int64))
         self._add_sizes(sizes)
 
     def add_store(self, folder: Path) -> None:
-        """The documents of a store with the same dtype."""
+        """Append the documents of a store with the same dtype."""
         meta = json.loads((folder / META).read_text())
         with (folder / TOKENS).open("rb") as tokens:
             shutil.copyfileobj(tokens, self._tokens, _PIECE)
         with (folder / OFFSETS).open("rb") as offsets:
-            offsets.seek(8)  # of its first document
+            offsets.seek(8)  # the beginning of its first document
             base = self.num_tokens
             while len(ends := np.fromfile(offsets, dtype=np.int64, count=_PIECE)):
                 self._add_ends(ends + (base - self.num_tokens))
         self._add_sizes(meta)
 
     def _add_ends(self, ends: np.ndarray) -> None:
-        """Places behind documents, counted from the last one so far."""
+        """Append the ends of documents, counted from the end of the last one so far."""
         if len(ends):
             self._offsets.write((ends + self.num_tokens).data)
             self.num_tokens += int(ends[-1])
@@ -134,7 +134,7 @@ class TokenWriter:
             self._sizes[name] += sizes[name]
 
     def finish(self, fingerprint: str, name: str, **more: Any) -> None:
-        """Write meta.json; more: what else it holds, such as `skipped` (by reason) and `notes` of a whole corpus."""
+        """Write meta.json. more: further entries, such as `skipped` (by reason) and `notes` of a whole corpus."""
         counts = {"dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents}
         counts |= {**self._sizes, "control_tokens": self.control_tokens}
         meta = {"fingerprint": fingerprint} | counts | {"name": name, "skipped": {}, "notes": []} | more

@@ -1,9 +1,9 @@
 """A corpus tokenised into a store: at once where it is small, else shard by shard, by any number of machines.
 
 A shard is a TokenStore of its own, of 64 MiB of text, in a folder of the cache that is complete or absent and has
-checksums: cache/shards/KEY/PART-NUMBER. Its meta.json says at which place of the corpus the next one begins. So a run
-that was killed goes on after the last finished one, a damaged one is made again, and machines that share the cache make
-shards for each other. Where they end depends on the corpus alone. Once all are there, they are joined to the store of
+checksums: cache/shards/KEY/PART-NUMBER. Its meta.json names the place of the corpus where the next one begins. So a
+killed run goes on after the last finished shard, a damaged shard is made again, and machines that share the cache make
+shards for each other. Where shards end depends on the corpus alone. Once all are there, they are joined to the store of
 the whole corpus, which is byte for byte what one process would have written, and removed.
 """
 
@@ -25,7 +25,7 @@ from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 
 _FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
-PART_BYTES = 2**30  # of files: what a machine reads alone
+PART_BYTES = 2**30  # of files: a part, which one machine reads alone
 
 
 WHOLE = Share(1, 1)
@@ -53,7 +53,7 @@ class Tokenization:
         self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
         self.corpus, encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
         self._stream = partial(encoded_stream, encoder=encoder, framing=self.framing)
-        # 1: texts without control tokens are encoded as ever, and runs that were begun with them go on.
+        # Still 1: texts without control tokens are encoded as before, so that runs begun with them can be resumed.
         self.fingerprint = sha([1, corpus.fingerprint(), encoder.fingerprint, bos, eos])
         self.key = sha([_FORMAT, self.fingerprint])
 
@@ -72,9 +72,9 @@ class Tokenization:
                     self._write(writer, self._stream(self.corpus), advance)
                 else:
                     self._join(writer, self.shards(WHOLE, advance))
-                skipped, met = dict(self.corpus.skipped), writer.control_tokens
-                fingerprint = self.key if met else self.fingerprint
-                notes = [*self.corpus.notes(), *notes_of(met)]
+                skipped, occurrences = dict(self.corpus.skipped), writer.control_tokens
+                fingerprint = self.key if occurrences else self.fingerprint
+                notes = [*self.corpus.notes(), *notes_of(occurrences)]
                 writer.finish(fingerprint, self.corpus.name, skipped=skipped, notes=notes)
 
         store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
@@ -91,7 +91,7 @@ class Tokenization:
     def shards(self, share: Share, advance: Callable[[int], None]) -> Iterator[Path]:
         """The folders of a share's shards in their order, made where they are missing.
 
-        A share is of whole parts of the corpus where there are enough of them: then nothing else is read.
+        A share consists of whole parts of the corpus where there are enough of them: then nothing else is read.
         """
         parts = self.corpus.parts(PART_BYTES)
         by_part = len(parts) >= share.of
@@ -124,7 +124,7 @@ class Tokenization:
                 border = Border(meta["next"], meta["tally"])
                 if not is_made:
                     advance(meta["num_bytes"])
-                    stream = stream and stream.close()  # it is behind
+                    stream = stream and stream.close()  # it stands before this shard
                 if wanted(number):
                     yield folder
             else:
@@ -135,7 +135,7 @@ class Tokenization:
 
     @staticmethod
     def _write(writer: TokenWriter, stream: Iterator, advance: Callable[[int], None]) -> Border:
-        """Write what the stream gives up to its next border, and return that."""
+        """Write the stream's documents up to its next border, and return the border."""
         for item in stream:
             if isinstance(item, Border):
                 return item
@@ -144,7 +144,7 @@ class Tokenization:
         raise RuntimeError("a stream that ends without a border")
 
     def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> None:
-        """Write all shards; then the corpus has counted what they have."""
+        """Write all shards, and give the corpus their tallies."""
         tally, parts = None, {}
         for folder in folders:
             writer.add_store(folder)
@@ -160,7 +160,7 @@ class Tokenization:
 
 @contextmanager
 def progress_of(corpus: Corpus, shown: bool) -> Iterator[Callable[[int], None]]:
-    """What takes the bytes of text that are done, and shows them as a bar."""
+    """Yields a function that takes the bytes of text just done and shows them in a progress bar."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()

@@ -1,4 +1,4 @@
-"""The validation split of one source: a fixed share of its documents, the same ones every time, and never none."""
+"""The validation split of one source: a fixed share of its documents, the same ones every time, at least one."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ NAMED = 5  # skipped documents that are named for each reason; the others are co
 
 @dataclass(frozen=True)
 class ValidationSplit:
-    """The rule that splits documents by the hash of their index or name, so that further documents move none.
+    """The rule that splits documents by the hash of their index or name, so that added documents move none.
 
     The fields are part of data sets' fingerprints.
 
@@ -40,7 +40,7 @@ class ValidationSplit:
         return asdict(self)
 
     def holding_at_least(self, number: int, there: int) -> "ValidationSplit":
-        """This rule, or with a larger fraction the one that holds `number` of the first `there` documents, by index."""
+        """This rule, its fraction raised if need be to hold back `number` of the first `there` documents, by index."""
         ranks = sorted(self.rank(index, "") for index in range(there))
         return replace(self, fraction=max(self.fraction, ranks[number])) if number < there else self
 
@@ -55,7 +55,7 @@ def plan_validation_split(
 ) -> ValidationSplit | None:
     """Complete the rule so that both splits have a document. Reads documents until each split has one: seldom many.
 
-    rule: None: there is one split alone. Raises UserError where the source holds no document.
+    rule: None if there is only one split. Raises UserError where the source holds no document.
     """
     count, both = 0, set()
     lowest = highest = None
@@ -102,22 +102,22 @@ class SourceCorpus(Corpus):
         self._skipped_names: dict[str, list[str]] = {}  # reason -> the first few
 
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
-        """place: [items of the source, documents among them, the source's own place]."""
+        """place: [items read of the source, documents among them, the source's place]."""
         self.skipped, self._skipped_names = SkipCounts(), {}
         first, held, start = place or (0, 0, None)
-        last = self.rule.window if self.rule is not None and self.validation else None  # none comes after so many items
+        last = self.rule.window if self.rule is not None and self.validation else None  # none is held back after that
         if held == self.max_documents or (last is not None and first >= last):
             return
-        for index, (item, own) in enumerate(self.source.items_from(start), start=first):
+        for index, (item, after) in enumerate(self.source.items_from(start), start=first):
             held += isinstance(item, Document)
             document = self._mine(index, item)
             if document is not None:
-                yield document, [index + 1, held, own]
+                yield document, [index + 1, held, after]
             if held == self.max_documents or index + 1 == last:
                 return  # without asking a stream for one more
 
     def _mine(self, index: int, item: Document | Skipped) -> Document | None:
-        """What this split has of the source's item `index`; one to skip is counted."""
+        """This split's document in the source's item `index`, or None; a skipped item of this split is counted."""
         if self.rule is not None and self.rule.cut:
             if isinstance(item, Document):
                 return self._my_end(item)
@@ -147,7 +147,7 @@ class SourceCorpus(Corpus):
         return [SourceCorpus(self.split, source) for source in self.source.parts(size)]
 
     def tally(self) -> Any:
-        return {"skipped": super().tally(), "names": {name: list(own) for name, own in self._skipped_names.items()}}
+        return {"skipped": super().tally(), "names": {name: list(docs) for name, docs in self._skipped_names.items()}}
 
     def together(self, first: Any, second: Any) -> Any:
         named = first["names"] | second["names"]

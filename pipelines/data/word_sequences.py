@@ -1,4 +1,4 @@
-"""Sequences of words as numbers: what near duplicates, and texts that stand in a test set, are recognised by."""
+"""Hashes of word sequences, by which near duplicates and texts of test sets are recognised."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ def sequences_of(words: list[str], length: int) -> np.ndarray:
     if number <= 0:
         return np.empty(0, np.uint64)
     hashes = np.fromiter(map(_hash_of, words), np.uint64, len(words))
-    found = np.zeros(number, np.uint64)
+    combined = np.zeros(number, np.uint64)
     for place in range(length):
-        found = found * np.uint64(_BASE) + hashes[place : place + number]
-    return found
+        combined = combined * np.uint64(_BASE) + hashes[place : place + number]
+    return combined

@@ -1,4 +1,4 @@
-"""How single classes came off, as tables in a terminal; what has no room there is in the JSON."""
+"""The scores of single classes as tables for a terminal; what does not fit there is in the JSON."""
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +10,7 @@ MOST_CLASSES, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 8, 5, 100
 
 
 def print_classes(console: Console, report: dict) -> None:
-    """Print a report on classes (Objective.class_report): of each class, what is taken for what, how sure, mistakes."""
+    """Print a report on classes (Objective.class_report): scores of each class, confusions, calibration, mistakes."""
     if report.get("classes"):
         console.print("", classes_table(report["classes"]), sep="\n")
     if report.get("confused"):
@@ -26,7 +26,7 @@ def print_classes(console: Console, report: dict) -> None:
 
 
 def classes_table(classes: list[dict]) -> Table:
-    """A row for each class; of many classes those with the lowest F1."""
+    """A row for each class; of more than MOST_CLASSES classes, those with the lowest F1."""
     has_counts, title = "missed" in classes[0], None
     if len(classes) > MOST_CLASSES:
         title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest F1"
@@ -58,6 +58,6 @@ def mistakes_table(mistakes: list[dict]) -> Table:
 
 
 def from_mark(text: str) -> str:
-    """A text from shortly before its marked word, where that would have no room."""
+    """A text that begins shortly before its marked word, where the word would otherwise be cut off."""
     start = text.find("[[") - MOST_CHARACTERS // 2
     return f"… {text[start:]}" if start > 0 else text

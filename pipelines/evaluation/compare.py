@@ -1,4 +1,4 @@
-"""`anyformer evaluate A B TASK`: two models on the same examples, and whether one is better."""
+"""`anyformer evaluate A B TASK`: two models on the same examples, and whether one is better than the other."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .result import with_bounds
 class ModelComparison:
     """Two models measured on the same examples.
 
-    differences: as metrics/significance.py's `differences`. Empty: the metrics are not per example.
+    differences: what metrics/significance.py's `differences` returns; empty where metrics are not per example.
     """
 
     first: Evaluation
@@ -25,7 +25,7 @@ class ModelComparison:
     differences: dict[str, dict]
 
     def facts(self) -> dict:
-        """All as JSON."""
+        """Everything as plain data, for JSON."""
         results = [self.first, self.second]
         return {
             "models": [result.model for result in results],
@@ -45,7 +45,7 @@ class ModelComparison:
 
 
 def check_loads(prepared: Iterable[PreparedEvaluation]) -> None:
-    """Load each model with the head of its task once, and forget it: what cannot be loaded is said before the work."""
+    """Load each model once with the head of its task, and drop it, so that loading errors come before any work."""
     for each in {(one.recipe.model.name_or_path, one.objective.auto_class): one for one in prepared}.values():
         each.load_model()
 
@@ -54,7 +54,7 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     """Measure the checkpoints of two recipes that differ in nothing else.
 
     Raises:
-        UserError: as evaluate_model, or models that number the classes differently or read other examples.
+        UserError: as evaluate_model, or where the models number the classes differently or read other examples.
     """
     pair = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
     places = [each.recipe.model.name_or_path for each in pair]
@@ -65,7 +65,7 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
             f"{', '.join(classes[1])}; measure each by itself"
         )
     check_loads(pair)
-    results, found = [measure(each) for each in pair], {}
+    results, all_differences = [measure(each) for each in pair], {}
     compared = list(zip(*(result.compared for result in results)))
     if any(each.rows is None for both in compared for each in both):
         return ModelComparison(*results, {})
@@ -75,26 +75,26 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
                 f"MODEL={places[0]} and MODEL={places[1]} do not answer the same questions in the same way (their "
                 f"classes have other numbers, or their rows hold other examples); measure each by itself"
             )
-        found |= differences(a, b, first.evaluation.bootstrap, first.training.seed)
-    return ModelComparison(*results, found)
+        all_differences |= differences(a, b, first.evaluation.bootstrap, first.training.seed)
+    return ModelComparison(*results, all_differences)
 
 
 def cells(result: ModelComparison, name: str) -> list[str]:
-    """What a table says of a metric: of A, of B, the difference, p and the test."""
+    """The cells of a metric in the table: A, B, the difference, p and the test."""
     a, b, row = result.first, result.second, result.differences.get(name, {})
-    gained = b.metrics[name] - a.metrics[name]
+    difference = b.metrics[name] - a.metrics[name]
     bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
     return [
         with_bounds(a.metrics[name], a.intervals.get(name)),
         with_bounds(b.metrics[name], b.intervals.get(name)),
-        f"{'+' if gained > 0 else ''}{short_metric(gained)}{bounds}",
+        f"{'+' if difference > 0 else ''}{short_metric(difference)}{bounds}",
         f"{row['p']:.4f}" if "p" in row else "",
         row.get("test", ""),
     ]
 
 
 def print_comparison(result: ModelComparison) -> None:
-    """One table: each metric of both models, the difference, and how sure it is."""
+    """Print one table: each metric of both models, the difference, and how certain it is."""
     a, b = result.first, result.second
     took = human_time(a.seconds + b.seconds)
     console = print_table(

@@ -1,7 +1,7 @@
 """`anyformer evaluate`: a saved model, ours or transformers' own, on the task or the text of a recipe.
 
-All is the recipe's but the model: data, how it becomes rows, metrics. The numbers are those that training reports at
-its end, because the same code computes them.
+Everything but the model comes from the recipe: the data, how it becomes rows, the metrics. The numbers are those that
+training reports at its end, because the same code computes them.
 """
 
 import sys
@@ -42,11 +42,11 @@ from .result import Result, with_bounds
 class Evaluation(Result):
     """The metrics of a task.
 
-    examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
-    signatures: metric -> the settings and versions its number depends on, where it says so. intervals: metric ->
-    {"low", "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each
-    example, where predictions stand beside references, and "part" where the tasks of one run are several. compared: of
-    what its metrics were computed. backends: what computed attention and experts. classes: as Objective.class_report.
+    examples: the number of rows. rows: what they are called, such as "examples". metrics: name -> number. signatures:
+    metric -> the settings and versions that its number depends on, if it names any. intervals: metric -> {"low",
+    "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each example, if
+    there are references, and its "part" if one run has several tasks. compared: what the metrics were computed from.
+    backends: what computed attention and experts. classes: as Objective.class_report.
     """
 
     split: str
@@ -67,8 +67,8 @@ class Evaluation(Result):
 class PreparedEvaluation:
     """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
-    names: metrics to report. rows, train: of the split, and of the training split where it was asked for. chosen: the
-    numbers of the rows that are measured. source: what the rows were made of.
+    names: metrics to report. rows: of the split. train: rows of the training split, where a metric needs them. chosen:
+    the numbers of the rows that are measured. source: what the rows were made from.
     """
 
     recipe: Recipe
@@ -96,9 +96,9 @@ def evaluate_model(
 
     Args:
         recipe: as evaluation_recipe gives it.
-        max_examples: at most so many rows (of question_answering: questions, each with all its windows), spread evenly
-            over the split. Perplexities of a whole text (word_perplexity, unigram_perplexity) are then left out.
-        picture: PNG file for the images that a model of pixels completes; None: it completes none.
+        max_examples: the most rows to measure (for question_answering: questions, each with all its windows), spread
+            evenly over the split. Perplexities of a whole text (word_perplexity, unigram_perplexity) are then left out.
+        picture: PNG file for the images that a model of pixels completes; None: none are completed.
 
     Raises:
         UserError: a model that cannot be loaded or was not made for the task, classes that are not the task's, or data
@@ -108,7 +108,7 @@ def evaluate_model(
 
 
 def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = None) -> PreparedEvaluation:
-    """Check a recipe's checkpoint against its data, and make the rows; as evaluate_model, without measuring."""
+    """Check a recipe's checkpoint against its data and make the rows: evaluate_model without the measuring."""
     config, objective = open_config(recipe), objective_of(recipe)
     check_length(objective, config)
     partial = max_examples is not None
@@ -123,7 +123,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
-    """Measure the model of a prepared evaluation; picture and errors as evaluate_model's."""
+    """Measure the model of a prepared evaluation; `picture` and errors are those of evaluate_model."""
     started = time.time()
     recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
     rows, chosen = prepared.rows, prepared.chosen
@@ -147,9 +147,9 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     for comparison in compared:
         bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
     if "examples" in rows.facts:  # a mixture does not record how many pairs pair_accuracy counts
-        of_pass_alone = {name: value for name, value in metrics.items() if name not in bounds}
-        found = {name: interval_by_formula(name, value, len(chosen)) for name, value in of_pass_alone.items()}
-        bounds |= {name: row for name, row in found.items() if row is not None}
+        without_bounds = {name: value for name, value in metrics.items() if name not in bounds}
+        by_formula = {name: interval_by_formula(name, value, len(chosen)) for name, value in without_bounds.items()}
+        bounds |= {name: row for name, row in by_formula.items() if row is not None}
     return Evaluation(
         recipe,
         rows.name,
@@ -169,43 +169,43 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
 
 
 def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
-    """{"row", "prediction", "reference"} of each example, and the "part" that it is of where there are several.
+    """{"row", "prediction", "reference"} of each example, and its "part" where there are several.
 
-    The row is its number in the split, or among the answers. Where an example has classes, "scores" are the
-    probabilities of all.
+    The row is the example's number in the split, else among the answers. "scores" are the probabilities of all classes,
+    where examples have classes.
     """
     part = comparison.part
-    owner, about = (objective, {}) if part is None else (objective.parts[part], {"part": part})
+    owner, of_part = (objective, {}) if part is None else (objective.parts[part], {"part": part})
     pairs = zip(comparison.predictions, comparison.references, strict=True)
     numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
-    found = [
-        {"row": number, **about, "prediction": owner.named(given), "reference": owner.named(true)}
-        for number, (given, true) in zip(numbers, pairs)
+    answers = [
+        {"row": number, **of_part, "prediction": owner.named(predicted), "reference": owner.named(true)}
+        for number, (predicted, true) in zip(numbers, pairs)
     ]
     if comparison.probabilities is not None:
-        for answer, scores in zip(found, comparison.probabilities):
+        for answer, scores in zip(answers, comparison.probabilities):
             answer["scores"] = {name: float(score) for name, score in zip(owner.score_names(len(scores)), scores)}
-    return found
+    return answers
 
 
 def with_examples(answers: list[dict], recipe: Recipe, split: str) -> list[dict]:
-    """Answers with what the model was asked, and "place": the file and line of each example, read once more.
+    """Answers with the texts that the model was asked and "place", the file and line of each example, read once more.
 
-    Answers of several parts stay as they are: the rows of a mixture are numbered anew.
+    Answers of several parts are returned unchanged, because a mixture numbers its rows anew.
     """
     objective = objective_of(recipe)
     if any("part" in answer for answer in answers) or not objective.answers_by:
         return answers
-    columns, numbers, found, row_number = None, {answer["row"] for answer in answers}, {}, 0
+    columns, numbers, examples, row_number = None, {answer["row"] for answer in answers}, {}, 0
     for place, row in objective.open()[split]:
         columns = columns or list(objective.asked_columns(row).values())
-        asked = {column: row[column] for column in columns if isinstance(row[column], str | list)}
-        if asked and not any("".join(map(str, value)).strip() for value in asked.values()):
-            continue  # a sentence without a word, which has no row
+        texts = {column: row[column] for column in columns if isinstance(row[column], str | list)}
+        if texts and not any("".join(map(str, value)).strip() for value in texts.values()):
+            continue  # an empty sentence, which has no row
         if row_number in numbers:
-            found[row_number] = {"place": place, **asked}
+            examples[row_number] = {"place": place, **texts}
         row_number += 1
-    return [{"row": answer["row"]} | found.get(answer["row"], {}) | answer for answer in answers]
+    return [{"row": answer["row"]} | examples.get(answer["row"], {}) | answer for answer in answers]
 
 
 # ------------------------------------------------------------------------------------------------------- model
@@ -224,16 +224,16 @@ def open_config(recipe: Recipe):
 def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     """The checkpoint's model, in evaluation mode, with all weights that the task needs; raise UserError otherwise.
 
-    unused: how the names of weights begin that the task makes no use of.
+    unused: prefixes of the names of weights that the task does not use.
     """
     config, section = open_config(recipe), recipe.model
     source, half = section.name_or_path, is_half(config.dtype) or computes_in_half(recipe.training)
     chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
-    how = {"dtype": "auto", "output_loading_info": True, "trust_remote_code": recipe.trust_remote_code} | chosen
-    how |= {"config": config} if section.fields else {}
+    options = {"dtype": "auto", "output_loading_info": True, "trust_remote_code": recipe.trust_remote_code} | chosen
+    options |= {"config": config} if section.fields else {}
     try:
-        with errors_only():  # transformers has a table of missing weights, which our sentence sums up
-            model, info = load_model(auto_class, source, **how)
+        with errors_only():  # transformers would print a table of missing weights, which our error sums up
+            model, info = load_model(auto_class, source, **options)
     except (OSError, ValueError, ImportError) as error:
         explain(error, chosen)
         raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
@@ -251,18 +251,18 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
 
 
 def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, packed: bool) -> dict[str, float]:
-    """Loss and whatever else a pass over some rows gives, as training measures it. packed: as `collator` takes it."""
+    """Loss and further numbers of a pass over some rows, as training measures them. packed: as for `collator`."""
     objective.prepare_model(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
-        scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer wants a folder
+        scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer needs a folder
         arguments = training_arguments(scratch)
-        arguments._n_gpu = min(1, arguments.n_gpu)  # else nn.DataParallel, whose replicas return no sum over labels
+        arguments._n_gpu = min(1, arguments.n_gpu)  # several: nn.DataParallel, whose replicas return no sum over labels
         trainer = AnyformerTrainer(
             model=model,
             args=arguments,
             eval_dataset=rows,
             data_collator=objective.collator(packed),
-            processing_class=objective.tokenizer,  # nothing is saved
+            processing_class=objective.tokenizer,  # only for saving, which does not happen here
             **objective.of_trainer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
@@ -273,9 +273,9 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 
 
 def print_evaluation(result: Evaluation) -> None:
-    """The numbers as a table, with what they are of."""
+    """Print the metrics as a table below a line that says what was measured."""
     intervals = {name: result.intervals.get(name) for name in result.metrics}
-    rows = [[name.replace("_", " "), with_bounds(result.metrics[name], found)] for name, found in intervals.items()]
+    rows = [[name.replace("_", " "), with_bounds(result.metrics[name], bounds)] for name, bounds in intervals.items()]
     console = print_table(result.head(f"{result.examples:,} {result.rows}"), ["metric", "value"], rows)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)

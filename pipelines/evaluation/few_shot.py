@@ -2,8 +2,8 @@
 
 The prompt is k solved examples of the training split and the question (Brown et al. 2020, section 2.4); the answer is
 the class whose word is the likeliest continuation, or a number or a text (shot_answers.py). Nothing is trained. The
-examples are drawn by the seed from the data alone, so every model sees the same ones; those of fewer shots are the
-first of those of more.
+examples depend only on the seed and the data, so every model sees the same ones; those of fewer shots are the first of
+those of more shots.
 """
 
 import random
@@ -31,7 +31,7 @@ from .evaluate import load, open_config
 from .result import Result, with_bounds
 from .shot_answers import KINDS, Asked
 
-BETWEEN = "\n\n"  # between two examples of a prompt
+BETWEEN = "\n\n"  # separates the examples of a prompt
 FIELD = re.compile(r"\{([^{}]+)\}")
 
 
@@ -39,9 +39,9 @@ FIELD = re.compile(r"\{([^{}]+)\}")
 class Shots:
     """How a task is put to a language model.
 
-    numbers: of solved examples before the question. template: the question, with columns in braces; None: each column
-    and the label's on a line of its own. words: of the classes, in their order, or the numbers that are asked for;
-    None: the classes' names, the numbers of the training labels.
+    numbers: how many solved examples precede the question. template: the question, with columns in braces; None: each
+    column and the label's on a line of its own. words: of the classes, in their order, or the numbers that the answer
+    is averaged over; None: the classes' names, or numbers taken from the training labels.
     """
 
     numbers: list[int]
@@ -72,7 +72,7 @@ def evaluate_few_shot(
     model and lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question.
 
     Args:
-        recipe: as evaluation_recipe gives it. max_examples: at most so many questions, spread over the split.
+        recipe: as evaluation_recipe gives it. max_examples: the most questions to ask, spread over the split.
 
     Raises:
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
@@ -82,11 +82,11 @@ def evaluate_few_shot(
     sources = objective.open()
     objective.prepare(sources, cache_folder(recipe.data.cache_dir), sys.stdout.isatty())
     template = question_template(objective, shots.template)
-    known = list(questions_of(objective, sources["train"], template))
-    kind = KINDS[objective.asks_for](objective, shots.words, [question.answer for question in known])
+    solvable = list(questions_of(objective, sources["train"], template))
+    kind = KINDS[objective.asks_for](objective, shots.words, [question.answer for question in solvable])
     names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
-    solved = draw_shots(known, max(shots.numbers), recipe)
+    solved = draw_shots(solvable, max(shots.numbers), recipe)
     questions = list(questions_of(objective, sources[split], template))
     if max_examples is not None:
         questions = [questions[i] for i in evenly_spread(len(questions), max_examples)]
@@ -96,21 +96,21 @@ def evaluate_few_shot(
     rows, most = arguments.per_device_eval_batch_size, recipe.evaluation.sample_tokens
     objective.tokenizer.model_max_length = most_tokens(config)  # a prompt holds several of the task's texts
     asked = Asked(model, objective.tokenizer, rows, most)
-    found, answers = {}, []
+    results, answers = {}, []
     for number in shots.numbers:
         prompts = [prompt_of(solved[:number], question, kind.written) for question in questions]
-        given, probabilities, cut = kind.answers(asked, prompts)
-        found[number] = measured(recipe, names, given, probabilities, questions) | {"cut": cut}
-        for question, answer in zip(questions, given):
+        predictions, probabilities, cut = kind.answers(asked, prompts)
+        results[number] = measured(recipe, names, predictions, probabilities, questions) | {"cut": cut}
+        for question, answer in zip(questions, predictions):
             pair = {"prediction": objective.named(answer), "reference": objective.named(question.answer)}
             answers.append({"shots": number, "row": question.row} | pair)
-    about = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
-    about |= {"shots": found, "recipe": recipe.to_dict()}
-    return Result(recipe, sources[split].name, started, answers, split=split, examples=len(questions), **about)
+    facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
+    facts |= {"shots": results, "recipe": recipe.to_dict()}
+    return Result(recipe, sources[split].name, started, answers, split=split, examples=len(questions), **facts)
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:
-    """{"metrics", "intervals"} of some metrics; probabilities are of the words among themselves."""
+    """{"metrics", "intervals"} of some metrics; probabilities: of the label words, which sum to 1."""
     true = [question.answer for question in questions]
     with kept_comparisons() as compared:
         metrics, _ = compute_metrics(names, given, true, probabilities)
@@ -122,17 +122,17 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
 
 
 def question_template(objective: Objective, given: str | None) -> str:
-    """The template of a question; raises UserError for one with an unknown column, or with none."""
+    """The template of a question; raises UserError for a template with an unknown column, or without any column."""
     columns = list(objective.asked_columns(objective.text_columns().values()).values())
     if given is None:
         return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{objective.answer_column}:"])
     template = given.replace("\\n", "\n")
-    named = FIELD.findall(template)
-    for name in named:
+    fields = FIELD.findall(template)
+    for name in fields:
         if name not in columns:
             near = did_you_mean(name, columns)
             raise UserError(f"--template {given!r}: there is no text {{{name}}}{near}")
-    if not named:
+    if not fields:
         raise UserError(f"--template {given!r} holds no text of the question, such as {{{columns[0]}}}")
     return template
 
@@ -145,26 +145,26 @@ def questions_of(objective: Objective, source, template: str):
 
 
 def draw_shots(questions: list[Question], most: int, recipe: Recipe) -> list[Question]:
-    """`most` questions in rounds over the answers, each in a new order: balanced, whatever number is taken first.
+    """`most` questions in rounds of one question for each answer, so that every beginning of the list is balanced.
 
-    Drawn by training.seed. Raises UserError where there are not so many.
+    The answers of each round are in a new order, drawn by training.seed. Raises UserError where there are too few.
     """
     if most > len(questions):
         raise UserError(f"--shots {most} is more than the {len(questions)} training examples of TASK={recipe.name}")
     draw, of_class = random.Random(recipe.training.seed), {}
     for question in questions:
         of_class.setdefault(question.answer, []).append(question)
-    left = {number: draw.sample(group, len(group)) for number, group in sorted(of_class.items())}
+    remaining = {number: draw.sample(group, len(group)) for number, group in sorted(of_class.items())}
     drawn: list[Question] = []
     while len(drawn) < most:
-        order = [number for number, group in left.items() if group]
+        order = [number for number, group in remaining.items() if group]
         draw.shuffle(order)
-        drawn += [left[number].pop() for number in order]
+        drawn += [remaining[number].pop() for number in order]
     return drawn[:most]
 
 
 def prompt_of(solved: Sequence[Question], question: Question, written: Callable[[Any], str]) -> str:
-    """Solved examples, then the question, up to the space before the answer."""
+    """The solved examples, then the question, without the space before its answer."""
     return BETWEEN.join([*(f"{each.prompt} {written(each.answer)}" for each in solved), question.prompt])
 
 
@@ -172,7 +172,7 @@ def prompt_of(solved: Sequence[Question], question: Question, written: Callable[
 
 
 def print_few_shot(result: Result) -> None:
-    """One table: a row for each number of shots."""
+    """Print one table: a row for each number of shots."""
     names = list(next(iter(result.shots.values()))["metrics"])
     rows = []
     for number, row in result.shots.items():

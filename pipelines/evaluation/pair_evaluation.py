@@ -17,8 +17,8 @@ from .result import Result, with_bounds
 def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
     """Measure the recipe's checkpoint on minimal pairs.
 
-    The result has share: right pairs of all, and its 95 % interval from low to high; groups: the same of each value of
-    each column; score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
+    The result has share, the share of right pairs, and low and high, its 95 % interval; groups: the same for each value
+    of each column; score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
 
     Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
     """
@@ -37,13 +37,13 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
         | {column: values[row] for column, values in pairs.groups.items()}
         for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
     ]
-    found = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
-    return Result(recipe, pairs.name, started, answers, score=score, **found)
+    shares = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
+    return Result(recipe, pairs.name, started, answers, score=score, **shares)
 
 
 def head_of(config) -> str:
-    """The Auto class of the model that scores texts: of one that was saved with masks filled in, that; else one that
-    writes, where there is one."""
+    """The Auto class that scores texts: with a masked head if the model was saved so or cannot write, else one that
+    writes."""
     if config.is_encoder_decoder:
         return "AutoModelForSeq2SeqLM"
     saved = (config.architectures or [""])[0]
@@ -55,7 +55,7 @@ def head_of(config) -> str:
 
 
 def print_pairs(result: Result) -> None:
-    """One table: a row for each value of the first column of groups, and one for all."""
+    """Print one table: a row for each value of the first column of groups, and one for all pairs."""
     column, groups = next(iter(result.groups.items()), ("", {}))
     rows = []
     for name, row in [*groups.items(), ("all", vars(result))]:

@@ -1,6 +1,6 @@
-"""Perplexity by position: how well a model predicts a token with so many tokens before it.
+"""Perplexity by position: how well a model predicts a token, by the number of tokens before it.
 
-Only rows that lie within one document count, so every position is averaged over the same rows.
+Only rows that lie within one document are measured, so every position is averaged over the same rows.
 """
 
 import json
@@ -35,7 +35,7 @@ def evaluate_by_position(
 ) -> None:
     """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it.
 
-    Raises UserError where no row is within one document, and as `evaluate_model` does.
+    Raises UserError where no row lies within one document, and as `evaluate_model` does.
     """
     started = time.time()
     config = open_config(recipe)
@@ -85,7 +85,7 @@ def nll_by_position(model, rows, chosen: list[int], batch_size: int) -> torch.Te
 
 
 def in_buckets(nll: torch.Tensor) -> dict[str, list[float]]:
-    """Mean perplexity in at most 32 runs of positions, and the middle of each: tokens before the predicted one."""
+    """The perplexity in at most 32 stretches of positions, and their middles, in tokens before the predicted one."""
     size = -(-len(nll) // BUCKETS)
     pieces = nll.split(size)
     middles = [1 + i * size + (len(piece) - 1) / 2 for i, piece in enumerate(pieces)]
@@ -95,7 +95,7 @@ def in_buckets(nll: torch.Tensor) -> dict[str, list[float]]:
 def trained_length(model: str, config) -> int | None:
     """The length of the rows that a model was trained on, where the recipe in its folder says it.
 
-    Otherwise the length its positions were first trained for, where the config says it.
+    Else its config's original_max_position_embeddings or max_position_embeddings; None where there is neither.
     """
     recipe = Path(model).expanduser() / "recipe.yaml"
     try:

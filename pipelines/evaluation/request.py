@@ -1,4 +1,4 @@
-"""What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
+"""The request of `anyformer evaluate MODEL TASK`, checked before anything heavy is imported."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from ..recipes.suite_file import Suite
 from ..recipes.types import as_mapping, build
 
 SPLITS = ("test", "validation")
-# Of the settings of a training only these say how a model is run.
+# The only settings of a training's `extra` that affect how a model is run.
 RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
 
 
 def evaluation_recipe(
     model: str, task: str | None, overrides: list[str], notes: list[str] | None = None, **sections
 ) -> Recipe:
-    """The recipe `task` with a saved model in place of its own, and without what only training needs.
+    """The recipe `task` with a saved model in place of its own, and without settings that only training needs.
 
     Args:
         model: folder of a run or a model, or a Hub repository.
-        task: name or path of a recipe; None: that of the run in whose folder the model is.
+        task: name or path of a recipe; None: the recipe of the run in whose folder the model is.
         overrides, notes, sections: as load_recipe's.
 
     Raises:
@@ -38,7 +38,7 @@ def evaluation_recipe(
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
-    names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # one that follows validations would need some
+    names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # a schedule that follows validations would need some
     idle = {name: getattr(fresh, name) for name in names}
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
@@ -55,18 +55,18 @@ def recipes_of_suite(
     notes: list[str] | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, tuple[Recipe, str, int | None]]:
-    """task -> (recipe with the model in it, split, most examples), all checked.
+    """task -> (recipe with the model in it, split, the most examples to measure), all checked.
 
     model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win over
     what the suite says. Raises UserError.
     """
-    found = {}
+    requests = {}
     for task in suite.tasks:
         place = model.replace("{task}", task.title)
         recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
         recipe.trust_remote_code = trust_remote_code
-        found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
-    return found
+        requests[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
+    return requests
 
 
 def is_pairs(task: str | None) -> bool:
@@ -83,38 +83,38 @@ def is_pairs(task: str | None) -> bool:
 def pairs_request(
     model: str, task: str, overrides: list[str], max_pairs: int | None
 ) -> tuple[Recipe, str, MinimalPairsSettings]:
-    """(recipe with the model alone in it, what the pairs are called, their settings). task: as is_pairs takes it.
+    """(recipe with only the model in it, name of the pairs, their settings). task: as is_pairs takes it.
 
-    overrides: `minimal_pairs.KEY=VALUE`, which win. Raises UserError.
+    overrides: `minimal_pairs.KEY=VALUE`, which win over the file's. Raises UserError.
     """
     path = Path(task)
     if path.is_file() and path.suffix not in (".yaml", ".yml"):
-        given, name = {"files": task}, path.name.partition(".")[0]
+        fields, name = {"files": task}, path.name.partition(".")[0]
     else:
         data, name = read_yaml_file(task, "suites", "suite")
         refuse_unknown(data, ("description", MINIMAL_PAIRS), f"suite {name}")
-        given = as_mapping(data[MINIMAL_PAIRS], f"suite {name}: {MINIMAL_PAIRS}")
+        fields = as_mapping(data[MINIMAL_PAIRS], f"suite {name}: {MINIMAL_PAIRS}")
     for (section, *key), value in map(parse_override, overrides):
         if section != MINIMAL_PAIRS or len(key) != 1:
             raise UserError(f"{'.'.join([section, *key])} is not of {task}; its settings are {MINIMAL_PAIRS}.KEY=VALUE")
-        given = given | {key[0]: value}
-        given |= {"dataset": None} if key[0] == "files" else {"files": None} if key[0] == "dataset" else {}
-    settings = build(MinimalPairsSettings, given, MINIMAL_PAIRS)
+        fields = fields | {key[0]: value}
+        fields |= {"dataset": None} if key[0] == "files" else {"files": None} if key[0] == "dataset" else {}
+    settings = build(MinimalPairsSettings, fields, MINIMAL_PAIRS)
     settings.max_pairs = max_pairs or settings.max_pairs
     settings.check(MINIMAL_PAIRS)
     return Recipe(name=name, model=ModelSection(name_or_path=locate_model(model))), name, settings
 
 
 def own_recipe(model: str, overrides: list[str] = ()) -> str:
-    """The recipe that the run of a model was trained with: beside it, or beside the checkpoint that it is.
+    """The recipe that a model was trained with: beside the model or, for a checkpoint, in the folder of its run.
 
     Raises UserError where there is none.
     """
-    found = recipe_beside(model)
-    if found is None:
+    recipe = recipe_beside(model)
+    if recipe is None:
         command = " ".join(["anyformer evaluate MODEL TASK", *overrides])
         raise UserError(f"MODEL={model} has no recipe.yaml beside it; say on what it is measured: {command}")
-    return str(found)
+    return str(recipe)
 
 
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
@@ -124,17 +124,17 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
         UserError: the recipe has no such split.
     """
     sections = objective_of(recipe).data_sections()
-    there = [
+    available = [
         split
         for split in SPLITS
         if any(getattr(data, f"{split}_files") or getattr(data, f"{split}_split") for data in sections)
     ]
-    if "validation" not in there and any(data.share_held_back > 0 for data in sections):
-        there.append("validation")
-    if wanted is None and there:
-        return there[0]
-    if wanted not in there:
-        has = f"it has {there[0]}" if there else "it has training data alone"
+    if "validation" not in available and any(data.share_held_back > 0 for data in sections):
+        available.append("validation")
+    if wanted is None and available:
+        return available[0]
+    if wanted not in available:
+        has = f"it has {available[0]}" if available else "it has training data alone"
         name = wanted or "test"
         raise UserError(f"TASK={recipe.name} has no {name} split, {has}; set data.{name}_files or data.{name}_split")
     return wanted
@@ -143,11 +143,11 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
 def result_file(
     model: str, task: str, split: str | None = None, max_examples: int | None = None, kind: str | None = None
 ) -> Path | None:
-    """Where a result is kept if nobody says: in the model's folder, under the name of the task; None on the Hub.
+    """The default file for a result: in the model's folder, named after the task; None for a model on the Hub.
 
-    Of a suite over `runs/{task}`: in `runs`.
+    For a suite over `runs/{task}`: in `runs`.
 
-    A split, number of examples or other kind of result that was asked for is in the name: such a result must not
+    A split, number of examples or other kind of result that was asked for is part of the name: such a result must not
     replace the usual one.
     """
     folder = Path(model.partition("{task}")[0] or "." if "{task}" in model else model).expanduser()
@@ -175,7 +175,7 @@ def check_writable(path: Path, option: str = "--output") -> None:
 
 
 def check_predictions(recipe: Recipe, file: str | None) -> None:
-    """Raise UserError where single predictions are asked for and the task has none, or they could not be written."""
+    """Raise UserError where predictions are asked for and the task has none, or the file could not be written."""
     if file is None:
         return
     if not any(METRICS[name].load is not None for name in objective_of(recipe).metrics):

@@ -1,4 +1,4 @@
-"""What was measured of a saved model: facts for a file, and the line above its table."""
+"""The result of measuring a saved model: facts for a file, and the line above its table."""
 
 import time
 from typing import Any
@@ -10,10 +10,10 @@ from ..words import human_time, short_metric
 
 
 class Result:
-    """What was measured of a model, and on what.
+    """The result of measuring a model.
 
-    Attributes: model, task, data, seconds, versions, and those in `facts`. answers: of each example, for a file of
-    their own.
+    Attributes: model, task, data, seconds, versions, and those in `facts`. answers: one for each example, which are
+    written to a separate file.
 
     Args:
         began: by time.time().
@@ -27,7 +27,7 @@ class Result:
         vars(self).update(facts)
 
     def facts(self) -> dict:
-        """All but the single answers, as JSON."""
+        """Everything but the single answers, as plain data for JSON."""
         return {name: value for name, value in vars(self).items() if name != "answers"}
 
     def head(self, what: str, how: str = "") -> str:
@@ -37,5 +37,5 @@ class Result:
 
 
 def with_bounds(value: float, bounds: dict | None) -> str:
-    """A metric for people, with its 95 % interval where it has one."""
+    """A metric as it is printed, with its 95 % interval where it has one."""
     return short_metric(value) + (f"  {between(bounds['low'], bounds['high'])}" if bounds else "")

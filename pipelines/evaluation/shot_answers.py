@@ -1,8 +1,8 @@
-"""How a language model is asked few-shot: for a class or a number by the likelihood of words, for a text by writing it.
+"""How a language model answers few-shot: a class or a number by the likelihood of words, a text by writing it.
 
-A kind of answers has: `compares`, what its metrics compare; `words`, whose likelihoods are asked for, if any;
-written(answer), how a solved example says it; and answers(asked, prompts) -> (predictions, probabilities or None, how
-many prompts were cut).
+A kind of answers has: `compares`, what its metrics compare; `words`, whose likelihoods are computed, if any;
+written(answer), how a solved example states it; and answers(asked, prompts) -> (predictions, probabilities or None, the
+number of prompts that were cut).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from ..objectives.base import Objective
 from ..objectives.class_task import are_unnamed
 from ..objectives.finished_model import FinishedModel
 
-SCALE = 11  # numbers that are asked for where the training labels have more than twice as many
+SCALE = 11  # evenly spaced numbers to average over, where the training labels have more than twice as many values
 
 
 @dataclass
 class Asked:
-    """The model that is asked. rows: of a batch. most: tokens of a written answer."""
+    """The model that is asked. rows: batch size. most: the most tokens of a written answer."""
 
     model: Any
     tokenizer: Any
@@ -49,7 +49,7 @@ class Classes:
 
 
 class Numbers:
-    """The mean of some numbers, weighted by the likelihood of each as the continuation (softmax among themselves)."""
+    """The mean of some numbers, weighted by the likelihood of each as the continuation (softmax over these numbers)."""
 
     compares = "numbers"
 
@@ -96,7 +96,7 @@ class Texts:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that has a word."""
+    """The first line of a text that is not blank."""
     return " ".join(text.strip().partition("\n")[0].split())
 
 
@@ -104,7 +104,7 @@ KINDS: dict[str, Callable] = {kind.compares: kind for kind in (Classes, Numbers,
 
 
 def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
-    """The words of the classes; raises UserError where they are not one for each class, all different, or no words."""
+    """The words of the classes; raises UserError unless there is one for each class, all different and none empty."""
     names = objective.label_names
     if given is None and are_unnamed(names):
         raise UserError(f"--shots asks for words, and the classes have no names but {names[0]}, ...; add --label-words")
@@ -117,10 +117,10 @@ def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
 
 
 def class_scores(asked: Asked, prompts: list[str], words: list[str]):
-    """((questions, classes) log-likelihoods of the words, how many prompts were cut)."""
+    """(log-likelihoods of the words, (questions, classes); the number of prompts that were cut)."""
     answers, most = bool(asked.model.config.is_encoder_decoder), most_tokens(asked.model.config)
     pairs = encode_pairs(asked.tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
     longest = [len(context) if answers else len(context) + len(word) - 1 for context, word in pairs]
     cut = sum(max(longest[i : i + len(words)]) > most for i in range(0, len(pairs), len(words)))
-    found = np.array(log_likelihoods(asked.model, pairs, batch_size=asked.rows, most=most))
-    return found.reshape(len(prompts), len(words)), cut
+    scores = np.array(log_likelihoods(asked.model, pairs, batch_size=asked.rows, most=most))
+    return scores.reshape(len(prompts), len(words)), cut

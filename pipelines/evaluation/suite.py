@@ -23,7 +23,7 @@ Asked = dict[str, tuple[Recipe, str, int | None]]  # as recipes_of_suite gives t
 
 @dataclass
 class SuiteResult:
-    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own."""
+    """Every task of a suite, measured. model: as the user named it; `runs/{task}` where each task has its own model."""
 
     suite: str
     model: str
@@ -31,7 +31,7 @@ class SuiteResult:
     seconds: float
 
     def facts(self) -> dict[str, Any]:
-        """All as JSON."""
+        """Everything as plain data, for JSON."""
         tasks = {name: result.facts() for name, result in self.results.items()}
         return {"suite": self.suite, "model": self.model, "seconds": self.seconds, "tasks": tasks}
 
@@ -46,14 +46,14 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
         UserError: as evaluate_model, for any of the tasks, before anything is measured.
     """
     started = time.time()
-    prepared = {name: prepare_evaluation(*asked) for name, asked in recipes.items()}
+    prepared = {name: prepare_evaluation(*request) for name, request in recipes.items()}
     check_loads(list(prepared.values()))
     results = {name: measure(each) for name, each in prepared.items()}
     return SuiteResult(suite.name, model, results, round(time.time() - started, 1))
 
 
 def print_suite(result: SuiteResult) -> None:
-    """One table: a row for each metric of each task."""
+    """Print one table: a row for each metric of each task."""
     rows = []
     for task, of_task in result.results.items():
         about = [f"{of_task.examples:,}", f"{of_task.data} ({of_task.split})"]
@@ -65,7 +65,7 @@ def print_suite(result: SuiteResult) -> None:
 
 
 class EvaluationSuite(evaluate.EvaluationSuite):
-    """A suite in Python, as evaluate's own class has it, without the Hub: `EvaluationSuite("sentiment").run(model)`.
+    """A suite in Python, as evaluate's class but without the Hub: `EvaluationSuite("sentiment").run(model)`.
 
     Args:
         name: a YAML file, or the name of a shipped suite.
@@ -100,8 +100,8 @@ class EvaluationSuite(evaluate.EvaluationSuite):
                 model_or_pipeline.save_pretrained(folder)
                 return self.run(folder, trust_remote_code=trust_remote_code)
         if not isinstance(model_or_pipeline, (str, Path)):
-            given = type(model_or_pipeline).__name__
-            raise UserError(f"model_or_pipeline={given} is neither a folder, a Hub repository nor a pipeline")
+            kind = type(model_or_pipeline).__name__
+            raise UserError(f"model_or_pipeline={kind} is neither a folder, a Hub repository nor a pipeline")
         model = str(model_or_pipeline)
         recipes = recipes_of_suite(self._suite, model, trust_remote_code=trust_remote_code)
         result = evaluate_suite(self._suite, model, recipes)

@@ -1,4 +1,4 @@
-"""`anyformer tokenizer`: what a tokenizer makes of a text, beside others on the same text.
+"""`anyformer tokenizer`: how a tokenizer encodes a text, compared with other tokenizers on the same text.
 
 Heavy libraries are imported inside functions: a request is checked before they are.
 """
@@ -26,7 +26,7 @@ from ..storage.cache import cache_folder
 from ..words import counted
 
 SPLITS = ("validation", "test", "train")
-_BATCH = 1_000_000  # characters encoded at once
+_BATCH = 1_000_000  # characters that are encoded at once
 _OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())})(\.[\w.]+)?=.*", re.DOTALL)
 
 
@@ -34,8 +34,8 @@ _OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())}
 class Place:
     """Where a tokenizer comes from: a recipe, for which it is trained or loaded, or a folder or Hub name.
 
-    recipe: of a folder that of the run in it, whose text the tokenizer was made for; None: there is none.
-    label: the name with the settings that were given for the recipe.
+    recipe: for a folder, that of the run in it, on whose text the tokenizer is measured; None: there is none. label:
+    the name and the settings that were given for the recipe.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Sample:
-    """The text that tokenizers are compared on. name: what it is, for people. shown: whether its tokens are shown."""
+    """The text that tokenizers are compared on. name: what it is, for people. shown: whether its tokens are printed."""
 
     name: str
     texts: list[str]
@@ -64,11 +64,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """One tokenizer on one text.
+    """One tokenizer measured on one text.
 
-    algorithm: the tokenizers library's name of its model. tokens_per_word: fertility; words stand between white space.
-    unknown_rate: share of the tokens. round_trip_failures: texts that do not come back when their tokens are decoded.
-    never_used: share of the entries, special tokens left out, that the text does not use.
+    algorithm: the tokenizers library's name of its model. tokens_per_word: fertility; words are separated by white
+    space. unknown_rate: share of the tokens. round_trip_failures: texts that decoding their tokens does not restore.
+    never_used: share of the vocabulary, without special tokens, that does not occur in the text.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Measured:
 
 
 def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None) -> Place:
-    """The recipe, folder or Hub name that is meant.
+    """The recipe, folder or Hub name that `name` refers to.
 
     Raises:
-        UserError: neither, or a recipe whose model reads no text.
+        UserError: it is none of these, or a recipe whose model reads no text.
     """
     path = Path(name).expanduser()
     if is_recipe(name):
@@ -108,12 +108,12 @@ def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None)
 
 
 def is_recipe(name: str) -> bool:
-    """Whether it is a YAML file or the name of a shipped recipe."""
+    """Whether a name is a YAML file or that of a shipped recipe."""
     return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes")
 
 
 def divide(first: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """(settings of the recipe `first`, texts): after a folder or Hub name every word is a text."""
+    """(settings of the recipe `first`, texts); after a folder or Hub name every word is a text."""
     overrides = [word for word in words if is_recipe(first) and _OVERRIDE.fullmatch(word)]
     return overrides, [word for word in words if word not in overrides]
 
@@ -134,7 +134,7 @@ def check_text(place: Place, texts: list[str], on: str | None, split: str | None
 
 
 def sample_of_recipe(recipe: Recipe, name: str, split: str | None, most: int) -> Sample:
-    """The first `most` bytes of a split's text; None: of the validation, else the test or training text."""
+    """The first `most` bytes of a split's text; split=None: the validation text, else the test or training text."""
     objective = objective_of(recipe)
     sources = objective.open()
     chosen = split or next(one for one in SPLITS if one in sources)
@@ -150,9 +150,9 @@ def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
     try:
         corpus = open_corpora(DataSection(files=pattern, text_field=text_field, validation_fraction=0))["train"]
         return _sample(corpus, pattern, most)
-    except UserError as error:  # it names settings of a recipe
-        said = str(error).replace("data.files", "--on").replace("data.text_field", "--text-field")
-        raise UserError(said) from error
+    except UserError as error:  # its message names settings of a recipe
+        message = str(error).replace("data.files", "--on").replace("data.text_field", "--text-field")
+        raise UserError(message) from error
 
 
 def _sample(corpus, name: str, most: int) -> Sample:
@@ -189,7 +189,7 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
 
 
 def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
-    """Encode the texts, without special tokens around them, and decode them again."""
+    """Encode the texts, without special tokens around them, and decode their tokens again."""
     from ..tokenizers.load import plain_backend
 
     backend = plain_backend(tokenizer)
@@ -221,7 +221,7 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
 
 
 def report(places: list[Place], sample: Sample, *, trust_remote_code: bool) -> dict[str, Any]:
-    """Measure the tokenizers on one text; print one table, and where the text is to be shown its tokens.
+    """Measure the tokenizers on one text; print a table and, if `sample.shown`, the tokens.
 
     Returns the measured tokenizers and their text, for JSON.
     """
@@ -235,12 +235,12 @@ def report(places: list[Place], sample: Sample, *, trust_remote_code: bool) -> d
                 ids = tokenizer(text, add_special_tokens=False).input_ids
                 console.print(f"{name}: {counted(len(ids), 'token')}", markup=False, style="dim")
                 console.print(pieces_text(ids, tokenizer))
-    found = [measure_tokenizer(tokenizer, sample, name) for name, tokenizer in opened.items()]
+    measured = [measure_tokenizer(tokenizer, sample, name) for name, tokenizer in opened.items()]
     facts = sample.facts
     sizes = f"{counted(facts['texts'], 'text')}, {counted(facts['words'], 'word')}, {counted(facts['bytes'], 'byte')}"
     console.print(f"{sample.name}: {sizes}", markup=False)
-    console.print(_table(found, facts))
-    return {"text": facts, "tokenizers": [vars(one) for one in found]}
+    console.print(_table(measured, facts))
+    return {"text": facts, "tokenizers": [vars(one) for one in measured]}
 
 
 def _table(found: list[Measured], facts: dict[str, Any]) -> Table:

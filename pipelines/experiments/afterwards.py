@@ -1,4 +1,4 @@
-"""What a sweep measures of its finished runs in the end: perplexities by position, for the page that compares them."""
+"""What a sweep measures on its finished runs at its end: perplexities by position, for the page that compares them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +16,18 @@ def measure_by_position(
     plugins: list[str],
     say: Callable[[str], None],
 ) -> int:
-    """Measure what is not known yet of each finished run by `anyformer evaluate --by-position`.
+    """Run `anyformer evaluate --by-position` on each finished run that has not been measured so yet.
 
-    plugins: words of the command line that name plug-ins. Returns 0, or 128 + n where signal n stopped it. A run that
-    cannot read such rows, such as one with learned positions, is said.
+    plugins: words of the command line that name plug-ins. Returns 0, or 128 + n if signal n stopped it. `say` reports a
+    run that cannot read rows of this length, such as one with learned positions.
     """
     commands = []
     for folder in runs:
-        known = read_run(folder).by_position
-        same = (known.get("recipe") or {}).get("objective", {}).get("sequence_length") == length
-        if not (same and (max_examples is None or known["rows"] <= max_examples)):
-            most = [] if max_examples is None else ["--max-examples", str(max_examples)]
-            words = [*plugins, "evaluate", str(folder), f"objective.sequence_length={length}", "--by-position", *most]
+        measurement = read_run(folder).by_position
+        has_length = (measurement.get("recipe") or {}).get("objective", {}).get("sequence_length") == length
+        if not (has_length and (max_examples is None or measurement["rows"] <= max_examples)):
+            limit = [] if max_examples is None else ["--max-examples", str(max_examples)]
+            words = [*plugins, "evaluate", str(folder), f"objective.sequence_length={length}", "--by-position", *limit]
             words += ["--output", str(folder / BY_POSITION_FILE)]
             commands.append(Command(words, folder.parent / f"{folder.name}.by-position.log"))
 

@@ -1,4 +1,4 @@
-"""Further columns of a sweep's table: what is measured of each finished run, and kept in its folder."""
+"""Further columns of a sweep's table: measurements of each finished run, kept in its folder."""
 
 import json
 import statistics
@@ -19,15 +19,15 @@ from ..reporting.run_log import COLUMNS_FILE, is_number, read_run
 from ..storage.atomic import write_atomically
 from ..words import watched
 
-WRITERS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # heads of models that write, and keep a cache for it
-PROMPT, WRITTEN, ROUNDS = 16, 64, 3  # tokens read, tokens written, times that they are
-LAST = 10  # lines of the log that a logged number is the median of
+WRITERS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # heads of models that write text, with a cache
+PROMPT, WRITTEN, ROUNDS = 16, 64, 3  # tokens of the prompt, tokens generated, repetitions
+LAST = 10  # a logged number is the median of this many last lines of the log
 
 
 @dataclass(frozen=True)
 class Column:
-    """measure: folder of a finished run -> the number, None where it has none. rounds: a timing is the median of so
-    many, for which the runs take turns, so that all of them meet the same machine. writes: of models that write."""
+    """measure: folder of a finished run -> the number, None where it has none. rounds: repetitions of a timing; their
+    median counts, and runs take turns, so that all meet the same machine. writes: only of models that write text."""
 
     measure: Callable[[Path], float | None]
     rounds: int = 1
@@ -35,7 +35,7 @@ class Column:
 
 
 def cache_bytes_per_token(folder: Path) -> float | None:
-    """Bytes that a token adds to the cache of one row, at the precision that the model is saved in."""
+    """Bytes that a token adds to the cache of one row, at the precision in which the model is saved."""
     config = load_config(folder)
     if not hasattr(config, "num_key_value_heads"):
         return None
@@ -44,23 +44,23 @@ def cache_bytes_per_token(folder: Path) -> float | None:
 
 
 def decoding_tokens_per_second(folder: Path) -> float:
-    """Tokens a second that the model writes greedily in one row, from 16 tokens on, on this machine."""
+    """Tokens per second of greedy decoding on this machine, in one row, after a prompt of 16 tokens."""
     config = load_config(folder)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_model(kind, folder, dtype="auto").to(device).eval()
     ids = (torch.arange(PROMPT, device=device) % config.vocab_size)[None]
-    read = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
-    room = min(WRITTEN, free_positions(config, PROMPT))
+    options = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
+    new_tokens = min(WRITTEN, free_positions(config, PROMPT))
     with torch.inference_mode():
-        model.generate(**read, min_new_tokens=4, max_new_tokens=4)  # the first time makes what later ones find
-        begun = time.perf_counter()
-        model.generate(**read, min_new_tokens=room, max_new_tokens=room).cpu()
-    return room / (time.perf_counter() - begun)
+        model.generate(**options, min_new_tokens=4, max_new_tokens=4)  # warm-up
+        started = time.perf_counter()
+        model.generate(**options, min_new_tokens=new_tokens, max_new_tokens=new_tokens).cpu()
+    return new_tokens / (time.perf_counter() - started)
 
 
 def logged(key: str) -> Callable[[Path], float | None]:
-    """What a run has logged at its end."""
+    """A measure: the median of the key's last values in a run's log."""
 
     def median(folder: Path) -> float | None:
         values = [line[key] for line in read_run(folder).train if is_number(line.get(key))]
@@ -79,7 +79,7 @@ COLUMNS = {
 
 
 def check_columns(names: list[str], recipe: Recipe) -> None:
-    """Raise UserError for a column that is not known, is named twice, or is of models that write where none does."""
+    """Raise UserError for a column that is unknown, named twice, or of models that write, unlike the recipe's."""
     for number, name in enumerate(names):
         if name not in COLUMNS:
             raise UserError(f"columns: {name!r} is not known{did_you_mean(name, COLUMNS)}; {', '.join(COLUMNS)} are")
@@ -93,19 +93,19 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
 
 
 def measure_columns(names: list[str], folders: list[Path]) -> None:
-    """Measure what is not known yet of each finished run, and keep it in its columns.json."""
+    """Measure the columns that finished runs do not have yet, and write them into each run's columns.json."""
     import anyformer
 
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
-    known = {folder: read_run(folder).columns for folder in folders}
+    columns_of = {folder: read_run(folder).columns for folder in folders}
     for name in names:
-        column, open_ones = COLUMNS[name], [folder for folder in folders if name not in known[folder]]
-        found: dict[Path, list[float | None]] = {folder: [] for folder in open_ones}
-        turns = [folder for _ in range(column.rounds) for folder in open_ones]
+        column, unmeasured = COLUMNS[name], [folder for folder in folders if name not in columns_of[folder]]
+        values_of: dict[Path, list[float | None]] = {folder: [] for folder in unmeasured}
+        turns = [folder for _ in range(column.rounds) for folder in unmeasured]
         for folder in watched(turns, f"measuring {name.replace('_', ' ')}, run"):
-            found[folder].append(column.measure(folder))
-        for folder, values in found.items():
-            there = [value for value in values if value is not None]
-            known[folder][name] = statistics.median(there) if there else None
-            write_atomically(folder / COLUMNS_FILE, json.dumps(known[folder], indent=1))
+            values_of[folder].append(column.measure(folder))
+        for folder, values in values_of.items():
+            numbers = [value for value in values if value is not None]
+            columns_of[folder][name] = statistics.median(numbers) if numbers else None
+            write_atomically(folder / COLUMNS_FILE, json.dumps(columns_of[folder], indent=1))

@@ -7,14 +7,14 @@ from ..errors import UserError
 from ..recipes.base_width import head_size, in_width
 from ..recipes.schema import Recipe
 
-FEWEST = 6  # runs that a law is fitted to: one more than it has numbers
+FEWEST = 6  # runs that a law is fitted to, at least: one more than it has parameters
 OF_IT = "a ladder is made of it"
 PARTS_OF_WIDTH, PARTS_OF_STEPS = (1 / 4, 3 / 8, 1 / 2, 3 / 4, 1), (1 / 4, 1 / 2, 1)
 
 
 @dataclass
 class Rung:
-    """One run of a ladder: its width, its steps, the settings that make it of the recipe, and its folder."""
+    """One run of a ladder: its width, its steps, the settings that the recipe needs for it, and its folder."""
 
     width: int
     steps: int
@@ -23,18 +23,18 @@ class Rung:
 
 
 def widths_of(recipe: Recipe, given: list[int] | None) -> list[int]:
-    """The hidden sizes of a ladder, ascending; `in_width` looks at each. Raises UserError for fewer than three."""
+    """The hidden sizes of a ladder, ascending; `in_width` checks each one. Raises UserError for fewer than three."""
     head = head_size(recipe.model.fields, OF_IT)
     if given is None:
-        own = recipe.model.fields["hidden_size"]
-        given = sorted({max(1, round(own * part / head)) * head for part in PARTS_OF_WIDTH})
+        hidden_size = recipe.model.fields["hidden_size"]
+        given = sorted({max(1, round(hidden_size * part / head)) * head for part in PARTS_OF_WIDTH})
     if len(set(given)) < 3:
         raise UserError(f"--widths {','.join(map(str, given))}: two are fitted, a larger one tried; give three or more")
     return sorted(set(given))
 
 
 def steps_of(recipe: Recipe, given: list[int] | None) -> list[int]:
-    """The numbers of steps of a ladder, ascending. Raises UserError for fewer than two, or none to take them from."""
+    """The numbers of steps of a ladder, ascending. Raises UserError for fewer than two, or if max_steps is missing."""
     if given is None and recipe.training.max_steps <= 0:
         raise UserError("training.max_steps is not set; give the lengths of the runs by --steps 250,500,1000")
     if given is None:
@@ -48,7 +48,7 @@ def ladder(recipe: Recipe, widths: list[int], steps: list[int]) -> list[Rung]:
     """The runs of a recipe in each width for each number of steps, the cheapest first.
 
     Sizes follow the width (base_width.py). Layers, rows, learning rate and schedule are the recipe's; with
-    training.transfer the rate is that of its base, and each width has its own of it.
+    training.transfer the rate is that of the base width, from which each width derives its own.
     """
     rungs = []
     for width in widths:

@@ -14,7 +14,7 @@ from .sweep import Run, SweepRuns
 class Measurement(Run):
     """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
 
-    expected: the recipe with which it is measured, as plain data, and when the model was written: a file that is of
+    expected: (the recipe with which it is measured, as plain data; when the model was written). A file that agrees with
     both is not made again.
     """
 
@@ -29,7 +29,7 @@ class Measurement(Run):
         return [*self.combination.settings, "--output", str(self.file)]
 
     def is_known(self) -> bool:
-        """Whether the result is there, of this model and these settings."""
+        """Whether the file holds the result of this model with these settings."""
         recipe, written = self.expected
         if not self.file.is_file() or self.file.stat().st_mtime < written:
             return False
@@ -39,16 +39,16 @@ class Measurement(Run):
             return False  # damaged: it is measured again
 
     def read(self) -> None:
-        """What the command has written."""
-        found = json.loads(self.file.read_text(encoding="utf-8"))
-        self.state, self.metrics = "finished", found["metrics"]
-        self.facts = {"examples": found["examples"], "wall_seconds": found["seconds"]}
+        """Read what the command has written."""
+        result = json.loads(self.file.read_text(encoding="utf-8"))
+        self.state, self.metrics = "finished", result["metrics"]
+        self.facts = {"examples": result["examples"], "wall_seconds": result["seconds"]}
 
 
 class SweepMeasurements(SweepRuns):
     """The measurements of a sweep.
 
-    Arguments as of SweepRuns; load: settings -> the recipe with which the model is measured.
+    Arguments as of SweepRuns, and load: settings -> the recipe with which the model is measured.
     """
 
     noun = "measurement"
@@ -60,22 +60,21 @@ class SweepMeasurements(SweepRuns):
         self.written = config.stat().st_mtime if config.is_file() else 0.0
 
     def metric_asked_for(self) -> tuple[str, str, str]:
-        """As of SweepRuns. `evaluate` reads one split, and puts none before a metric."""
+        """As in SweepRuns, but without a split: `evaluate` measures one split and does not put it before a metric."""
         name = self.sweep.settings.metric or next(iter(self.recipe.evaluation.metrics), "loss")
         return name, name, name
 
     def runs_of(self, combination: Combination) -> list[Run]:
-        """One measurement: no seed changes it."""
+        """One measurement for the combination, as no seed would change it."""
         expected = self.load([*self.sweep.fixed, *combination.settings]).to_dict(), self.written
         return [Measurement(combination, None, self.folder / combination.name, expected=expected)]
 
     def question(self) -> dict[str, Any]:
-        """What Optuna is asked."""
         return super().question() | {"evaluate": self.sweep.settings.evaluate}
 
     def measure(self, at_once: int) -> int:
-        """Nothing: there is no run to look into."""
+        """Do nothing: there are no trained runs to measure."""
         return 0
 
     def compare(self) -> None:
-        """Nothing beside the table."""
+        """Do nothing: the table is the comparison."""

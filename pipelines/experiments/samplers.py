@@ -1,4 +1,4 @@
-"""Which combinations of a sweep are tried, in which order: a grid, random ones, or those Optuna chooses."""
+"""The combinations of a sweep and their order: a grid, random ones, or those that Optuna chooses."""
 
 import hashlib
 import itertools
@@ -11,9 +11,9 @@ from typing import Any
 from ..errors import UserError
 from .sweep_file import Range, Sweep, setting
 
-LONGEST = 120  # letters of a folder's name
+LONGEST = 120  # characters in a folder's name
 VARIANT = "variant"
-MORE_TRIES = 50  # draws for one combination that is none of those before
+MORE_TRIES = 50  # draws for each combination, as a draw may repeat an earlier one
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Combination:
 
 
 def written(value: Any) -> str:
-    """A value as a recipe has it: true, null, 0.001, full-sliding of a list."""
+    """A value as it stands in a folder's name: true, null, 0.001; full-sliding for a list."""
     if isinstance(value, list):
         return "-".join(map(written, value))
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def combination(sweep: Sweep, values: dict[str, Any]) -> Combination:
-    """The combination of some values: a variant's settings first, so that what is varied beside it wins."""
+    """The combination of some values: a variant's settings come first, so that settings varied beside it win."""
     bundle = sweep.variants[values[VARIANT]] if VARIANT in values else []
     return Combination(values, (*bundle, *(setting(key, value) for key, value in values.items() if key != VARIANT)))
 
@@ -62,27 +62,27 @@ def grid(sweep: Sweep) -> list[Combination]:
 
 
 def drawn(sweep: Sweep, count: int, seed: int) -> list[Combination]:
-    """`count` different combinations at random; all of them where there are no more. More of them begin with these."""
-    generator, names, found = random.Random(seed), axes(sweep), {}
+    """`count` different random combinations, or as many as there are; a larger count begins with the same ones."""
+    generator, names, combinations = random.Random(seed), axes(sweep), {}
     for _ in range(count * MORE_TRIES):
-        if len(found) == count:
+        if len(combinations) == count:
             break
         values = {}
         for key, choices in names.items():
             share = generator.random()
             values[key] = choices.at(share) if isinstance(choices, Range) else choices[int(share * len(choices))]
-        found.setdefault(repr(values), combination(sweep, values))
-    return list(found.values())
+        combinations.setdefault(repr(values), combination(sweep, values))
+    return list(combinations.values())
 
 
 class Optuna:
     """Combinations chosen by Optuna's TPE from the results so far (Bergstra et al. 2011).
 
-    The study lives in memory. What was chosen before is chosen again, and told what it reached, so a sweep goes on as
-    if it had not been stopped: a choice depends on the seed, its number and the results so far.
+    The study lives in memory. A resumed sweep makes its earlier choices again and tells the study their results, so
+    that it goes on as if it had not been stopped: a choice depends on the seed, its number and the results so far.
 
     Args:
-        chosen: what an earlier part of this sweep chose, as `chosen` of the object has it; longer with each choice.
+        chosen: the parameters of this sweep's earlier choices; each new choice is appended to the list.
     """
 
     def __init__(self, sweep: Sweep, seed: int, lower_is_better: bool, chosen: list[dict[str, Any]]):
@@ -103,7 +103,7 @@ class Optuna:
         }
 
     def choose(self, number: int) -> tuple[Combination, Any]:
-        """The combination with a number, from 0, and the trial whose result `tell` takes."""
+        """Combination `number`, counted from 0, and its trial, with which `tell` is called."""
         self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed + number, constant_liar=True)
         if number < len(self.chosen):
             self.study.enqueue_trial(self.chosen[number])
@@ -111,22 +111,22 @@ class Optuna:
         if number == len(self.chosen):
             self.chosen.append(trial.params)
         values = {}
-        for key, known in axes(self.sweep).items():
-            chosen = trial.params[key]
-            if isinstance(known, Range):
-                values[key] = chosen if known.whole else min(known.max, max(known.min, float(f"{chosen:.4g}")))
+        for key, choices in axes(self.sweep).items():
+            param = trial.params[key]
+            if isinstance(choices, Range):
+                values[key] = param if choices.whole else min(choices.max, max(choices.min, float(f"{param:.4g}")))
             else:
-                values[key] = next(value for value in known if repr(value) == chosen)
+                values[key] = next(value for value in choices if repr(value) == param)
         return combination(self.sweep, values), trial
 
     def tell(self, trial: Any, value: float | None) -> None:
-        """What the combination reached; None where its run failed."""
+        """Tell the study the result of a trial; None: its run failed."""
         states = self.optuna.trial.TrialState
         self.study.tell(trial, value, state=states.FAIL if value is None else states.COMPLETE)
 
 
 def known_combinations(sweep: Sweep, seed: int) -> list[Combination] | None:
-    """Those that are known before the first result: of a grid, or at random; None where results choose them."""
+    """The combinations of a grid or a random choice; None where Optuna chooses them by the results."""
     if sweep.settings.sampler == "optuna":
         return None
     return grid(sweep) if sweep.settings.sampler == "grid" else drawn(sweep, sweep.settings.runs, seed)

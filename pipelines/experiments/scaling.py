@@ -1,4 +1,4 @@
-"""A ladder of runs, the law of scaling that they follow, and how well it predicts a larger model."""
+"""A ladder of runs, the scaling law that is fitted to them, and how well it predicts a larger model."""
 
 import json
 from collections.abc import Callable
@@ -23,22 +23,22 @@ REPEATED = 4  # passes over the same text that are worth nearly as much as new t
 
 
 def train_ladder(load: Callable[[list[str]], Recipe], rungs: list[Rung]) -> int:
-    """Train the runs of a ladder, or go on: each is an ordinary run, and one that is finished is not made again.
+    """Train or resume the runs of a ladder: they are ordinary runs, and finished ones are not trained again.
 
-    load: settings -> the recipe with them. Returns the exit code: that of the first run which was stopped, else 0.
+    load: settings -> the recipe with them. Returns the exit code of the first run that was stopped, else 0.
     """
     for number, rung in enumerate(rungs, 1):
         print(f"run {number} of {len(rungs)}: width {rung.width}, {counted(rung.steps, 'step')}, in {rung.folder}")
-        code = train(load(rung.settings), quiet=True)  # its result is a line of the table
+        code = train(load(rung.settings), quiet=True)  # the table shows its result
         if code:
             return code
     return 0
 
 
 def measured(rung: Rung) -> dict:
-    """What a finished run says: parameters without embeddings and head, tokens trained, validation loss.
+    """The numbers of a finished run: parameters without embeddings and head, training tokens, validation loss.
 
-    Raises UserError where its data have no tokens to count, or it has no validation data.
+    Raises UserError where its data have no number of tokens, or there is no validation data.
     """
     run = json.loads((rung.folder / "run.json").read_text(encoding="utf-8"))
     data, loss = run["data"]["train"], run["metrics"].get("validation_loss")
@@ -61,20 +61,20 @@ def measured(rung: Rung) -> dict:
 
 
 def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
-    """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png where matplotlib is there.
+    """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png if matplotlib is installed.
 
     The widest model's runs are not fitted: they show how well the law predicts.
     """
     runs = [measured(rung) for rung in rungs]
     widest = max(run["width"] for run in runs)
-    known = [run for run in runs if run["width"] < widest]
-    columns = [[run[name] for run in known] for name in ("parameters", "tokens", "loss")]
+    fitted = [run for run in runs if run["width"] < widest]
+    columns = [[run[name] for run in fitted] for name in ("parameters", "tokens", "loss")]
     law = fit(*columns)
-    others = bootstrap(*columns, law, resamples, recipe.training.seed)
+    resampled_laws = bootstrap(*columns, law, resamples, recipe.training.seed)
     for run in runs:
         run["predicted"], run["fitted"] = float(law.loss(run["parameters"], run["tokens"])), run["width"] < widest
-        if others:
-            run["interval"] = interval([other.loss(run["parameters"], run["tokens"]) for other in others])
+        if resampled_laws:
+            run["interval"] = interval([other.loss(run["parameters"], run["tokens"]) for other in resampled_laws])
     result = {
         "recipe": recipe.name,
         "runs": runs,
@@ -82,9 +82,9 @@ def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
         "published": {source: {"alpha": alpha, "beta": beta} for source, (alpha, beta) in PUBLISHED.items()},
         "notes": notes_on(runs, law),
     }
-    if others:
+    if resampled_laws:
         names = (*vars(law), "share_of_parameters")
-        result["intervals"] = {name: interval([getattr(other, name) for other in others]) for name in names}
+        result["intervals"] = {name: interval([getattr(other, name) for other in resampled_laws]) for name in names}
     folder = Path(recipe.training.output_dir)
     write_atomically(folder / FILE, json_text(result) + "\n")
     if can_plot():
@@ -93,15 +93,15 @@ def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
 
 
 def notes_on(runs: list[dict], law) -> list[str]:
-    """Sentences on what the law does not tell."""
-    found = []
-    most = max(run["passes"] for run in runs)
-    if most > REPEATED:
-        found.append(
-            f"the longest runs read their text {most:.1f} times, and the law knows no text that is read again; give "
+    """Sentences on what the law does not cover."""
+    notes = []
+    passes = max(run["passes"] for run in runs)
+    if passes > REPEATED:
+        notes.append(
+            f"the longest runs read their text {passes:.1f} times, and the law knows no text that is read again; give "
             f"more text, or fewer steps"
         )
     for name, value in (("alpha", law.alpha), ("beta", law.beta)):
         if not 0.01 < value < 4.9:
-            found.append(f"{name} is {value:.2g}, at the edge of what is tried: these runs do not tell it")
-    return found
+            notes.append(f"{name} is {value:.2g}, at the edge of what is tried: these runs do not tell it")
+    return notes

@@ -1,9 +1,9 @@
-"""The law of scaling: the loss as a function of a model's parameters and its training's tokens, fitted to runs.
+"""The scaling law: the loss as a function of a model's parameters and its training tokens, fitted to runs.
 
     L(N, D) = E + A / N^alpha + B / D^beta
 
-(Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 2.) Fitted as there (section 3.3 and
-appendix D.3): the Huber loss of the differences of log L is minimised by L-BFGS, from a grid of beginnings.
+(Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 2.) It is fitted as in section 3.3 and
+appendix D.3: L-BFGS minimises the Huber loss of the differences of log L, from a grid of starting points.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from scipy.special import logsumexp, softmax
 from .ladder import FEWEST
 
 DELTA = 1e-3  # of the Huber loss, in log L
-# Beginnings: log A and log B, alpha and beta, log E.
+# Starting points: log A and log B, alpha and beta, log E.
 GRID = (
     np.arange(0, 26, 5.0),
     np.arange(0, 26, 5.0),
@@ -40,12 +40,12 @@ class Law:
     beta: float
 
     def loss(self, parameters, tokens):
-        """Nats per token of models with so many parameters after so many tokens; arrays or numbers."""
+        """The loss, in nats per token, for these numbers of parameters and training tokens; arrays or numbers."""
         return self.irreducible + self.a / np.power(parameters, self.alpha) + self.b / np.power(tokens, self.beta)
 
     @property
     def share_of_parameters(self) -> float:
-        """With c times the compute (6 N D), the best N grows c to the power of this, the best D with the rest of it."""
+        """With c times the compute (6 N D), the best N grows by c to the power of this, the best D by the rest."""
         return self.beta / (self.alpha + self.beta)
 
 
@@ -54,7 +54,7 @@ def fit(parameters, tokens, losses, begin: Law | None = None) -> Law:
 
     Args:
         parameters, tokens, losses: of each run, (R,).
-        begin: a law near the best one; None: many are tried.
+        begin: a law to start from; None: the best starting points of the grid.
 
     Raises ValueError for fewer than FEWEST runs, or where all have the same parameters or the same tokens.
     """
@@ -74,30 +74,30 @@ def fit(parameters, tokens, losses, begin: Law | None = None) -> Law:
         ) / DELTA**2
 
     def best(beginnings):
-        found = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in beginnings]
-        return min(found, key=lambda result: result.fun).x
+        results = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in beginnings]
+        return min(results, key=lambda result: result.fun).x
 
     bounds = [(None, None), (None, None), (0, 5), (0, 5), (-10, None)]
     if begin is None:
-        cheap = sorted(itertools.product(*GRID), key=lambda x: objective(np.array(x))[0])[:12]
-        x = best(cheap)
+        starts = sorted(itertools.product(*GRID), key=lambda x: objective(np.array(x))[0])[:12]
+        x = best(starts)
     else:
         x = best([[np.log(begin.a), np.log(begin.b), begin.alpha, begin.beta, np.log(begin.irreducible)]])
     return Law(float(np.exp(x[4])), float(np.exp(x[0])), float(np.exp(x[1])), float(x[2]), float(x[3]))
 
 
 def bootstrap(parameters, tokens, losses, law: Law, resamples: int, seed: int) -> list[Law]:
-    """The laws of resampled runs, for intervals; resamples of too few different runs are drawn again."""
-    generator, count, found = np.random.default_rng(seed), len(losses), []
+    """Laws fitted to resampled runs, for intervals; a resample with too few different runs is drawn again."""
+    generator, count, laws = np.random.default_rng(seed), len(losses), []
     columns = [np.asarray(values, dtype=np.float64) for values in (parameters, tokens, losses)]
-    while len(found) < resamples:
+    while len(laws) < resamples:
         chosen = generator.integers(count, size=count)
         if len(np.unique(chosen)) >= FEWEST - 1 and all(np.ptp(values[chosen]) > 0 for values in columns[:2]):
-            found.append(fit(*(values[chosen] for values in columns), begin=law))
-    return found
+            laws.append(fit(*(values[chosen] for values in columns), begin=law))
+    return laws
 
 
 def interval(values, level: float = 0.9) -> tuple[float, float]:
-    """The middle `level` of some numbers."""
+    """The bounds of the middle `level` of some numbers."""
     low, high = np.quantile(np.asarray(values), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""One recipe trained with several seeds: ordinary runs in folders of their own, compared at the end."""
+"""One recipe trained with several seeds: ordinary runs in one folder each, compared at the end."""
 
 import json
 import os
@@ -26,10 +26,10 @@ def recipe_with_seed(recipe: Recipe, seed: int) -> Recipe:
 
 
 def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> int:
-    """Train the recipe once with each seed, or go on; then print a table and write output_dir/seeds.json.
+    """Train the recipe with each seed, or resume; then print a table and write output_dir/seeds.json.
 
-    Each run is the one that `training.seed=N training.output_dir=.../seed-N` makes, and one that is finished is not
-    made again. Returns the exit code: that of the first run which was stopped, else 0. dry_run: tries the first seed.
+    Each run is the one that `training.seed=N training.output_dir=.../seed-N` makes; a finished one is not trained
+    again. Returns the exit code of the first run that was stopped, else 0. dry_run: tries the first seed.
 
     Raises:
         UserError: runs that would be published over each other or share DeepSpeed's engine, or as `train`.
@@ -39,23 +39,23 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> i
     by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if by_launcher or recipe.training.extra.get("deepspeed") is not None:
         raise UserError("--seeds does not go with DeepSpeed, which trains once in a process; start each training.seed")
-    found = {}
+    metrics_of_runs = {}
     for seed in seeds:
-        one = recipe_with_seed(recipe, seed)
-        code = train(one, dry_run=dry_run)
+        seeded = recipe_with_seed(recipe, seed)
+        code = train(seeded, dry_run=dry_run)
         if code or dry_run:
             return code
-        run = Path(one.training.output_dir)
-        if int(os.environ.get("RANK", "0")) == 0:  # the others end before its run.json is written
-            found[run.name] = json.loads((run / "run.json").read_text(encoding="utf-8"))["metrics"]
-    if found:
-        result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(found)}
+        run = Path(seeded.training.output_dir)
+        if int(os.environ.get("RANK", "0")) == 0:  # the other ranks end before run.json is written
+            metrics_of_runs[run.name] = json.loads((run / "run.json").read_text(encoding="utf-8"))["metrics"]
+    if metrics_of_runs:
+        result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(metrics_of_runs)}
         path = Path(recipe.training.output_dir) / FILE
         write_atomically(path, json_text(result) + "\n")
         rows = []
         for name, row in result["metrics"].items():
             values = map(short_metric, row["values"].values())
             rows.append([name.replace("_", " "), *values, with_deviation(row["mean"], row["deviation"])])
-        print_table(f"{recipe.name} with {len(seeds)} seeds", ["metric", *found, "mean ± deviation"], rows)
+        print_table(f"{recipe.name} with {len(seeds)} seeds", ["metric", *metrics_of_runs, "mean ± deviation"], rows)
         print(f"written to {path}")
     return 0

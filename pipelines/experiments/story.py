@@ -1,4 +1,4 @@
-"""Trains a story: its steps in order, those that are finished left as they are, one page of all."""
+"""Training of a story: its steps in order, without those that are finished, and one page of all steps."""
 
 import os
 
@@ -10,7 +10,7 @@ from .story_file import Step, Story
 
 
 def train_story(story: Story, *, dry_run: bool = False) -> int:
-    """Train the steps, or go on; returns 0, or the exit code of the step that was stopped.
+    """Train or resume the steps; returns 0, or the exit code of the step that was stopped.
 
     A finished step is left as it is. dry_run: each step is tried with the architecture that it would begin from.
 
@@ -34,5 +34,5 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
 
 
 def is_finished(step: Step) -> bool:
-    """Whether its folder holds a finished run; `train` finds out whether it is this step's."""
+    """Whether the step's folder holds a finished run; `train` checks whether that is this step's."""
     return (step.folder / RUN_FILE).is_file() and read_run(step.folder).run.get("status") == "finished"

@@ -1,4 +1,4 @@
-"""What a story trains: recipes one after the other, each on the model of the one before; configs/stories, or a YAML."""
+"""The file of a story, in configs/stories or a YAML: recipes, each trained on the model of the one before."""
 
 import json
 import re
@@ -19,8 +19,8 @@ FOLDER_SETTING = "training.output_dir"
 class Step:
     """A step of a story.
 
-    recipe: as it is trained. planned: the same before there is a model to begin from, with that model's architecture
-    and tokenizer.
+    recipe: as it is trained. planned: the recipe before the model that it begins from exists, with that model's
+    architecture and tokenizer.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """Steps, and the folder that holds that of each, and the page of all."""
+    """The steps of a story. folder: it holds the folders of the steps and the page of all."""
 
     name: str
     folder: Path
@@ -59,27 +59,27 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
     data, stem = read_yaml_file(name_or_path, "stories", "story")
     where, sections = f"story {stem}", [part.name for part in parts_of_recipe()]
     refuse_unknown(data, ("description", "output_dir", "steps"), where)
-    given = as_mapping(data.get("steps"), f"{where}: steps")
-    wrong = next((name for name in given if name in sections or not re.fullmatch(r"\w[\w-]*", str(name))), None)
-    if not given or wrong is not None:
+    recipes = as_mapping(data.get("steps"), f"{where}: steps")
+    wrong = next((name for name in recipes if name in sections or not re.fullmatch(r"\w[\w-]*", str(name))), None)
+    if not recipes or wrong is not None:
         raise UserError(f"{where}: steps.{wrong or ''} is no name of a step; give each recipe one, such as steps.first")
-    folder, own = Path(data.get("output_dir") or f"runs/{stem}"), {name: [] for name in given}
+    folder, overrides_of = Path(data.get("output_dir") or f"runs/{stem}"), {name: [] for name in recipes}
     for text in overrides:
         first, _, rest = text.partition(".")
         if text.startswith(f"{FOLDER_SETTING}="):
             folder = Path(text.partition("=")[2])
-        elif first not in (*own, *sections):
-            near = did_you_mean(first, [*own, *sections])
+        elif first not in (*overrides_of, *sections):
+            near = did_you_mean(first, [*overrides_of, *sections])
             raise UserError(f"{text}: {first!r} is neither a step of {where} nor a section of recipes{near}")
-        for name in own if first in sections else ():
-            own[name].append(text)
-        if first in own:
-            own[first].append(rest)
+        for name in overrides_of if first in sections else ():
+            overrides_of[name].append(text)
+        if first in overrides_of:
+            overrides_of[first].append(rest)
     steps: list[Step] = []
-    for name, recipe in given.items():
+    for name, recipe in recipes.items():
         try:
             recipe = {**as_mapping(recipe, "recipe"), "name": f"{stem}-{name}"}
-            steps.append(_step(name, recipe, own[name], folder / name, steps[-1] if steps else None))
+            steps.append(_step(name, recipe, overrides_of[name], folder / name, steps[-1] if steps else None))
         except UserError as error:
             raise UserError(f"step {name}: {error}") from error
         steps[-1].recipe.trust_remote_code = steps[-1].planned.trust_remote_code = trust_remote_code
@@ -87,11 +87,11 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
 
 
 def _step(name: str, given: dict, overrides: list[str], folder: Path, before: Step | None) -> Step:
-    """A step that begins from the model of the step before."""
-    begun = planned = given
+    """A step that begins from the model of the previous step."""
+    recipe = planned = given
     if before is not None:
-        made, model = before.planned.to_dict(), given.get("model") or {}
-        begun = given | {"model": {"name_or_path": str(before.folder), **model}}
-        planned = given | {"model": made["model"] | model, "tokenizer": made["tokenizer"]}
+        planned_before, model = before.planned.to_dict(), given.get("model") or {}
+        recipe = given | {"model": {"name_or_path": str(before.folder), **model}}
+        planned = given | {"model": planned_before["model"] | model, "tokenizer": planned_before["tokenizer"]}
     places = (f"{FOLDER_SETTING}={json.dumps(str(place))}" for place in (folder, f"{folder}-planned"))
-    return Step(name, *(recipe_from_dict(one, [*overrides, place]) for one, place in zip((begun, planned), places)))
+    return Step(name, *(recipe_from_dict(one, [*overrides, place]) for one, place in zip((recipe, planned), places)))

@@ -1,4 +1,4 @@
-"""A sweep: one recipe with every combination of some settings, as ordinary runs, and what became of each."""
+"""A sweep: one recipe with every combination of some settings, as ordinary runs, and a table of their results."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ from .sweep_file import Sweep, setting
 from .workers import Command, run_commands
 
 TABLE, CHOSEN, PAGE = "sweep.csv", "chosen.json", "comparison.html"
-SAID = "anyformer: "  # before the sentence with which a command of ours ends in an error
+SAID = "anyformer: "  # precedes the error message of a failed command of ours
 ONE_SEED = (None,)
 
 
@@ -43,20 +43,20 @@ class Run:
     columns: dict[str, float | None] = field(default_factory=dict)
 
     def overrides(self) -> list[str]:
-        """The settings that make it of the sweep's recipe."""
+        """The settings that this run adds to the sweep's recipe."""
         seed = [] if self.seed is None else [f"training.seed={self.seed}"]
         return [*self.combination.settings, *seed, setting("training.output_dir", str(self.folder))]
 
     def log(self) -> Path:
-        """The file for what its command prints."""
+        """The file for its command's output."""
         return self.folder.parent / f"{self.folder.name}.log"
 
     def is_known(self) -> bool:
-        """Whether there is nothing to make; a training finds out itself."""
+        """Whether its result exists; False for a training, as `train` itself finds out that it is finished."""
         return False
 
     def read(self) -> None:
-        """What its finished run has written."""
+        """Read what the finished run has written."""
         run = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         self.state = "finished"
         self.metrics = {name: value for name, value in run["metrics"].items() if value is not None}
@@ -64,15 +64,15 @@ class Run:
 
 
 class SweepRuns:
-    """The runs of a sweep in a folder of its own, made one after the other or some at a time. noun: what each is.
+    """The runs of a sweep in one folder, made one after the other or several at a time. noun: what one is called.
 
     Args:
         known: the combinations of a grid or of a random choice; None where Optuna chooses.
         seeds: of each combination; (None,) for the recipe's own.
-        words: of the command that makes a run, to which its settings are added.
+        words: the command that makes a run, to which its settings are added.
         entry: runs a command in a process of its own, see `run_commands`.
         plugins: words of the command line that name plug-ins.
-        say: gets a line for people.
+        say: called with each line for the user.
 
     Raises UserError for a metric that the recipe does not measure.
     """
@@ -99,7 +99,7 @@ class SweepRuns:
         self._of: dict[str, tuple[Run, float]] = {}
 
     def _metric(self) -> str:
-        """The number that runs are ordered by, as their metrics are named."""
+        """The metric that runs are ordered by, as it is named among their metrics."""
         given, bare, name = self.metric_asked_for()
         objective = objective_of(self.recipe)
         known = ["loss", *(objective.metrics_of_answers() or objective.metrics)]
@@ -109,9 +109,9 @@ class SweepRuns:
 
     def metric_asked_for(self) -> tuple[str, str, str]:
         """The metric as it was given, without a split, and with one: `validation_accuracy`."""
-        given = self.sweep.settings.metric or self.recipe.evaluation.best_metric or "loss"
-        name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
-        return given, name.partition("_")[2], name
+        metric = self.sweep.settings.metric or self.recipe.evaluation.best_metric or "loss"
+        name = metric if metric.startswith(("validation_", "test_")) else f"validation_{metric}"
+        return metric, name.partition("_")[2], name
 
     def runs_of(self, combination: Combination) -> list[Run]:
         """A run for each seed, in folders named by what is varied."""
@@ -121,9 +121,9 @@ class SweepRuns:
         return [Run(combination, seed, place / f"seed-{seed}") for seed in self.seeds]
 
     def train(self, at_once: int, watch: Callable[[list[str]], None] = lambda lines: None) -> int:
-        """Make the runs, or go on; returns 0, 1 where some have failed, or 128 + n where signal n stopped them.
+        """Make or resume the runs; returns 0, 1 if some have failed, or 128 + n if signal n stopped them.
 
-        A run that fails is said and counted, and the others are made. sweep.csv is written after each, and
+        A run that fails is reported and counted, and the others are made. sweep.csv is written after each run, and
         comparison.html of trained runs at the end. Raises UserError where another process makes this folder's sweep.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,17 +148,17 @@ class SweepRuns:
         return code or int(len(self.finished()) < len(self.runs))
 
     def finished(self) -> list[Path]:
-        """The folders of what has ended well."""
+        """The folders of the finished runs."""
         return [run.folder for run in self.runs if run.state == "finished"]
 
     def compare(self) -> None:
-        """Write comparison.html, where there are runs to compare."""
+        """Write comparison.html if several runs are finished."""
         finished = self.finished()
         if len(finished) > 1:
             compare_runs(finished, self.folder / PAGE)
 
     def measure(self, at_once: int) -> int:
-        """Measure what the sweep asks for of its finished runs; returns as `train`."""
+        """Measure the columns and by_position of the sweep on its finished runs; returns as `train`."""
         settings, finished = self.sweep.settings, self.finished()
         measure_columns(settings.columns, finished)
         for run in self.runs:
@@ -166,8 +166,8 @@ class SweepRuns:
                 run.columns = {name: read_run(run.folder).columns.get(name) for name in settings.columns}
         if settings.by_position is None:
             return 0
-        asked = finished, settings.by_position, settings.max_examples
-        return measure_by_position(*asked, self.entry, at_once, self.plugins, self.say)
+        request = finished, settings.by_position, settings.max_examples
+        return measure_by_position(*request, self.entry, at_once, self.plugins, self.say)
 
     def _known_at_once(self) -> Iterator[Command]:
         for combination in self.known:
@@ -176,7 +176,7 @@ class SweepRuns:
             yield from self._begun(run)
 
     def _chosen_by_results(self) -> Iterator[Command]:
-        """Commands of the combinations Optuna chooses; it is told of one when the runs of all its seeds have ended."""
+        """Commands of the combinations that Optuna chooses; it gets a result when the runs of all seeds have ended."""
         path, question = self.folder / CHOSEN, self.question()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {**question, "chosen": []}
         if {name: value for name, value in before.items() if name != "chosen"} != question:
@@ -191,16 +191,16 @@ class SweepRuns:
                     open_trials.remove((trial, runs))
             combination, trial = optuna.choose(number)
             write_atomically(path, json.dumps(question | {"chosen": optuna.chosen}, indent=1))
-            there = {run.folder: run for run in self.runs}  # what is chosen again is the run that is there
-            runs = [there.get(run.folder, run) for run in self.runs_of(combination)]
+            run_in = {run.folder: run for run in self.runs}  # a combination chosen again has its run already
+            runs = [run_in.get(run.folder, run) for run in self.runs_of(combination)]
             open_trials.append((trial, runs))
             for run in runs:
-                if run.folder not in there:
+                if run.folder not in run_in:
                     self.runs.append(run)
                     yield from self._begun(run)
 
     def question(self) -> dict[str, Any]:
-        """What Optuna is asked: another question needs another folder."""
+        """What Optuna's choices depend on; a sweep in which it differs needs another folder."""
         sweep = self.sweep
         question = {"recipe": sweep.settings.recipe, "fixed": sweep.fixed, "metric": self.metric}
         varied = {key: str(values) for key, values in sweep.varied.items()}
@@ -216,13 +216,13 @@ class SweepRuns:
         yield command
 
     def _ended(self, command: Command, code: int) -> None:
-        run, begun = self._of[str(command.log)]
+        run, started = self._of[str(command.log)]
         name = run.folder.relative_to(self.folder)
         if code == 0:
             run.read()
             value = run.metrics.get(self.metric)
             figure = f"no {self.metric}" if value is None else f"{self.metric.replace('_', ' ')} {short_metric(value)}"
-            self.say(f"{name}: {figure}, {(time.monotonic() - begun) / 60:.1f} min")
+            self.say(f"{name}: {figure}, {(time.monotonic() - started) / 60:.1f} min")
         else:
             last = command.last_line()
             reason = last.removeprefix(SAID) if last.startswith(SAID) else f"ended with {code}; see {command.log}"

@@ -1,4 +1,4 @@
-"""What a sweep varies: lists on the command line, or a YAML file in configs/experiments or of the user."""
+"""The file of a sweep, in configs/experiments or of the user, and the lists on the command line: what is varied."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class Range:
         return isinstance(self.min, int) and isinstance(self.max, int)
 
     def at(self, share: float) -> float:
-        """The number at a share in [0, 1) of the way, in logarithms where `log`."""
+        """The number at a share in [0, 1) of the way from min to max, on a logarithmic scale if `log`."""
         if self.log:
             value = math.exp(math.log(self.min) + share * (math.log(self.max) - math.log(self.min)))
         else:
@@ -87,11 +87,11 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
     Raises:
         UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = {name: value for name, value in settings.items() if value is not None}
     if is_sweep_file(name_or_path):
-        sweep = _sweep_of_file(name_or_path, given)
+        sweep = _sweep_of_file(name_or_path, chosen)
     else:
-        sweep = Sweep(build(SweepSettings, {**given, "recipe": name_or_path}, "sweep"))
+        sweep = Sweep(build(SweepSettings, {**chosen, "recipe": name_or_path}, "sweep"))
     for text in overrides:
         key, equals, value = text.partition("=")
         values = _varied(parse_yaml(value, key), key) if equals and value.lstrip()[:1] in ("[", "{") else None
@@ -111,8 +111,8 @@ def _sweep_of_file(name_or_path: str, given: dict) -> Sweep:
     data, stem = read_yaml_file(name_or_path, "experiments", "sweep")
     where, known = f"sweep {stem}", [*SweepSettings.__dataclass_fields__, *SECTIONS, "vary", "variants"]
     refuse_unknown(data, known, where)
-    own = {key: value for key, value in data.items() if key in SweepSettings.__dataclass_fields__}
-    sweep = Sweep(build(SweepSettings, {**own, **given}, where))
+    settings = {key: value for key, value in data.items() if key in SweepSettings.__dataclass_fields__}
+    sweep = Sweep(build(SweepSettings, {**settings, **given}, where))
     beside = Path(name_or_path).expanduser().parent / sweep.settings.recipe
     sweep.settings.recipe = str(beside) if beside.is_file() else sweep.settings.recipe
     sweep.fixed = _settings_of({key: data[key] for key in SECTIONS if key in data}, where)
@@ -158,7 +158,7 @@ def _varied(value: Any, where: str) -> list | Range | None:
 
 
 def _check_sampler(sweep: Sweep) -> None:
-    """Raise UserError for a range in a grid, or where a sampler does not know how many runs it should choose."""
+    """Raise UserError for a range or a number of runs in a grid, or for another sampler without a number of runs."""
     settings, ranges = sweep.settings, [key for key, values in sweep.varied.items() if isinstance(values, Range)]
     if settings.sampler == "grid":
         if ranges:
@@ -170,7 +170,7 @@ def _check_sampler(sweep: Sweep) -> None:
 
 
 def _check_evaluate(settings: SweepSettings) -> None:
-    """Raise UserError for what goes with training alone, or the other way round."""
+    """Raise UserError for settings that only go with training beside `evaluate`, or the other way round."""
     if settings.evaluate is None:
         if settings.max_examples is not None and settings.by_position is None:
             raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")

@@ -1,4 +1,4 @@
-"""Commands of ours in processes of their own, several at a time; each writes what it prints into a file."""
+"""Our own commands in separate processes, several at a time; the output of each goes into a file."""
 
 import multiprocessing
 import os
@@ -12,24 +12,24 @@ from pathlib import Path
 
 from ..training.engines.launch import count_gpus, threads_of_each
 
-PRELOADED = ["anyformer.pipelines.training.run"]  # torch, once, by the process that all others are forked from
-LOOK_SECONDS = 0.5  # between two looks at what the commands have written
+PRELOADED = ["anyformer.pipelines.training.run"]  # imported, with torch, once: all other processes are forked from it
+LOOK_SECONDS = 0.5  # between two looks at the running commands
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
 class Command:
-    """A command line of ours without `anyformer`, and the file for what it prints."""
+    """A command line of ours without `anyformer`, and the file for its output."""
 
     argv: list[str]
     log: Path
 
     def last_line(self) -> str:
-        """The last line that it has printed, or nothing."""
+        """The last line of its output that is not blank, or nothing."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").split("\n")
         except OSError:
-            return ""  # not begun yet
+            return ""  # not started yet
         return next((line for line in reversed(lines) if line.strip()), "")
 
 
@@ -40,16 +40,16 @@ def run_commands(
     ended: Callable[[Command, int], None],
     watch: Callable[[list[Command]], None] = lambda running: None,
 ) -> int:
-    """Run commands until there are no more; returns 0, or 128 + n where signal n stopped them.
+    """Run commands until there are no more; returns 0, or 128 + n if signal n stopped them.
 
-    A signal is handed on once to those that run, which save and stop, and no more are begun. Each command has its share
-    of the cores, and of the machine's GPUs, in turn.
+    A signal is passed on once to the running commands, which save and stop, and no more are started. Each command gets
+    its share of the cores, and the machine's GPUs are assigned in turn.
 
     Args:
         commands: asked for the next one when there is room for it.
         entry: runs a command in its process; a function of a module, such as the command line's `main`.
-        ended: called with each command and its exit code, -n where signal n killed it.
-        watch: called every half second with those that run.
+        ended: called with each command and its exit code, -n if signal n killed it.
+        watch: called at least every half second with the running commands.
     """
     kind = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(kind)
@@ -73,7 +73,7 @@ def run_commands(
                 process = context.Process(target=_run, args=(entry, command.argv, str(command.log), place, at_once))
                 process.start()
                 running[place] = process, command
-                if received:  # it came while the process was begun
+                if received:  # the signal came while the process was being started
                     process.terminate()
             if not running:
                 return 128 + received[0] if received else 0
@@ -84,18 +84,18 @@ def run_commands(
                     ended(command, process.exitcode)
             watch([command for _, command in running.values()])
     finally:
-        for process, _ in running.values():  # left by an error of ours
+        for process, _ in running.values():  # some are left if an error of ours ended the loop
             process.terminate()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _run(entry, argv: list[str], log: str, place: int, at_once: int) -> None:
-    """In the new process: the command, with its output in the file; it stops as on SIGTERM where its parent dies."""
+    """Run the command in the new process, its output in the file; it stops as on SIGTERM if its parent dies."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    os.setpgrp()  # Ctrl-C reaches the parent alone, which hands it on
+    os.setpgrp()  # Ctrl-C then reaches only the parent, which passes it on
 
     def stop_without_parent():
         wait([multiprocessing.parent_process().sentinel])

@@ -1,8 +1,8 @@
 """Random changes of training images: shifts, mirror images, mixup and cutmix, on whole batches.
 
 What happens to a row depends on the seed, the epoch and the row's number alone (data/batch_keys.py), so it is
-the same again after a kill, in another process, and in a batch of other rows. Therefore the image that one is mixed
-with comes from the whole training set, not from the batch.
+the same after a restart, in another process, and in a batch of other rows. Therefore the image with which another one
+is mixed comes from the whole training set, not from the batch.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 class Augmentation:
     """Settings of the random changes; by default there are none.
 
-    crop_padding: black pixels added on each side before a piece of the old size is cut out at random.
+    crop_padding: black pixels added on each side before a piece of the original size is cut out at random.
     horizontal_flip: probability of a mirror image. mixup_alpha, cutmix_alpha: parameter of the Beta distribution of the
     shares (Zhang et al. 2018; Yun et al. 2019); 0: off; with both, a coin decides for each row.
     """
@@ -44,7 +44,7 @@ class Augmentation:
 
 
 def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, padding: int) -> torch.Tensor:
-    """Cut (H, W) out of each image with `padding` black pixels around it, from `shifts` on; mirrored where `flips`."""
+    """Cut (H, W) out of each image padded with `padding` black pixels, at `shifts`; mirrored where `flips`."""
     height, width = images.shape[-2:]
     places = zip(functional.pad(images, (padding,) * 4), shifts.tolist())
     cut = torch.stack([image[:, top : top + height, left : left + width] for image, (top, left) in places])
@@ -74,7 +74,7 @@ class ImageCollator:
     Args:
         store: the training images, where partners for mixing come from.
         num_classes: K.
-        mean, std: what each channel, of values from 0 to 255, is reduced and divided by.
+        mean, std: subtrahend and divisor of each channel, for values from 0 to 255.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ImageCollator:
             return {"pixel_values": self.normalised(images), **batch}
         generators = row_generators(rows, self.seed)
         pixels = self.normalised(self.augmentation.views(images, generators))
-        if self.augmentation.mixes and bool((batch["labels"] != IGNORE_INDEX).all()):  # else a batch without any label
+        if self.augmentation.mixes and bool((batch["labels"] != IGNORE_INDEX).all()):  # not a batch without labels
             pixels, batch["labels"] = self._mixed(pixels, batch["labels"], generators)
         return {"pixel_values": pixels, **batch}
 

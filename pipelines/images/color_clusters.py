@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..storage.cache import cached_folder, sha
 
 SAMPLE = 1 << 20  # pixels that the clusters are fitted to, evenly spread over all
-EXACT = 1 << 12  # up to so many different colours all are clustered at once; more of them in mini-batches
+EXACT = 1 << 12  # up to so many different colours are clustered at once, more of them in mini-batches
 
 
 def to_unit(pixels: np.ndarray) -> np.ndarray:

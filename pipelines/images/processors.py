@@ -1,4 +1,4 @@
-"""The image processor of a run: made from the recipe, or the checkpoint's own; and images prepared by it, once.
+"""The image processor of a run, made from the recipe or loaded with the checkpoint; and images prepared by it, once.
 
 It is saved with the model: users' images are prepared as the training images were.
 """
@@ -23,20 +23,20 @@ from ..storage.cache import sha
 from ..transformers_logging import errors_only
 from ..words import counted
 
-SQUEEZED = 1.1  # times, from which a change of the aspect ratio is told
+SQUEEZED = 1.1  # factor from which a change of the aspect ratio is reported
 BATCH = 256  # images decoded and resized at once
 
 
 def load_image_processor(name: str, trust_remote_code: bool):
     """The image processor of a checkpoint; raises UserError where there is none."""
-    with loading(f"model.name_or_path={name!r}: its image processor"), errors_only():  # of torchvision, not needed
+    with loading(f"model.name_or_path={name!r}: its image processor"), errors_only():  # no warning about torchvision
         return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def image_gpt_processor(side: int):
     """transformers' image processor of ImageGPT for square images, its clusters still missing.
 
-    It travels without code. Where torchvision is not installed it is the one of Pillow, which loads everywhere.
+    It is saved without code. It is the Pillow version where transformers has one, which loads without torchvision, too.
     """
     kind = getattr(transformers, "ImageGPTImageProcessorPil", None) or transformers.ImageGPTImageProcessor
     return kind(size={"height": side, "width": side}, do_convert_rgb=True)
@@ -50,7 +50,7 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
             config = load_config(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code)
         if not hasattr(config, "num_channels"):
             raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
-        if not hasattr(config, "image_size"):  # convolutions see any size: that of its processor
+        if not hasattr(config, "image_size"):  # convolutions take any size: that of the processor counts
             processor = load_image_processor(recipe.model.name_or_path, recipe.trust_remote_code)
             return config.num_channels, *made_size(processor)
     size = config.image_size
@@ -76,7 +76,7 @@ def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     sizes = {
         "squeeze": whole,
         "crop": {"shortest_edge": max(height, width)},
-        "pad": {"max_height": height, "max_width": width},  # transformers' crop puts zeros around what is smaller
+        "pad": {"max_height": height, "max_width": width},  # transformers' crop pads smaller images with zeros
     }
     size = sizes[recipe.learned.image_fit]
     options = {} if size is whole else {"do_center_crop": True, "crop_size": whole}
@@ -94,7 +94,7 @@ def settle_normalisation(processor, store: ImageStore) -> None:
 
 
 def normalisation(processor, channels: int) -> tuple[list[float], list[float]]:
-    """(subtrahend, divisor) of each channel, for values from 0 to 255, that do what the processor does to an image."""
+    """(subtrahends, divisors) by channel for values from 0 to 255, with the effect of the processor's normalisation."""
     scale = processor.rescale_factor if processor.do_rescale else 1.0
     mean, std = [0.0] * channels, [1.0] * channels
     if processor.do_normalize:
@@ -113,8 +113,8 @@ def prepare_images(
 ) -> ImageStore:
     """The images of a split, decoded, resized and cropped by the processor, but neither rescaled nor normalised.
 
-    class_of: gives the class number of a label and its place; None: no labels are read. classes: what the numbers
-    depend on. Raises UserError for an image that cannot be used.
+    class_of: (label, place) -> class number; None: no labels are read. classes: their names, on which the numbers
+    depend. Raises UserError for an image that cannot be used.
     """
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
@@ -132,10 +132,10 @@ def prepare_images(
             yield resized(processor, images, shape), labels
 
     def notes() -> list[str]:
-        own = hasattr(processor, "num_channels")  # the processor of fresh models
-        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if own else ""
-        said = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
-        return [*examples.notes(), *([said] if squeezed else [])]
+        new = hasattr(processor, "num_channels")  # the processor of fresh models
+        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if new else ""
+        note = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
+        return [*examples.notes(), *([note] if squeezed else [])]
 
     return store_images(cache, key, examples, batches, notes, label_facts)
 
@@ -153,7 +153,7 @@ def processor_fingerprint(processor) -> str:
     return sha(str(sorted(processor.to_dict().items())))
 
 
-# What a processor does after resizing and cropping: it changes no stored image.
+# Settings of what a processor does after resizing and cropping; they change no stored image.
 MEANING = {
     *("image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"),
     *("do_color_quantize", "clusters", "auto_map", "transformers_version"),
@@ -167,6 +167,6 @@ def resized(processor, images: list, shape: tuple[int, int, int]) -> np.ndarray:
         options["do_color_quantize"] = False
     pixels = np.stack([np.asarray(image) for image in processor(images=images, **options)["pixel_values"]])
     if pixels.shape[1:] != shape:
-        found, wanted = (" x ".join(map(str, sizes)) for sizes in (pixels.shape[1:], shape))
-        raise UserError(f"the model's image processor gives images of {found}, but its config says {wanted}")
+        actual, expected = (" x ".join(map(str, sizes)) for sizes in (pixels.shape[1:], shape))
+        raise UserError(f"the model's image processor gives images of {actual}, but its config says {expected}")
     return pixels.round().clip(0, 255).astype(np.uint8) if pixels.dtype != np.uint8 else pixels

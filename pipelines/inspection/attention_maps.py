@@ -1,7 +1,7 @@
 """Attention maps of any model, whatever backend it runs on: the weights of each layer, computed by the eager backend.
 
-The weights of a layer are gone before the next one makes its own, unless they are kept. Which modules hand them over,
-each model says itself (`_can_record_outputs`), ours as transformers' own.
+The weights of a layer are freed before the next layer computes its own, unless they are kept. Each model, ours or
+transformers', says itself which of its modules return weights (`_can_record_outputs`).
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ RECORDED = ("attentions", "cross_attentions", "encoder_attentions", "decoder_att
 class AttentionMap:
     """The attention of one layer.
 
-    stack: encoder, decoder, or empty where a model has one. layer: its number in the stack, from 0. kind: self or
-    cross. weights: (B, H, T, S), each query's shares of the keys; None where the layer has none. note: what it has
-    instead or beside them, in words.
+    stack: encoder, decoder, or empty where a model has only one stack. layer: its number in the stack, from 0. kind:
+    self or cross. weights: (B, H, T, S), each query's shares of the keys; None where the layer has none. note: what it
+    has instead of weights or beside them, in words.
     """
 
     stack: str
@@ -36,7 +36,7 @@ class AttentionMap:
 
     @property
     def name(self) -> str:
-        """Such as `decoder layer 3, cross`."""
+        """A name such as `decoder layer 3, cross`."""
         where = f"{self.stack} layer {self.layer}" if self.stack else f"layer {self.layer}"
         return where if self.kind == "self" else f"{where}, {self.kind}"
 
@@ -48,20 +48,20 @@ def attention_maps(
     """The attention of every layer of a model on some inputs, in the order in which they run.
 
     Args:
-        model: ours, or any of transformers whose modules hand over their weights; adapted or compiled, too. It is left
-            as it was.
-        each: called on each layer's map while the model runs, and its results are returned in place of the maps: what
-            it does not keep is freed. None: the maps, on the CPU.
+        model: ours, or any of transformers whose modules return their weights; it may be adapted or compiled, and is
+            left unchanged.
+        each: called on each layer's map while the model runs; its results are returned instead of the maps, and what it
+            does not keep is freed. None: the maps, on the CPU.
         inputs: of the model's forward, such as a tokenizer returns.
 
     Raises:
-        UserError: the model has no layer that hands over weights.
+        UserError: the model has no layer that returns weights.
     """
     top = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     recorded = {} if top is None else recorded_modules(top)
     if not recorded:
         raise UserError(f"{type(model).__name__} has no attention layers that hand over their weights")
-    counts, found = Counter(), []
+    counts, maps = Counter(), []
 
     def hook(module, args, output):
         stack, kind, index = recorded[module]
@@ -72,7 +72,7 @@ def attention_maps(
         layer = AttentionMap(stack, counts[stack, kind] - 1, kind, weights if is_matrix else None, note)
         if each is None and is_matrix:
             layer.weights = weights.cpu()
-        found.append(layer if each is None else each(layer))
+        maps.append(layer if each is None else each(layer))
         if is_matrix:
             place = index % len(output)
             return (*output[:place], None, *output[place + 1 :])
@@ -84,31 +84,31 @@ def attention_maps(
         finally:
             for handle in handles:
                 handle.remove()
-    return found
+    return maps
 
 
 def recorded_modules(model: PreTrainedModel) -> dict[torch.nn.Module, tuple[str, str, int]]:
-    """{module: (its stack, self or cross, place of the weights in what it returns)}, as the model's parts say."""
-    found, names = {}, {module: name for name, module in model.named_modules()}
+    """{module: (its stack, self or cross, index of the weights in its output)}, as the model's parts specify."""
+    modules, names = {}, {module: name for name, module in model.named_modules()}
     parts = [module for module in names if isinstance(module, PreTrainedModel)]
-    for part in reversed(parts):  # the innermost says it best
+    for part in reversed(parts):  # the innermost part's specification counts
         for key in RECORDED:
             specs = (getattr(part, "_can_record_outputs", None) or {}).get(key, [])
             for spec in specs if isinstance(specs, list) else [specs]:
                 spec = spec if isinstance(spec, OutputRecorder) else OutputRecorder(spec, index=1)
                 for module in part.modules():
                     name = names[module]
-                    if module in found or not isinstance(module, spec.target_class):
+                    if module in modules or not isinstance(module, spec.target_class):
                         continue
                     if spec.layer_name is not None and f".{spec.layer_name.strip('.')}." not in f".{name}.":
                         continue
                     is_cross = key == "cross_attentions" or getattr(module, "cross_attention", False) is True
-                    found[module] = stack_of(name, model.config), "cross" if is_cross else "self", spec.index
-    return found
+                    modules[module] = stack_of(name, model.config), "cross" if is_cross else "self", spec.index
+    return modules
 
 
 def stack_of(name: str, config) -> str:
-    """Encoder or decoder, of a model that has both; a module's name says which."""
+    """Encoder or decoder, by the module's name; empty for a model that has only one of them."""
     if not getattr(config, "is_encoder_decoder", False):
         return ""
     parts = name.split(".")
@@ -117,7 +117,7 @@ def stack_of(name: str, config) -> str:
 
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
-    """In the block the model evaluates on the eager backend, and layers whose weights are made on demand make them."""
+    """In the `with` block the model evaluates on the eager backend, and layers that make weights on demand do so."""
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     before = [(config, config._attn_implementation) for config in configs.values()]
     keeping = [module for module in model.modules() if hasattr(module, "keeps_row_weights")]

@@ -1,4 +1,4 @@
-"""`anyformer inspect`: a model opened with what it reads, and its page written."""
+"""`anyformer inspect`: opens a model and its tokenizer or image processor, and writes its page."""
 
 from pathlib import Path
 
@@ -17,19 +17,19 @@ def open_model(name: str, trust_remote_code: bool = False):
     import anyformer
 
     anyformer.register()
-    # Errors only: an adapter's head is in its own file, which transformers looks into afterwards.
+    # Errors only: an adapter's head is in its own file, which transformers reads afterwards.
     with loading(f"MODEL={name}"), errors_only():
         kind = class_of(name, load_config(name, trust_remote_code=trust_remote_code))
         return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
 
 
 def class_of(name: str, config):
-    """The class to load a saved model with: that of its config; of an adapter what it was trained for."""
+    """The class to load a saved model with: the one in its config; for an adapter the one it was trained with."""
     import anyformer
 
     trained_for = HEADS_OF_TASKS.get(task_of(name)) if is_adapter(name) else None
-    known = trained_for or (config.architectures or ["AutoModel"])[0]
-    return getattr(anyformer, known, None) or getattr(transformers, known, transformers.AutoModel)
+    class_name = trained_for or (config.architectures or ["AutoModel"])[0]
+    return getattr(anyformer, class_name, None) or getattr(transformers, class_name, transformers.AutoModel)
 
 
 def inspect_model(
@@ -42,10 +42,10 @@ def inspect_model(
     target: str | None = None,
     trust_remote_code: bool = False,
 ) -> int:
-    """Write the page of a model on some texts, or on images where it is a vision transformer; returns its bytes.
+    """Write the page of a model on some texts, or on images for a vision transformer; returns the page's bytes.
 
     Args:
-        word: part of the texts; the page shows which tokens look at it.
+        word: part of the texts; the page shows which tokens attend to it.
         layers: numbers of the layers whose maps the page holds; None: all.
         target: what an encoder-decoder writes; None: what it generates.
     """

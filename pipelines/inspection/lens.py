@@ -1,15 +1,15 @@
-"""Readings of a forward pass between layers: norms of states, what the head would say of them, loads of experts."""
+"""Readings between the layers of a forward pass: norms of hidden states, the logit lens, loads of experts."""
 
 from collections.abc import Callable
 
 import torch
 
-NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")  # as transformers' models call the last one
+NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")  # names of the last norm in transformers' models
 MOST = 3  # tokens that the lens shows for a layer
 
 
 def head_of(model) -> Callable | None:
-    """Hidden states (T, D) -> logits (T, V), as after the last layer; None where the model predicts no tokens."""
+    """Hidden states (T, D) -> logits (T, V), as after the last layer; None if the model predicts no tokens."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         return None
@@ -28,11 +28,11 @@ def head_of(model) -> Callable | None:
 
 @torch.no_grad()
 def readings(model, inputs: dict) -> dict:
-    """{"norms": the mean norm of a token after each layer, "lens": the likeliest tokens at the last place after each}.
+    """{"norms": the mean norm of a token after each layer, "lens": the likeliest tokens at the last place}.
 
-    The lens is of models that predict tokens (nostalgebraist 2020, "interpreting GPT: the logit lens"): hidden states
-    of every layer through the last norm and the head, [[(token id, probability), ...] of each layer]. The first entry
-    of both is the embeddings'. With experts also "experts": see expert_loads.
+    The lens is for models that predict tokens (nostalgebraist 2020, "interpreting GPT: the logit lens"): hidden states
+    of every layer pass the last norm and the head, [[(token id, probability), ...] of each layer]. The first entry of
+    both is that of the embeddings. With experts also "experts": see expert_loads.
     """
     config = model.config
     is_sparse = bool(getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None))
@@ -45,21 +45,21 @@ def readings(model, inputs: dict) -> dict:
         loads["experts"] = expert_loads(out["router_logits"], config.num_experts_per_tok)
     if states is None:
         return loads
-    found = {"norms": [round(x[0].float().norm(dim=-1).mean().item(), 3) for x in states]}
+    results = {"norms": [round(x[0].float().norm(dim=-1).mean().item(), 3) for x in states]}
     logits_of = head_of(model)
     if logits_of is not None:
-        found["lens"] = []
+        results["lens"] = []
         for number, state in enumerate(states):
             shares = logits_of(state[0, -1:], number == len(states) - 1)[0].float().softmax(-1)
             best = shares.topk(MOST)
-            found["lens"].append([(int(n), round(float(share), 4)) for share, n in zip(best.values, best.indices)])
-    return found | loads
+            results["lens"].append([(int(n), round(float(share), 4)) for share, n in zip(best.values, best.indices)])
+    return results | loads
 
 
 def expert_loads(router_logits, chosen: int) -> list[list[float]]:
-    """The share of the tokens' choices that each expert of each sparse layer gets.
+    """Each expert's share of the tokens' choices, for each sparse layer.
 
-    router_logits: of each layer, (..., E); chosen: experts that a token is given to.
+    router_logits: of each layer, (..., E); chosen: the number of experts for a token.
     """
     loads = []
     for logits in router_logits:

@@ -1,4 +1,4 @@
-"""The page of an inspection: one HTML file with everything in it, and the style and data of other pages."""
+"""The page of an inspection, one HTML file with everything in it, and helpers that other pages share."""
 
 import html
 import json
@@ -14,11 +14,11 @@ from ..storage.json_text import finite
 def write_page(path: Path, facts: dict) -> int:
     """Write the page; returns its size in bytes.
 
-    facts: {"model": name, "about": a sentence, "views": [what views.py gives of each text or image]}.
+    facts: {"model": name, "about": a sentence, "views": [views.py's result for each text or image]}.
     """
     values = {"TITLE": html.escape(facts["model"]), "ABOUT": html.escape(facts["about"]), "STYLE": style()}
     values |= {"DATA": as_script({"views": facts["views"]}), "SCRIPT": part("maps.js")}
-    # In one go: what a value holds is never replaced.
+    # In a single pass: placeholders inside a value are never replaced.
     page = re.sub(r"%([A-Z]+)%", lambda found: values[found[1]], part("page.html"))
     write_atomically(path, page)
     return len(page.encode())
@@ -30,10 +30,10 @@ def style() -> str:
 
 
 def part(name: str) -> str:
-    """A file beside this one."""
+    """The text of a file in this folder."""
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def as_script(value: Any) -> str:
-    """Plain data as JSON that may stand in a script element: nothing in it ends the element."""
+    """Plain data as JSON that may stand in a script element, because nothing in it can end the element."""
     return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

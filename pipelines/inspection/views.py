@@ -1,4 +1,4 @@
-"""What a page shows of a model on one text or image: maps, summaries of heads, norms, the lens, the load of experts."""
+"""The data of a page for one text or image: maps, summaries of heads, norms, the lens, the loads of experts."""
 
 import base64
 import gzip
@@ -12,34 +12,34 @@ from ..errors import UserError, need_package
 from .attention_maps import AttentionMap, attention_maps
 from .lens import readings
 
-# Shares are kept as the roots of these, a byte each: fine where they are small, and few enough to compress.
+# Square roots of shares are stored in this many levels, a byte each: fine for small shares, few enough to compress.
 LEVELS = 100
 
 
 def packed(weights: torch.Tensor) -> str:
-    """Shares (H, T, S) as text: bytes of their roots, compressed, in base64."""
+    """Shares (H, T, S) as text: their square roots as bytes, compressed, in base64."""
     levels = weights.float().clamp(0, 1).sqrt().mul(LEVELS).round().to(torch.uint8)
     return base64.b64encode(gzip.compress(levels.contiguous().numpy().tobytes(), 9, mtime=0)).decode()
 
 
 def summaries(weights: torch.Tensor, kind: str, places: Sequence[int] = ()) -> dict[str, list[float]]:
-    """Of each head (H, T, S), over its queries: {"entropy" in nats, "first": mean share of the first key, ...}.
+    """The means over queries of each head (H, T, S): {"entropy" in nats, "first": share of the first key, ...}.
 
-    Of self-attention also "distance" (the mean of |query - key|, in tokens) and "previous" (the share of the token
-    before); with places, "word": the share of these keys, over the queries of other tokens.
+    For self-attention also "distance" (|query - key| in tokens, weighted by the shares) and "previous" (the share of
+    the token before); with places, "word": the share of these keys, over the queries of other tokens.
     """
     _, queries, keys = weights.shape
     w = weights.double()
-    found = {"entropy": -(w * w.clamp_min(1e-30).log()).sum(-1).mean(-1), "first": w[..., 0].mean(-1)}
+    means = {"entropy": -(w * w.clamp_min(1e-30).log()).sum(-1).mean(-1), "first": w[..., 0].mean(-1)}
     if kind == "self" and queries == keys:
         place = torch.arange(keys)
-        found["distance"] = (w * (place[:, None] - place[None]).abs()).sum(-1).mean(-1)
+        means["distance"] = (w * (place[:, None] - place[None]).abs()).sum(-1).mean(-1)
         if keys > 1:
-            found["previous"] = w.diagonal(-1, 1, 2).mean(-1)
+            means["previous"] = w.diagonal(-1, 1, 2).mean(-1)
     if places:
         others = [q for q in range(queries) if kind != "self" or q not in places] or list(range(queries))
-        found["word"] = w[:, others][..., list(places)].sum(-1).mean(-1)
-    return {name: [round(value, 4) for value in values.tolist()] for name, values in found.items()}
+        means["word"] = w[:, others][..., list(places)].sum(-1).mean(-1)
+    return {name: [round(value, 4) for value in values.tolist()] for name, values in means.items()}
 
 
 def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers: set[int] | None, places: dict) -> dict:
@@ -47,9 +47,9 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers:
 
     Args:
         inputs: of one text or image, as tensors of a batch of one.
-        queries, keys: {"self" of a stack or "decoder cross": the words of its tokens}, by `side`.
+        queries, keys: {side: the words of its tokens}; side: "self" with one stack, else such as "decoder cross".
         layers: numbers of the layers whose maps are shown; None: all.
-        places: {side: places of the tokens asked for}.
+        places: {side: positions of the tokens that the user asked for}.
     """
 
     def each(layer: AttentionMap) -> dict:
@@ -69,13 +69,13 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers:
 
 
 def words_of(tokenizer, ids: Sequence[int]) -> list[str]:
-    """Each token as it reads: a leading space stays, a line break is an arrow."""
+    """Each token as it is shown: a leading space stays, a line break is an arrow."""
     pieces = [tokenizer.decode([number]) or tokenizer.convert_ids_to_tokens(number) for number in ids]
     return [piece.replace("\n", "↵") for piece in pieces]
 
 
 def places_of_word(tokenizer, text: str, word: str) -> list[int]:
-    """The tokens that hold a part of the word, wherever it stands. Raises UserError where the text has no such word."""
+    """The tokens that overlap with any occurrence of the word. Raises UserError where the text has no such word."""
     encoded = tokenizer(text, return_offsets_mapping=True)
     spans, begin, places = encoded["offset_mapping"], text.lower().find(word.lower()), []
     while begin >= 0:
@@ -88,9 +88,9 @@ def places_of_word(tokenizer, text: str, word: str) -> list[int]:
 
 
 def view_of_text(model, tokenizer, text: str, word: str | None, layers: set[int] | None, target: str | None) -> dict:
-    """What a page shows of a model on a text; of an encoder-decoder with the target, or with what it writes itself."""
-    read = tokenizer(text, return_tensors="pt")
-    inputs = {name: read[name] for name in ("input_ids", "attention_mask") if name in read}
+    """The page's data for a model on a text; for an encoder-decoder with the target, or with what it generates."""
+    encoded = tokenizer(text, return_tensors="pt")
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
     if not inputs["input_ids"].numel():
         raise UserError("an empty text has no tokens to look at")
     source = words_of(tokenizer, inputs["input_ids"][0].tolist())
@@ -103,14 +103,14 @@ def view_of_text(model, tokenizer, text: str, word: str | None, layers: set[int]
         queries = {"encoder self": source, "decoder self": answer, "decoder cross": answer}
         keys = {"encoder self": source, "decoder self": answer, "decoder cross": source}
         places = {"encoder self": word_places, "decoder cross": word_places}
-    found = view(model, inputs, queries, keys, layers, places)
-    if "lens" in found:
-        found["lens"] = [[[tokenizer.decode([n]), share] for n, share in layer] for layer in found["lens"]]
-    return {"title": text, "word": word, "places": word_places} | found
+    shown = view(model, inputs, queries, keys, layers, places)
+    if "lens" in shown:
+        shown["lens"] = [[[tokenizer.decode([n]), share] for n, share in layer] for layer in shown["lens"]]
+    return {"title": text, "word": word, "places": word_places} | shown
 
 
 def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tensor:
-    """(1, T) what the decoder reads: the target after the start, or what the model generates.
+    """(1, T), what the decoder reads: the start token and the target, or what the model generates.
 
     Raises UserError where it generates nothing, and no target is given.
     """
@@ -126,7 +126,7 @@ def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tens
 
 
 def view_of_image(model, processor, file: Path, layers: set[int] | None) -> dict:
-    """What a page shows of a vision transformer on an image: its patches are the tokens, in rows."""
+    """The page's data for a vision transformer on an image: its patches are the tokens, row by row."""
     need_package(str(file), "pillow", "vision", module="PIL")
     from PIL import Image, UnidentifiedImageError
 
@@ -140,13 +140,13 @@ def view_of_image(model, processor, file: Path, layers: set[int] | None) -> dict
     size = model.config.patch_size
     size = size if isinstance(size, (tuple, list)) else (size, size)
     rows, columns = height // size[0], width // size[1]
-    found = []
+    key_counts = []
 
     def count(layer: AttentionMap):
-        found.append(0 if layer.weights is None else layer.weights.shape[-1])
+        key_counts.append(0 if layer.weights is None else layer.weights.shape[-1])
 
     attention_maps(model, count, **inputs)
-    before = max(found, default=rows * columns) - rows * columns
+    before = max(key_counts, default=rows * columns) - rows * columns
     words = [f"[{number}]" for number in range(before)]
     words += [f"row {row + 1}, column {column + 1}" for row in range(rows) for column in range(columns)]
     buffer = BytesIO()

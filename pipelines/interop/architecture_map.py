@@ -15,21 +15,21 @@ from .weights import SAME, Weights, find
 
 @dataclass(frozen=True)
 class MustEqual:
-    """A native field that has a counterpart of ours at this value only: others change the maths."""
+    """A native field that we can express at this value only: others change the maths."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Same:
-    """A native field that must equal another one: ours has one field for both."""
+    """A native field that must equal another one: our config has one field for both."""
 
     native: str
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A native field whose value is one of our field `ours`, and the other way round, by a function each."""
+    """A native field that corresponds to our field `ours`, with a function for each direction."""
 
     ours: str
     read: Callable[[Any], Any] = lambda value: value
@@ -57,12 +57,12 @@ IRRELEVANT = object()
 # Fields with the same name on both sides; special tokens also where the native config does not declare them.
 TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMMON_FIELDS = ("vocab_size", *TOKEN_FIELDS, "tie_word_embeddings", "use_cache")
-# Of a classification head, in any PreTrainedConfig: its classes, and what a CrossEncoder puts on its numbers.
+# Of a classification head, in any PreTrainedConfig: its classes, and what a CrossEncoder applies to its scores.
 LABEL_FIELDS = ("id2label", "label2id", "problem_type", "sentence_transformers")
-# Fields of ours that act in training only, or name tokens the model does not read: twins may differ in them.
+# Our fields that only affect training, or name tokens that the model does not read: twins may differ in them.
 SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
 SILENT_FIELDS += ("scale_residual_init", "fan_in_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
-SILENT_FIELDS += ("num_nextn_predict_layers", "mtp_loss_coef")  # modules of training alone
+SILENT_FIELDS += ("num_nextn_predict_layers", "mtp_loss_coef")  # modules that are only used in training
 SILENT_FIELDS += ("lambda_std_dev",)
 SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "output_router_logits")
 
@@ -72,19 +72,19 @@ class ArchitectureMap:
     """A native architecture as data.
 
     native: its `model_type`.
-    fixed: fields of ours that the architecture decides, where they are not as ours by default.
+    fixed: values of our fields that the architecture implies and that are not our defaults.
     fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Converted,
-        Computed or IRRELEVANT. Fields that no config class declares are optional. A declared one that has no row is
-        that of ours with the same name.
+        Computed or IRRELEVANT. Fields that no config class declares are optional. A declared field without a row
+        has the same name in our config.
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours; or a function
-        of our config that returns this table, where layers of two kinds have modules of one name. Modules that have
-        one name on both sides, as all of LLaMA's, need no row.
-    family: which of ours it belongs to.
-    heads: Auto class -> rows of what is behind the base model, but for modules of one name.
+        of our config that returns this table, if layers of two kinds have modules of the same name. Modules with the
+        same name on both sides, as all of LLaMA's, need no row.
+    family: our family that it belongs to.
+    heads: Auto class -> rows of the modules after the base model, except those with the same name on both sides.
     class_fields: native class -> fields of ours that follow from the class, not from the native config.
     tied_by_weights: whether the head is tied to the embeddings is read from the weights; no native field records it.
-    tolerance: how far the outputs of both models, run in float64, may differ, as a part of the largest. More than the
-        default only where transformers' class has constants or tables of fewer digits.
+    tolerance: how far the outputs of both models, run in float64, may differ, relative to the largest. Above the
+        default only where transformers' class has constants or tables with fewer digits.
     """
 
     native: str
@@ -138,7 +138,7 @@ class ArchitectureMap:
                 case Converted():
                     native[name] = row.write(getattr(ours, row.ours))
                 case Computed(write=None):
-                    native |= {each: getattr(ours, each) for each in ([name] if isinstance(name, str) else name)}
+                    native |= {field: getattr(ours, field) for field in ([name] if isinstance(name, str) else name)}
                 case Computed():
                     native |= row.write(ours)
         native |= {n: native[row.native] for n, row in self.fields.items() if isinstance(row, Same) and n in declared}
@@ -147,14 +147,14 @@ class ArchitectureMap:
 
     @property
     def common_fields(self) -> tuple[str, ...]:
-        """COMMON_FIELDS that have a meaning here: encoders have no cache, models of images no tokens."""
+        """The COMMON_FIELDS that this family has: encoders have no cache, image models no tokens."""
         if self.family == "vit":
             return ()
         return tuple(name for name in COMMON_FIELDS if name != "use_cache" or self.family != "encoder")
 
     @property
     def same_fields(self) -> list[str]:
-        """Native fields without a row that ours have under the same name."""
+        """Native fields without a row that our config has under the same name."""
         declared = native_fields(CONFIG_MAPPING[self.native])
         return sorted((declared & family_fields(self.family).keys()) - self.known_fields())
 
@@ -177,22 +177,22 @@ class ArchitectureMap:
                 yield name, SAME, [name]
 
     def _refuse_unknown(self, native) -> None:
-        """A field that a newer transformers has added may change the maths, unless it is left at its default."""
+        """Refuse a field that a newer transformers has added, unless it is at its default: it may change the maths."""
         default = type(native)()
         for name in sorted(native_fields(native) - self.known_fields() - set(self.same_fields)):
             if getattr(native, name) != getattr(default, name):
                 raise UserError(f"{self.native} with {name}={getattr(native, name)!r} is not known to this anyformer")
 
     def known_fields(self) -> set[str]:
-        """Names of the native fields that the table accounts for; of nested ones the first part."""
+        """Names of the native fields that the table accounts for; for nested ones, the first part."""
         names = (part for name in self.fields for part in ([name] if isinstance(name, str) else name))
         return {name.split(".")[0] for name in names} | set(COMMON_FIELDS)
 
 
 def layer_kinds(kinds: dict[str, str]) -> dict[tuple[str, ...], Computed]:
-    """The kinds of attention of an architecture's layers, by their native names.
+    """The row for the kinds of attention of an architecture's layers. kinds: native name -> ours.
 
-    One of ours that it does not have is written as the last of them, which then shows as the difference.
+    A kind of ours that the architecture lacks is written as the last of these, which then shows as the difference.
     """
     names, (*_, other) = {kind: name for name, kind in kinds.items()}, kinds
     row = Computed(
@@ -203,11 +203,11 @@ def layer_kinds(kinds: dict[str, str]) -> dict[tuple[str, ...], Computed]:
 
 
 def classifier_dropout(native: str) -> dict[tuple[str, ...], Computed]:
-    """A native field for the dropout before a task head that, unlike ours, cannot be left out."""
+    """The row for a native dropout field of task heads that, unlike ours, cannot be None."""
 
     def write(ours) -> dict[str, Any]:
-        own = ours.classifier_dropout
-        return {native: ours.hidden_dropout if own is None else own}
+        dropout = ours.classifier_dropout
+        return {native: ours.hidden_dropout if dropout is None else dropout}
 
     return {(native,): Computed(lambda config: {"classifier_dropout": getattr(config, native)}, write)}
 

@@ -1,6 +1,6 @@
-"""A model of another family from the same weights: encoders and encoder-decoders of decoders, decoders of encoders.
+"""Makes a model of another family of the same weights: encoders or encoder-decoders of decoders, decoders of encoders.
 
-What a token sees becomes another, so the model has to go on with its pretraining. Sources: BehnamGhader et al. 2024
+Each token then sees other tokens than before, so the model needs more pretraining. Sources: BehnamGhader et al. 2024
 (LLM2Vec) and Weller et al. 2025 (Ettin) for decoders and encoders, Zhang et al. 2025 (T5Gemma) for encoder-decoders.
 """
 
@@ -16,28 +16,28 @@ from ..recipes.special_tokens import MASK
 from ..transformers_logging import errors_only
 from .families import family_name
 
-# {family: those of which one can be made}
+# family -> the families that it can be made from
 SOURCES = {"encoder": ("decoder", "moe"), "decoder": ("encoder",), "seq2seq": ("decoder", "moe")}
 SEED = 0  # of new weights
-TOLERANCE = 1e-6  # of the largest number, in float64: of two tables of a BERT the sum is rounded
-# Fields that follow from others, or are of another kind of head; all other fields that a family lacks are refused.
+TOLERANCE = 1e-6  # of the largest number, in float64: the sum of two tables of a BERT is rounded
+# Fields that follow from others, or belong to a head; other fields that a family lacks must have their defaults.
 DERIVED = {"layer_types", "mlp_layer_types", "use_cache", "is_encoder_decoder", "prefix_lm", "type_vocab_size"}
 DERIVED |= {"output_router_logits"}
 HEADS = {"pooler_type", "pooler_act", "add_pooling_layer", "classifier_dropout", "task_head_transform", "head_act"}
 HEADS |= {"head_bias", "head_transform", "sep_token_id", "cls_token_id", "mask_token_id"}
-POSITIONS = "model.position_encoding."  # how the names of weights of positions begin
+POSITIONS = "model.position_encoding."  # prefix of the names of position weights
 NEW_HEADS = ("head_transform.", "pooler.", "model.pooler.", "seq_relationship.", "score.", "classifier.", "qa_outputs.")
 
 
 def in_family(model: PreTrainedModel, family: str) -> PreTrainedModel:
     """Return a pretraining model of `family` with the weights of one of ours, which is left as it is.
 
-    encoder: the decoder's layers, seen in both directions, and its head. decoder: the encoder's layers, causal, and of
-    its masked-LM head the vocabulary's part alone. seq2seq: both halves are the decoder; cross-attention begins as
-    self-attention. A window of n tokens to each side is one of n + 1 of a decoder, which counts the token itself.
+    encoder: the decoder's layers, bidirectional, and its head. decoder: the encoder's layers, causal, and of its
+    masked-LM head only the product with the vocabulary. seq2seq: both stacks are the decoder; cross-attention starts
+    from self-attention. A window of n tokens on each side is n + 1 in a decoder, which counts the token itself.
 
     Raises:
-        UserError: no such pair of families, or a field that the other family does not have.
+        UserError: the family cannot be made from this one, or does not have one of the model's fields.
     """
     source = family_name(model.config)
     if source not in SOURCES[family]:
@@ -58,27 +58,27 @@ def in_family(model: PreTrainedModel, family: str) -> PreTrainedModel:
         )
     if family != "encoder":
         weights = {"decoder": decoder_weights, "seq2seq": seq2seq_weights}[family](model.config, weights)
-    weights = {name: tensor.clone() for name, tensor in weights.items()}  # one tensor may have become several
+    weights = {name: tensor.clone() for name, tensor in weights.items()}  # one tensor may serve several parameters
     row = family_row(family)
     with errors_only(), torch.random.fork_rng():
         torch.manual_seed(SEED)
         cls = row.load(row.heads[row.pretraining])
-        found, report = cls.from_pretrained(
+        converted, report = cls.from_pretrained(
             None, config=config, state_dict=weights, dtype=model.dtype, output_loading_info=True
         )
     if report["unexpected_keys"] or report["mismatched_keys"]:
-        name = min(report["unexpected_keys"] or (each[0] for each in report["mismatched_keys"]))
+        name = min(report["unexpected_keys"] or (entry[0] for entry in report["mismatched_keys"]))
         raise UserError(f"{type(model).__name__} and {cls.__name__} disagree about the parameter {name}")
-    if found.can_generate() and model.can_generate():
-        found.generation_config = copy.deepcopy(model.generation_config)
-    return found.to(model.device).eval()
+    if converted.can_generate() and model.can_generate():
+        converted.generation_config = copy.deepcopy(model.generation_config)
+    return converted.to(model.device).eval()
 
 
 def config_in_family(config, family: str):
-    """The config of the same layers in another family; raises UserError for what that family does not have."""
+    """The config of the same layers in another family; raises UserError for a field that this family does not have."""
     source, row = family_name(config), family_row(family)
-    known, own = family_fields(family), family_fields(source)
-    fields = {name: getattr(config, name) for name in own if name in known and name not in DERIVED}
+    known, source_fields = family_fields(family), family_fields(source)
+    fields = {name: getattr(config, name) for name in source_fields if name in known and name not in DERIVED}
     if set(config.attention_kinds) != {PLAIN}:
         fields["attention_pattern"] = list(config.attention_kinds)
     if getattr(config, "num_experts", None) is not None:
@@ -92,8 +92,8 @@ def config_in_family(config, family: str):
     elif family == "seq2seq":
         starts = (config.bos_token_id, config.eos_token_id, config.pad_token_id)
         fields["decoder_start_token_id"] = next((token for token in starts if isinstance(token, int)), None)
-    plain = type(config)(**{name: value for name, value in fields.items() if name in own})
-    for name in sorted(own.keys() - known.keys() - DERIVED - HEADS):
+    plain = type(config)(**{name: value for name, value in fields.items() if name in source_fields})
+    for name in sorted(source_fields.keys() - known.keys() - DERIVED - HEADS):
         if getattr(config, name) != getattr(plain, name):
             raise UserError(
                 f"{name}={getattr(config, name)} is of family {source} alone; family {family} has no such part"
@@ -105,7 +105,7 @@ def config_in_family(config, family: str):
 
 
 def decoder_weights(source, weights: dict) -> dict:
-    """An encoder's weights as a decoder's; its first segment's vector is added to the learned positions."""
+    """An encoder's weights as a decoder's; the embedding of the first segment is added to the learned positions."""
     segments = weights.pop("model.token_type_embeddings.weight", None)
     table = next((name for name in weights if name.startswith(POSITIONS)), None)
     if segments is not None:
@@ -119,37 +119,37 @@ def decoder_weights(source, weights: dict) -> dict:
 
 
 def seq2seq_weights(source, weights: dict) -> dict:
-    """A decoder's weights in both stacks, its self-attention as cross-attention, too."""
-    found = {name: tensor for name, tensor in weights.items() if not name.startswith("model.")}
-    for name in weights.keys() - found.keys():
+    """A decoder's weights in both stacks; those of self-attention also serve as cross-attention."""
+    converted = {name: tensor for name, tensor in weights.items() if not name.startswith("model.")}
+    for name in weights.keys() - converted.keys():
         part, tensor = name.removeprefix("model."), weights[name]
-        found[f"model.encoder.{part}"] = tensor
+        converted[f"model.encoder.{part}"] = tensor
         if part.startswith("embed_tokens"):
             continue
-        found[f"model.decoder.{part}"] = tensor
+        converted[f"model.decoder.{part}"] = tensor
         cross = part.replace(".self_attn.", ".cross_attn.").replace(".input_layernorm.", ".cross_attention_layernorm.")
         cross = cross.replace(".attention_output_layernorm.", ".cross_attention_output_layernorm.")
-        found[f"model.decoder.{cross}"] = tensor
-    return found
+        converted[f"model.decoder.{cross}"] = tensor
+    return converted
 
 
 @torch.no_grad()
 def same_in_both_directions(model: PreTrainedModel, twin: PreTrainedModel, ids: torch.Tensor) -> tuple[float, float]:
-    """(largest number, largest difference) of what both compute in float64 where all tokens see each other.
+    """(largest number, largest difference) of both models' outputs in float64, where all tokens see each other.
 
-    Compared are the logits of an encoder made of a decoder, else the last hidden states: of an encoder-decoder its
-    encoder's. ids: (B, T).
+    The outputs are the logits for an encoder made from a decoder, else the last hidden states (of an encoder-decoder,
+    those of its encoder). ids: (B, T).
     """
-    models = [copy.deepcopy(each).double().eval() for each in (model, twin)]
-    causal = next(each for each in models if each.config.is_causal and not each.config.is_encoder_decoder)
+    models = [copy.deepcopy(one).double().eval() for one in (model, twin)]
+    causal = next(one for one in models if one.config.is_causal and not one.config.is_encoder_decoder)
     other = models[1] if causal is models[0] else models[0]
     if any(ATTENTION_KINDS[kind].windowed for kind in causal.config.attention_kinds):
         causal.config.sliding_window = other.config.sliding_window + 1
     moved = other is models[1] and not other.config.is_encoder_decoder
     outputs = []
-    for each in (causal, other):
-        inputs = {"prefix_mask": torch.ones_like(ids), "use_cache": False} if each is causal else {}
-        part = each if moved else each.base_model
+    for one in (causal, other):
+        inputs = {"prefix_mask": torch.ones_like(ids), "use_cache": False} if one is causal else {}
+        part = one if moved else one.base_model
         part = part.encoder if part.config.is_encoder_decoder else part
         out = part(input_ids=ids, **inputs)
         outputs.append(out.logits if moved else out.last_hidden_state)
@@ -157,7 +157,7 @@ def same_in_both_directions(model: PreTrainedModel, twin: PreTrainedModel, ids: 
 
 
 def prepared(model: PreTrainedModel, tokenizer, family: str) -> None:
-    """Give tokenizer and model, in place, what the family's pretraining needs: a mask token; a text without frame."""
+    """Adapt tokenizer and model in place: a mask token for encoders, no special tokens around texts for decoders."""
     if tokenizer is None:
         return
     from tokenizers import AddedToken
@@ -170,6 +170,6 @@ def prepared(model: PreTrainedModel, tokenizer, family: str) -> None:
                 model.resize_token_embeddings(len(tokenizer))
     if family == "encoder":
         model.config.mask_token_id = tokenizer.mask_token_id
-    if family == "decoder":  # what stands behind a text would stand behind a prompt
+    if family == "decoder":  # a token that ends each text would end each prompt, too
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
         tokenizer.model_input_names = ["input_ids", "attention_mask"]

@@ -1,4 +1,4 @@
-"""Models from transformers' own classes to ours and back, in memory."""
+"""Converts models from transformers' own classes to ours and back, in memory."""
 
 import copy
 import os
@@ -60,7 +60,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
         elif row.ours:
             weights |= zip(ours, row.split(source[name], config), strict=True)
     weights = stack_slices(weights)
-    if getattr(native.config, "tie_word_embeddings", False):  # otherwise copies are separate, and unused
+    if getattr(native.config, "tie_word_embeddings", False):  # else the copies are separate weights, and unused
         for name, ours in copies:
             if source[name].data_ptr() != weights[ours].data_ptr() and not torch.equal(source[name], weights[ours]):
                 raise UserError(f"{architecture.native} with {name} that differs from its twin has no anyformer twin")
@@ -100,7 +100,7 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
     weights = {}
     for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes, model.config):
         if row.tied or not row.ours:
-            names.discard(name)  # transformers ties the one and computes the other
+            names.discard(name)  # transformers ties the former and computes the latter
         else:
             weights[name] = row.join([take(source, part) for part in ours], model.config)
     return _build(cls, config, weights, names, like=model, **arguments)
@@ -119,9 +119,8 @@ def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pr
 def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedModel:
     """Load a checkpoint, ours or native, with the head it was saved with.
 
-    One that does not name its class is loaded with the head of pretraining, or without where it has none.
-
-    Raises UserError where it cannot be loaded, has no twin, or lacks weights.
+    A checkpoint that does not name its class is loaded with the pretraining head or, without weights for it, as a base
+    model. Raises UserError if it cannot be loaded, has no twin, or lacks weights.
     """
     from_pretrained_kwargs = {"trust_remote_code": False} | from_pretrained_kwargs
     config = load_config(name_or_path, **from_pretrained_kwargs)
@@ -183,7 +182,7 @@ def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]
 
 def _prefix(cls, names) -> str:
     """The attribute of a class that holds its base model, with a dot; "" for base models and classes without one."""
-    prefixes = (f"{cls.base_model_prefix}.", "model.")  # Llama 4's class says "language_model", and has none
+    prefixes = (f"{cls.base_model_prefix}.", "model.")  # Llama 4's class says "language_model", but has no such part
     return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
 
 
@@ -199,7 +198,7 @@ def _build(
     model = cls.from_pretrained(None, config=config, state_dict=dict(weights), dtype=like.dtype, **arguments)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in weights:
-            tensor.data = weights[name]  # a checkpoint may mix dtypes, which from_pretrained makes one
+            tensor.data = weights[name]  # a checkpoint may mix dtypes; from_pretrained casts to one
     if model.can_generate() and like.can_generate():
         model.generation_config = copy.deepcopy(like.generation_config)
     return model.to(like.device).train(like.training)

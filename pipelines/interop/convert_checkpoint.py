@@ -1,4 +1,4 @@
-"""`anyformer convert`: a saved model becomes a folder of the other kind, once both have computed the same."""
+"""`anyformer convert`: writes a saved model as one of the other kind, if both compute the same."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from ..storage.local_facts import forget_loading
 from ..words import working
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
-FAMILIES_MADE = ("encoder", "decoder", "seq2seq")  # of the weights of another one
+FAMILIES_MADE = ("encoder", "decoder", "seq2seq")  # from the weights of another family
 
 
 def convert(
@@ -32,18 +32,18 @@ def convert(
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
     Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within the
-    architecture's tolerance, 1e-9 of the largest for all but BLOOM, Marian and DeBERTa. The folder appears complete or
-    not at all.
+    architecture's tolerance: 1e-9 of the largest for all but BLOOM, Marian, GPT-J and DeBERTa. The folder appears
+    complete or not at all.
 
     Args:
         source: folder of a run or of a saved model, or a Hub repository; ours or native.
         destination: a folder that does not exist yet, or is empty.
         to: "native" or "anyformer"; None: the other kind than the source's. "encoder", "decoder" or "seq2seq": a model
-            of that family of ours with the source's weights (change_family.py), which has to go on learning.
+            of that family of ours with the source's weights (change_family.py), which needs more pretraining.
         trust_remote_code: whether code that comes with the source may run.
 
     Raises:
-        UserError: no such model, a destination in use, a model without twin, or logits that differ.
+        UserError: the model is not found or has no twin, the destination is in use, or the logits differ.
     """
     destination = destination_folder(destination)
     source = locate_model(str(source))
@@ -64,17 +64,17 @@ def convert(
     with working("turning them into the twin's"):
         twin = to_native(model) if direction == "native" else from_native(model)
     ours, native = (model, twin) if direction == "native" else (twin, model)
-    said = compared(model, twin, ours, native)
+    result = compared(model, twin, ours, native)
     missing = "an image processor" if FAMILIES[ours.config.model_type].of_images else "a tokenizer"
     del model, ours, native
     parts = [part for part in parts if part is not None]
     with working(f"writing {destination}"):
         save([twin, *parts], destination, source, {"converted_from": source})
-    return f"{said}; written to {destination}{'' if parts else f', without {missing}, since the source has none'}"
+    return f"{result}; written to {destination}{'' if parts else f', without {missing}, since the source has none'}"
 
 
 def change_family(source: str, destination: Path, family: str, trust: dict) -> str:
-    """Write a model of another family with the source's weights; return what was done. Errors as `convert`."""
+    """Write a model of another family with the source's weights; return what was done. Raises as `convert` does."""
     from .change_family import TOLERANCE, in_family, prepared, same_in_both_directions
     from .conversion import from_native, load_model
     from .families import family_name, is_ours
@@ -105,7 +105,7 @@ def change_family(source: str, destination: Path, family: str, trust: dict) -> s
 
 
 def direction_of(source: str, config, to: str | None) -> str:
-    """The other kind than the source's: native or anyformer; raises UserError where `to` is another."""
+    """The other kind than the source's: native or anyformer; raises UserError if `to` is not that one."""
     from .families import is_ours
 
     direction = "native" if is_ours(config) else "anyformer"
@@ -116,7 +116,7 @@ def direction_of(source: str, config, to: str | None) -> str:
 
 
 def compared(model, twin, ours, native) -> str:
-    """What a comparison of both models' logits in float64 has found; raises UserError where they differ."""
+    """Compare both models' logits in float64; return the result in words, raise UserError if they differ."""
     from .matching import architecture_of
     from .verify import probe, scale_and_difference
 
@@ -136,10 +136,9 @@ def compared(model, twin, ours, native) -> str:
 
 
 def save(parts: list, destination: Path, source: str, facts: dict, same_model: bool = True) -> None:
-    """Save each part (a model, a tokenizer, a processor) and a card into a folder aside, then rename it.
+    """Save each part (a model, a tokenizer, a processor) and a card into a temporary folder, then rename it.
 
-    What is known of the run that made the source travels along, in run.json, with `facts` over it, where the model is
-    the same.
+    run.json gets `facts` and, if `same_model`, the facts of the run that made the source.
     """
     with new_folder(destination) as aside:
         for part in parts:
@@ -154,7 +153,7 @@ def save(parts: list, destination: Path, source: str, facts: dict, same_model: b
 
 
 def copy_modules(source: Path, destination: Path) -> None:
-    """Copy the modules that sentence-transformers has put on a folder's model, such as its pooling.
+    """Copy the modules that sentence-transformers has added to a folder's model, such as its pooling.
 
     Without them sentence-transformers would take the mean over all tokens.
     """
@@ -166,19 +165,19 @@ def copy_modules(source: Path, destination: Path) -> None:
 
 
 def saved_tokenizer(source: str, trust_remote_code: bool):
-    """The source's tokenizer, or None. Saved again rather than copied: some are found by the config's model_type."""
+    """The source's tokenizer, or None. It is loaded, not copied: some are chosen by the config's model_type."""
     names = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    there = (
+    files = (
         transformers.utils.cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names
     )
-    if not any(there):
+    if not any(files):
         return None
     with loading(f"MODEL={source}: its tokenizer"):
         return forget_loading(transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
 
 
 def saved_image_processor(source: str, to: str, trust_remote_code: bool):
-    """The source's image processor, or None; for a native model transformers' own, where it computes the same."""
+    """The source's image processor, or None; for a native model, transformers' own if it computes the same."""
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     utils = transformers.utils
@@ -186,7 +185,7 @@ def saved_image_processor(source: str, to: str, trust_remote_code: bool):
         return None
     with loading(f"MODEL={source}: its image processor"):
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-    if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
+    if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' own makes no grey images
         return processor
     fields = {
         name: value for name, value in processor.to_dict().items() if hasattr(transformers.ViTImageProcessorPil, name)

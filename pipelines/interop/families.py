@@ -29,19 +29,19 @@ WITHOUT_AUTO_CLASS = {("imagegpt", "AutoModelForCausalLM"): "ImageGPTForCausalIm
 
 
 def is_ours(config) -> bool:
-    """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
+    """Whether a config is of an anyformer family, by its model_type, since a Hub model brings a class of its own."""
     return config.model_type in FAMILIES
 
 
 def saved_class(config, what: str) -> type:
-    """The class that a checkpoint's config names; raises UserError, which begins with `what`, where there is none."""
+    """The class that a checkpoint's config names; raises UserError, which begins with `what`, if there is none."""
     import anyformer
 
     name = (config.architectures or ["a model without a name"])[0]
-    found = getattr(anyformer, name, None) or getattr(transformers, name, None)
-    if found is None:
+    cls = getattr(anyformer, name, None) or getattr(transformers, name, None)
+    if cls is None:
         raise UserError(f"{what} is {name}, which neither anyformer nor transformers has")
-    return found
+    return cls
 
 
 def family_name(config) -> str:
@@ -51,12 +51,12 @@ def family_name(config) -> str:
 
 def native_classes(model_type: str, auto_class: str) -> tuple[str, ...]:
     """The classes of an architecture that an Auto class may load; the checkpoint names one of them."""
-    found = HEADS[auto_class].get(model_type, ())
-    return found if isinstance(found, tuple) else (found,)
+    names = HEADS[auto_class].get(model_type, ())
+    return names if isinstance(names, tuple) else (names,)
 
 
 def native_class_names(model_type: str) -> dict[str, str]:
-    """{Auto class: name of transformers' class} of an architecture, each class once; of several the first."""
+    """{Auto class: name of transformers' class} of an architecture; the first if several, and each class only once."""
     names: dict[str, str] = {}
     for auto_class in HEADS:
         for name in native_classes(model_type, auto_class)[:1]:

@@ -1,4 +1,4 @@
-"""Heads: for each Auto class, the modules behind the base model, native beside ours, named from the whole model."""
+"""Heads: for each Auto class, the rows of the modules after the base model, with names from the whole model."""
 
 from .weights import Weights, convolution, renamed, tied
 
@@ -16,7 +16,7 @@ DECODER_HEADS: Heads = {
 
 
 def masked_lm(transform: str, norm: str, decoder: str, bias: str) -> dict[str, Weights]:
-    """A masked-LM head: dense layer, norm, product with the vocabulary, and the vocabulary's bias kept once more."""
+    """A masked-LM head: dense layer, norm, product with the vocabulary, and a second copy of the latter's bias."""
     return {
         transform: renamed("head_transform.dense"),
         norm: renamed("head_transform.norm"),
@@ -31,7 +31,7 @@ BERT_MASKED_LM = masked_lm(
     "cls.predictions.decoder",
     "cls.predictions.bias",
 )
-# The pooler belongs to the base model where a sequence is read through BERT's; RoBERTa has one in the head.
+# BERT's sequence classifier reads the pooler of the base model; RoBERTa's has a pooler of its own.
 POOLING_CLASSIFIER = {"classifier.dense": renamed("model.pooler.dense"), "classifier.out_proj": renamed("score")}
 
 BERT_HEADS: Heads = {

@@ -26,7 +26,7 @@ ARCHITECTURES = {row.native: row for row in _FOUND if isinstance(row, Architectu
 # and LLaMA.
 ORIGIN = "native_model_type"
 
-# Functions that transformers has under several names.
+# Activation functions that transformers has under several names.
 SAME_ACTIVATION = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
 SAME_ACTIVATION |= {"gelu_python": "gelu"}
 
@@ -47,7 +47,7 @@ def _positions_read(field: str):
 
 
 def feed_forward_kinds(c) -> list[str]:
-    """The kind of feed-forward of each layer, of both stacks where there are two: they share one pattern."""
+    """The kind of feed-forward of each layer; two stacks share one pattern."""
     layers = max(c.num_hidden_layers, getattr(c, "num_decoder_layers", None) or 0)
     if getattr(c, "num_experts", None) is None:
         return ["dense"] * layers
@@ -58,14 +58,14 @@ def feed_forward_kinds(c) -> list[str]:
 MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
 MIXTURE_FIELDS += ("router_bias", "apply_router_weight_on_input", "router_scoring", "router_bias_update_rate")
 MIXTURE_FIELDS += ("shared_expert_intermediate_size", "expert_capacity", "n_group", "topk_group")
-# Field -> whether it acts in this config.
+# Field -> whether it has an effect with this config.
 ACTS = {
     **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},
     "norm_bias": lambda c: c.norm_type == "layernorm",
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), lambda c: c.mlp_type == "clamped_glu"),
     **dict.fromkeys(("floor_scale", "attn_scale"), lambda c: c.attn_temperature_tuning),
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
-    # What transformers' classes say, or are told, beside their config.
+    # In transformers these follow from the class or its arguments, not from the config.
     "add_pooling_layer": lambda c: family_name(c) != "vit",
     "distillation_head": lambda c: False,
     "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
@@ -76,7 +76,7 @@ ACTS = {
 
 
 def architecture_of(native: PreTrainedConfig) -> ArchitectureMap:
-    """Return the architecture of a native config; raise UserError where there is none."""
+    """Return the architecture of a native config; raise UserError if there is none."""
     if native.model_type not in ARCHITECTURES:
         hint = did_you_mean(native.model_type, ARCHITECTURES)
         raise UserError(f"model_type={native.model_type!r} has no anyformer twin{hint}")
@@ -105,7 +105,7 @@ def effective_fields(config) -> dict[str, Any]:
     if "num_experts" in fields:
         del fields["mlp_layer_types"]
         fields["mlp_pattern"] = feed_forward_kinds(config)
-        if fields.get("router_bias_update_rate"):  # by how much is a matter of training
+        if fields.get("router_bias_update_rate"):  # its size only matters in training
             fields["router_bias_update_rate"] = "above 0"
     fields["hidden_act"] = SAME_ACTIVATION.get(config.hidden_act, config.hidden_act)
     if "head_act" in fields:
@@ -130,9 +130,9 @@ def same_value(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Match:
-    """How near an architecture comes to a config of ours.
+    """How close an architecture is to a config of ours.
 
-    config: the native config, None where transformers accepts none. differences: in words; none for a twin.
+    config: the native config; None if transformers accepts none. differences: in words; empty for a twin.
     """
 
     architecture: ArchitectureMap
@@ -160,13 +160,13 @@ def compare(architecture: ArchitectureMap, ours) -> Match:
 def closest_match(ours) -> Match:
     """Return the architecture that computes what our config computes, or the one with the fewest differences.
 
-    Of several without a difference the one the config comes from, else the first of ARCHITECTURES.
+    If several have no difference: the one that the config comes from, else the first of ARCHITECTURES.
     """
     family = family_name(ours)
     matches = [compare(architecture, ours) for architecture in ARCHITECTURES.values() if architecture.family == family]
 
     def distance(match: Match) -> tuple:
-        # Without a native config not all fields were compared: closest only where nothing else is left.
+        # Without a native config not all fields were compared: such a match comes last.
         from_elsewhere = match.architecture.native != getattr(ours, ORIGIN, None)
         return match.config is None, len(match.differences), not match.differences and from_elsewhere
 
@@ -176,7 +176,7 @@ def closest_match(ours) -> Match:
 def native_config(ours) -> tuple[ArchitectureMap, PreTrainedConfig]:
     """Return the native architecture and config that compute what our config computes.
 
-    Raises UserError, naming the nearest architecture and what differs, where there is none.
+    Raises UserError, naming the nearest architecture and what differs, if there is none.
     """
     match = closest_match(ours)
     if match.differences:

@@ -14,7 +14,7 @@ from .families import saved_class
 
 
 def check_adapter(source: str, destination: str | os.PathLike) -> Path:
-    """The folder to write; raise UserError for no adapter, without PEFT, or where something is there already."""
+    """The folder to write; raises UserError if source is no adapter, PEFT is missing, or the folder is in use."""
     if not is_adapter(source):
         raise UserError(f"ADAPTER={source} holds no adapter (adapter_config.json); name the folder of a run with LoRA")
     need_peft(f"ADAPTER={source} is an adapter and")
@@ -25,7 +25,7 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     """Save the model that the adapter in `source` and its base make up; return what was done, in one line.
 
     Tokenizer and card are saved with it, and the facts of the run that trained the adapter. The folder appears complete
-    or not at all. Raises UserError as check_adapter does, and where adapter or base cannot be loaded.
+    or not at all. Raises UserError as check_adapter does, and if adapter or base cannot be loaded.
     """
     destination = check_adapter(source, destination)
     import anyformer

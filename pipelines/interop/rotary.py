@@ -1,4 +1,4 @@
-"""Rotary parameters: one set per layer type in ours, one for all layers in the native architectures here."""
+"""Rotary parameters: one set per layer type in ours; one for all layers, or one per type, in native configs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from .architecture_map import Computed
 
 
 def flat_rope(config) -> dict[str, Any] | None:
-    """The rotary parameters of our config as one dict; None where its layer types have different ones."""
+    """The rotary parameters of our config as one dict; None if its layer types have different ones."""
     parameters = config.rope_parameters
     nested = [parameters[name] for name in dict.fromkeys(config.layer_types) if name in parameters]
     first, *others = nested or [parameters]
@@ -17,7 +17,7 @@ def flat_rope(config) -> dict[str, Any] | None:
 
 
 def refuse_part(native, parameters: dict[str, Any], field: str = "rope_parameters") -> None:
-    """Take `partial_rotary_factor` out of parameters; raise UserError where it is not 1."""
+    """Remove `partial_rotary_factor` from parameters; raise UserError if it is not 1."""
     part = parameters.pop("partial_rotary_factor", 1.0)
     if part != 1.0:
         raise UserError(
@@ -40,16 +40,16 @@ def _write(ours) -> dict[str, Any]:
 ROTARY = Computed(_read, _write)
 ROTARY_WITH_PART = Computed(
     lambda native: {"rope_parameters": dict(native.rope_parameters)},
-    # Written even where it is whole: GPT-NeoX's default is a quarter.
+    # The factor is written even if it is 1: GPT-NeoX's default is a quarter.
     lambda ours: {"rope_parameters": {"partial_rotary_factor": 1.0, **(flat_rope(ours) or {})}},
 )
 
 
 def _write_nested(ours) -> dict[str, Any]:
-    """One set for each of the two types that these architectures have; of one that no layer uses, the other's."""
-    given = ours.rope_parameters
-    flat = {key: value for key, value in given.items() if not isinstance(value, dict)}
-    used = {name: dict(given.get(name, flat)) for name in dict.fromkeys(ours.layer_types)}
+    """One set for each of the two native layer types; a type that no layer uses gets the set of the other."""
+    parameters = ours.rope_parameters
+    flat = {key: value for key, value in parameters.items() if not isinstance(value, dict)}
+    used = {name: dict(parameters.get(name, flat)) for name in dict.fromkeys(ours.layer_types)}
     first = next(iter(used.values()))
     return {"rope_parameters": {name: used.get(name, dict(first)) for name in ("sliding_attention", "full_attention")}}
 

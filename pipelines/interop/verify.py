@@ -1,4 +1,4 @@
-"""Outputs of two models compared in float64, on random tokens (one row of them padded) or random images."""
+"""Compares outputs of two models in float64, on random tokens (one row of them padded) or random images."""
 
 import math
 from contextlib import contextmanager
@@ -28,11 +28,11 @@ MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[str, torch.Tensor]:
-    """Return inputs for a model of ours and its twin: input_ids and attention_mask (rows, tokens), and their head's.
+    """Return inputs for a model of ours and its twin: input_ids and attention_mask (rows, tokens), and what heads need.
 
-    Fewer tokens where the model has fewer positions. The last row is padded, on the left for decoders and on the right
-    for others, unless `padded` is false. Without a pad token there is one row and no padding: a head that reads the
-    last token of a row could not find it.
+    A row has no more tokens than the model has positions. The last row is padded, on the left for decoders and on the
+    right for others, unless `padded` is false. Without a pad token there is one row and no padding: a head that reads
+    the last token of a row could not find it.
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
@@ -67,7 +67,7 @@ def _images(config, head: str, rows: int, generator) -> dict[str, torch.Tensor]:
 
 
 def _texts(config, rows, tokens, padding, left, generator) -> dict[str, torch.Tensor]:
-    """Random tokens that are neither padding nor an end; `padding` of the last row are pads."""
+    """Random tokens other than pad and eos, but for `padding` pad tokens in the last row."""
     ids = torch.randint(config.vocab_size, (rows, tokens), generator=generator)
     special = {_pad_token(config), _first(config.eos_token_id)} - {None}
     ordinary = next(token for token in range(config.vocab_size) if token not in special)
@@ -81,13 +81,13 @@ def _texts(config, rows, tokens, padding, left, generator) -> dict[str, torch.Te
     if getattr(config, "type_vocab_size", 0) > 0:
         inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator) * mask
     if config.has_global_tokens:
-        # Given always: some heads of transformers' classes have defaults of their own.
+        # Always passed: some heads of transformers' classes have other defaults.
         inputs["global_attention_mask"] = (torch.arange(tokens) % 7 == 0).long() * mask
     return inputs
 
 
 def _pad_token(config) -> int | None:
-    return config.pad_token_id if (config.pad_token_id or 0) >= 0 else None  # old LLaMAs have -1, which is no token
+    return config.pad_token_id if (config.pad_token_id or 0) >= 0 else None  # old LLaMAs have -1, which is not a token
 
 
 def _first(token: int | list[int] | None) -> int | None:
@@ -95,10 +95,10 @@ def _first(token: int | list[int] | None) -> int | None:
 
 
 def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the largest number that `model` gives and the largest difference of `twin`'s, both run in float64.
+    """Return the largest number in `model`'s output and its largest difference from `twin`'s, both run in float64.
 
-    Of several outputs those of the one that differs most, measured by its largest number. Of a base model the hidden
-    states are compared. Padding positions are excluded: their outputs are undefined. Models keep their dtypes.
+    Both are of the output with the largest relative difference. For base models, hidden states are compared. Padding
+    positions are excluded: their outputs are undefined. Models keep their dtypes.
     """
     ours, theirs = _outputs(model, inputs), _outputs(twin, inputs)
     pairs = [
@@ -112,14 +112,14 @@ def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     with _in_float64(model), _by_its_mask(model):
         double = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         out = model(**{name: tensor.to(model.device) for name, tensor in double.items()})
-    found = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
-    return [_of_real_tokens(tensor, inputs) for tensor in found if tensor is not None]
+    outputs = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
+    return [_of_real_tokens(tensor, inputs) for tensor in outputs if tensor is not None]
 
 
 @contextmanager
 def _by_its_mask(model):
-    """Inside, a native model attends by the mask it makes: on sdpa UMT5 leaves it out and forgets that its decoder is
-    causal."""  # transformers < 5.23
+    """Inside, native models run eager attention, which applies their mask: on sdpa UMT5 drops it and forgets that its
+    decoder is causal."""  # transformers < 5.23
     configs = {} if is_ours(model.config) else {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     backends = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
@@ -133,7 +133,7 @@ def _by_its_mask(model):
 
 @contextmanager
 def _in_float64(model):
-    """Inside, a model evaluates in float64 throughout; after it, parameters and buffers are bit-equal to before."""
+    """Inside, a model runs in eval mode and in float64 throughout; afterwards its tensors are bit-equal to before."""
     training = model.training
     parameters = {name: parameter.dtype for name, parameter in model.named_parameters()}
     buffers = [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
@@ -147,7 +147,7 @@ def _in_float64(model):
     finally:
         model.train(training)
         for name, parameter in model.named_parameters():
-            parameter.data = parameter.data.to(parameters[name])  # exact: float64 holds what it held
+            parameter.data = parameter.data.to(parameters[name])  # exact: the values came from this dtype
         for module, name, tensor in buffers:
             module._buffers[name] = tensor
 
@@ -178,7 +178,7 @@ def _has_only_tables(module) -> bool:
 
 
 def _of_real_tokens(tensor: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """An output without its padding positions; a classifier's, which has one row of numbers per text, as it is."""
+    """An output without its padding positions; unchanged if it has one row per text, as a classifier's."""
     for name in MASKS:
         if name in inputs and tensor.shape[:2] == inputs[name].shape:
             return tensor[inputs[name].bool()]

@@ -1,4 +1,4 @@
-"""Rows of an architecture's weight table: native modules beside ours, and how a parameter is found in them."""
+"""Rows of an architecture's weight table: native modules and ours, and the look-up of a parameter in them."""
 
 import re
 from collections import defaultdict
@@ -14,16 +14,16 @@ from ..errors import UserError
 class Weights:
     """One native module (or single parameter) and the modules (or parameters) of ours that hold the same numbers.
 
-    ours: none for what transformers computes and we do not keep, such as a table of sines.
-    tied: transformers has the module a second time, tied to that of another row, which alone is read.
-    kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
-    layout: our config -> (groups, sizes) of modules of ours in one native module: in each group of its rows so many of
-        each module, one after the other. None: one group, and equal sizes.
-    ones: axes of length 1 there that are not here: 1 of a convolution of each channel by itself, which is (channels, 1,
-        width) there and (channels, width) here.
-    interleaved: of each of N experts a matrix, (inputs, outputs) there and (outputs, inputs) here, or a bias; outputs
-        of gate and up take turns there, and lie one after the other here.
-    paired: rotated channels of a head lie in pairs, (0, 1), (2, 3), ..; ours are a half apart.
+    ours: empty for a fixed table, such as one of sines, that transformers stores and we compute.
+    tied: transformers has a second copy of the module, tied to that of another row; only the other is read.
+    kernel: the side of a native convolution that is a matrix in ours, or the field of our config that holds the side.
+    layout: our config -> (groups, sizes), if several of our modules are one native module: its rows form `groups`
+        groups, and each group holds sizes[i] rows of our i-th module, in order. None: one group, and equal sizes.
+    ones: native axes of length 1 that ours lack: axis 1 of a depthwise convolution, which is (channels, 1, width) in
+        transformers and (channels, width) in ours.
+    interleaved: one matrix per expert, (inputs, outputs) in transformers and (outputs, inputs) in ours, or a bias; the
+        outputs of gate and up alternate in transformers, and follow one another in ours.
+    paired: natively, rotary pairs of a head's channels are neighbours, (0, 1), (2, 3), ..; ours are a half apart.
     """
 
     ours: tuple[str, ...]
@@ -72,12 +72,12 @@ class Weights:
         return self.turned(rows)
 
     def turned(self, rows: torch.Tensor) -> torch.Tensor:
-        """A matrix, or a matrix of each expert, transposed where theirs are; a bias as it is."""
+        """A matrix, or one per expert, transposed if the native one is; a bias unchanged."""
         return rows.transpose(-1, -2) if self.transposed and rows.ndim > 1 else rows
 
 
 def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
-    """Rows of queries or keys with rotated channels in pairs <-> (`back`) those whose pairs are a half apart."""
+    """Queries' or keys' rows, from rotary pairs of neighbours to pairs a half apart; `back`: the reverse."""
     rotated = int(config.head_dim * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))
     heads = rows.unflatten(0, (-1, config.head_dim))
     part = heads[:, :rotated].unflatten(1, (2, -1) if back else (-1, 2)).transpose(1, 2).flatten(1, 2)
@@ -87,7 +87,7 @@ def _reordered(rows: torch.Tensor, config, back: bool) -> torch.Tensor:
 def renamed(ours: str, transposed: bool = False, paired: bool = False, ones: tuple[int, ...] = ()) -> Weights:
     """The same module under another name.
 
-    transposed: a Conv1D, which keeps its weight as (inputs, outputs), or experts that do. paired, ones: see Weights.
+    transposed: the native weight is (inputs, outputs), as in Conv1D and some experts. paired, ones: see Weights.
     """
     return Weights((ours,), transposed, paired=paired, ones=ones)
 
@@ -98,17 +98,17 @@ def fused(*names: str, under: str, transposed: bool = False, layout: Callable | 
 
 
 def query_key_value(**options) -> Weights:
-    """The three projections of our self-attention in one native module; options: as of `fused`."""
+    """The three projections of our self-attention in one native module; options: as for `fused`."""
     return fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", **options)
 
 
 def by_head(config) -> tuple[int, list[int]]:
-    """Query, key and value of the first head, then of the second."""
+    """The layout of query, key and value of the first head, then of the second."""
     return config.num_attention_heads, [config.head_dim] * 3
 
 
 def by_key_head(config) -> tuple[int, list[int]]:
-    """All queries of the first head of keys, its key and its value, then those of the second."""
+    """The layout of all queries of the first key head, its key and its value, then those of the second."""
     size = config.head_dim
     return config.num_key_value_heads, [config.num_attention_heads // config.num_key_value_heads * size, size, size]
 
@@ -124,14 +124,14 @@ def convolution(ours: str, kernel: str | int) -> Weights:
 
 
 COMPUTED = Weights(())  # a fixed table that transformers keeps with the weights
-SAME = renamed("")  # of one name on both sides
+SAME = renamed("")  # the same name on both sides
 
 
 def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | None:
     """Look a native parameter up: return its row and the names of ours, or None.
 
     A key may name a parameter or its module, exactly or with `*` for the first number in the path; exact keys go first.
-    `#` stands for the number of an expert, which in ours is a slice of one parameter: `up_proj[#]`.
+    `#` stands for the number of an expert, which is a slice of one parameter in ours: `up_proj[#]`.
     """
     expert = re.search(r"expert_(\d+)", name)
     name = name if expert is None else f"{name[: expert.start(1)]}#{name[expert.end(1) :]}"
@@ -159,7 +159,7 @@ def stack_slices(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def take(weights: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The parameter of ours that a row names, or a slice of it; raises UserError where there is none."""
+    """The parameter of ours that a row names, or a slice of it; raises UserError if there is none."""
     parameter, number = _slice(name) if name.endswith("]") else (name, ...)
     if parameter not in weights:
         raise UserError(f"this model has no parameter {parameter}, which its native twin needs")

@@ -1,1 +1,1 @@
-"""How likely texts are to a model: answers after a prompt, whole texts, the good one of a pair."""
+"""The likelihood of texts under a model: answers after a prompt, whole texts, the good one of a pair."""

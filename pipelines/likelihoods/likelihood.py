@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, in batches, equal to those of one text at a time."""
+"""Log-likelihoods of continuations, computed in batches, equal to those computed for one text at a time."""
 
 import inspect
 
@@ -16,30 +16,30 @@ from ..words import watched
 
 # (tokens of the context, tokens of the continuation)
 Pair = tuple[list[int], list[int]]
-LEAST_SHARED = 8  # tokens that all rows begin with, from which on it is worth a pass of their own
+LEAST_SHARED = 8  # a common prefix of at least this many tokens is read once, in a pass of its own
 
 
 def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -> list[Pair]:
-    """Tokens of contexts and of what follows them, split as lm-eval splits them: the whole text is tokenised.
+    """Tokens of (context, continuation) texts, split as lm-eval splits them: the whole text is tokenised.
 
-    What the tokenizer puts before a text is kept, what it puts after one is not. apart: continuations are answers,
-    tokenised by themselves, and contexts are whole texts (encoder-decoders).
+    Tokens that the tokenizer adds before a text are kept, those it adds after one are not. apart: continuations are
+    answers, tokenised by themselves, and contexts are whole texts (encoder-decoders).
     """
     if apart:
-        read = tokenizer([context for context, _ in texts])["input_ids"]
-        return list(zip(read, tokenizer([word for _, word in texts], add_special_tokens=False)["input_ids"]))
+        context_ids = tokenizer([context for context, _ in texts])["input_ids"]
+        return list(zip(context_ids, tokenizer([word for _, word in texts], add_special_tokens=False)["input_ids"]))
     plain, framed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     before = framed[: framed.index(plain[0])] if plain else []
     contexts = list(dict.fromkeys(context for context, _ in texts))
     lengths = dict(zip(contexts, map(len, tokenizer(contexts, add_special_tokens=False)["input_ids"])))
     whole = tokenizer([context + word for context, word in texts], add_special_tokens=False)["input_ids"]
-    # At least one token is predicted, where a tokenizer makes one of the context's end and what follows.
+    # Where a token spans the end of the context and what follows, at least one token is still predicted.
     splits = [min(lengths[context], len(ids) - 1) for (context, _), ids in zip(texts, whole)]
     return [([*before, *ids[:split]], ids[split:]) for split, ids in zip(splits, whole)]
 
 
 def most_tokens(config) -> int:
-    """The longest text that a model was made for, where its config says one."""
+    """The longest text that a model can read, in tokens; UNLIMITED where its config does not say."""
     return getattr(config, "max_position_embeddings", None) or UNLIMITED
 
 
@@ -47,33 +47,33 @@ def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> 
     """The sum of log-probabilities of each continuation's tokens after its context, in fp64.
 
     A text of more than `most` tokens loses its beginning. Continuations that share what the model reads share a row,
-    and what all rows begin with, such as the solved examples of a prompt, is read once. A batch holds at most as many
-    tokens as `batch_size` of the longest rows.
+    and the prefix that all rows share, such as the solved examples of a prompt, is read once. A batch holds at most as
+    many tokens as `batch_size` of the longest rows.
     """
     if model.config.is_encoder_decoder:
         return _of_answers(model, pairs, batch_size, most)
     texts = [(context + continuation)[-(most + 1) :] for context, continuation in pairs]
-    # The first position of each that predicts a token of the continuation.
+    # The first position of each text that predicts a token of the continuation.
     first = [len(text) - 1 - min(len(pair[1]), len(text) - 1) for text, pair in zip(texts, pairs)]
-    read = [tuple(text[:-1]) for text in texts]
-    row_of = shared_rows(read)
-    asked: dict[tuple, list[int]] = {}
-    for number, text in enumerate(read):
-        asked.setdefault(row_of[text], []).append(number)
+    inputs = [tuple(text[:-1]) for text in texts]
+    row_of = shared_rows(inputs)
+    numbers_of_row: dict[tuple, list[int]] = {}
+    for number, text in enumerate(inputs):
+        numbers_of_row.setdefault(row_of[text], []).append(number)
     whole = [number for number, pair in enumerate(pairs) if len(pair[0]) + len(pair[1]) <= most + 1]
-    beginning, held = _read_once(model, [read[number] for number in whole], [first[number] for number in whole])
+    prefix, cache = _read_once(model, [inputs[number] for number in whole], [first[number] for number in whole])
     batches = []
-    for shares in (True, False):  # the rows that begin so, and those that were cut and do not
-        rows = [row for row in asked if (row[: len(beginning)] == beginning) == shares]
+    for shares in (True, False):  # rows with the shared prefix, then those that were cut and lost it
+        rows = [row for row in numbers_of_row if (row[: len(prefix)] == prefix) == shares]
         batches += [(shares, batch) for batch in batches_by_tokens(rows, batch_size)]
-    found = [0.0] * len(pairs)
+    sums = [0.0] * len(pairs)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     for shares, batch in watched(batches, "asking, batch"):
-        past = len(beginning) if shares else 0
+        past = len(prefix) if shares else 0
         ids, mask = _padded([row[past:] for row in batch], model.device)
         targets = []  # (number of the pair, row of the batch, position that predicts, token)
         for i, row in enumerate(batch):
-            for number in asked[row]:
+            for number in numbers_of_row[row]:
                 text = texts[number]
                 targets += [(number, i, at - past, text[at + 1]) for at in range(first[number], len(text) - 1)]
         numbers, at, places, tokens = (list(column) for column in zip(*targets))
@@ -81,52 +81,52 @@ def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> 
         options = {"logits_to_keep": kept} if keeps else {}
         with torch.inference_mode():
             if past:
-                seen = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
-                options |= {_cache_argument(model): _copies(held, len(batch)), "use_cache": True}
+                full_mask = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
+                options |= {_cache_argument(model): _copies(cache, len(batch)), "use_cache": True}
             else:
-                seen, options = mask, options | {"use_cache": False}
-            logits = model(input_ids=ids, attention_mask=seen, **options).logits
+                full_mask, options = mask, options | {"use_cache": False}
+            logits = model(input_ids=ids, attention_mask=full_mask, **options).logits
         columns = torch.searchsorted(kept, torch.tensor(places, device=model.device)) if keeps else torch.tensor(places)
         chosen = logits[torch.tensor(at, device=model.device), columns.to(model.device)].double().log_softmax(-1)
         chosen = chosen.gather(-1, torch.tensor(tokens, device=model.device)[:, None])[:, 0].tolist()
         for number, value in zip(numbers, chosen):
-            found[number] += value
-    return found
+            sums[number] += value
+    return sums
 
 
 def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
-    """(the tokens that all rows begin with, the cache of a model that read them), or ((), None) where it cannot help.
+    """(the prefix that all rows share, the cache of a model that read it), or ((), None) where it cannot help.
 
-    Only of caches that hold the keys and values of each token by itself, whatever comes after: none of states, windows,
-    experts that are filled by row, or frequencies that depend on the length.
+    It needs a cache of keys and values that do not depend on later tokens: no recurrent states, no sliding windows, no
+    experts with a capacity for each row, no rotary frequencies that depend on the length.
     """
     config, nothing = model.config, ((), None)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
     if len(rows) < 2 or _cache_argument(model) is None or getattr(config, "expert_capacity", None) is not None:
         return nothing
-    both = list(zip(min(rows), max(rows)))  # between which, in the order of the alphabet, all others stand
+    both = list(zip(min(rows), max(rows)))  # lexicographically all other rows lie between these two
     length = min(next((at for at, (one, other) in enumerate(both) if one != other), len(both)), *first)
     if length < LEAST_SHARED or kinds & set(BATCH_DEPENDENT_ROPE):
         return nothing
-    beginning = rows[0][:length]
+    prefix = rows[0][:length]
     with torch.inference_mode():
-        held = model(input_ids=torch.tensor([beginning], device=model.device), use_cache=True).get(CACHE)
-    if type(held) is not DynamicCache or not all(
-        isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in held.layers
+        cache = model(input_ids=torch.tensor([prefix], device=model.device), use_cache=True).get(CACHE)
+    if type(cache) is not DynamicCache or not all(
+        isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in cache.layers
     ):
         return nothing
-    return beginning, held
+    return prefix, cache
 
 
 def _cache_argument(model) -> str | None:
-    """What a model calls its cache; transformers' own renamed it in 5.24."""
-    known = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in known), None)
+    """The name of a model's cache argument; transformers renamed its own in 5.24."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
 def _copies(held: DynamicCache, rows: int) -> DynamicCache:
-    """A cache of so many rows, each of which holds what the one row of `held` does."""
+    """A cache of `rows` rows, each a copy of the single row of `held`."""
     cache = DynamicCache()
     for number, layer in enumerate(held.layers):
         cache.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), number)
@@ -134,44 +134,44 @@ def _copies(held: DynamicCache, rows: int) -> DynamicCache:
 
 
 def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Each text -> the longest one that begins with it, whose logits are its own as well (causal attention)."""
-    ordered, found = sorted(set(texts)), {}
+    """Each text -> the longest text that begins with it and, as attention is causal, has the same logits there."""
+    ordered, longest_of = sorted(set(texts)), {}
     for here, after in zip(reversed(ordered), [None, *reversed(ordered)]):
         begins = after is not None and after[: len(here)] == here
-        found[here] = found[after] if begins else here
-    return found
+        longest_of[here] = longest_of[after] if begins else here
+    return longest_of
 
 
 def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[float]:
-    """log_likelihoods of an encoder-decoder: contexts are read, each once, and continuations answered."""
-    found = [0.0] * len(pairs)
-    asked: dict[tuple, list[int]] = {}
+    """log_likelihoods of an encoder-decoder: the encoder reads each context once, the decoder the continuations."""
+    sums = [0.0] * len(pairs)
+    numbers_of_context: dict[tuple, list[int]] = {}
     for number, (context, _) in enumerate(pairs):
-        asked.setdefault(tuple(context[-most:]), []).append(number)
-    for contexts in watched(batches_by_tokens(list(asked), batch_size), "asking, batch"):
+        numbers_of_context.setdefault(tuple(context[-most:]), []).append(number)
+    for contexts in watched(batches_by_tokens(list(numbers_of_context), batch_size), "asking, batch"):
         ids, mask = _padded(contexts, model.device)
-        numbers = [(number, row) for row, context in enumerate(contexts) for number in asked[context]]
+        numbers = [(number, row) for row, context in enumerate(contexts) for number in numbers_of_context[context]]
         with torch.inference_mode():
             states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         for start in range(0, len(numbers), batch_size):
             part, rows = zip(*numbers[start : start + batch_size])
             answers, counted = _padded([pairs[number][1] for number in part], model.device)
-            begun = model.prepare_decoder_input_ids_from_labels(labels=answers)
+            decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=answers)
             at = torch.tensor(rows, device=model.device)
             with torch.inference_mode():
                 logits = model(
                     encoder_outputs=BaseModelOutput(last_hidden_state=states[at]),
                     attention_mask=mask[at],
-                    decoder_input_ids=begun,
+                    decoder_input_ids=decoder_ids,
                     use_cache=False,
                 ).logits
             chosen = logits.double().log_softmax(-1).gather(-1, answers[..., None])[..., 0]
             for number, value in zip(part, (chosen * counted).sum(-1).tolist()):
-                found[number] = value
-    return found
+                sums[number] = value
+    return sums
 
 
 def _padded(rows, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask) of rows padded at their ends with token 0, which nothing before it can see."""
+    """(ids, mask) of rows padded at their ends with token 0, which no token before it attends to."""
     ids = pad(list(rows), 0)
     return ids.to(device), real_places(list(map(len, rows)), ids.shape[1]).long().to(device)

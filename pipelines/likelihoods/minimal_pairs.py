@@ -1,4 +1,4 @@
-"""Minimal pairs: of a good text and a bad one a model should find the good one likelier (Warstadt et al. 2020)."""
+"""Minimal pairs: a good and a bad text, of which the model should find the good one likelier (Warstadt et al. 2020)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ GROUPS = ("phenomenon", "linguistics_term", "paradigm", "UID")
 
 @dataclass(frozen=True)
 class MinimalPairs:
-    """Pairs of texts as they are scored. name: of their data. groups: {column: the value of each pair}."""
+    """Pairs of texts as they are scored. name: of the data. groups: {column: its value for each pair}."""
 
     name: str
     good: list[str]
@@ -43,25 +43,25 @@ class MinimalPairs:
         check_texts(model, tokenizer, self.texts(range(len(self))), self.settings.score, self.settings.add_bos)
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
-        """The good and the bad text of some pairs, one after the other, as they are scored."""
+        """The good and the bad text of some pairs, one after the other, each after the settings' `before`."""
         return [self.settings.before + text[number] for number in numbers for text in (self.good, self.bad)]
 
     def scores(self, model, tokenizer, numbers: list[int]) -> list[tuple[float, float]]:
         """The scores of the good and the bad text of some pairs, as text_scores gives them."""
         from .whole_texts import text_scores
 
-        found = text_scores(model, tokenizer, self.texts(numbers), self.settings.score, self.settings.add_bos)
-        return list(zip(found[::2], found[1::2]))
+        scores = text_scores(model, tokenizer, self.texts(numbers), self.settings.score, self.settings.add_bos)
+        return list(zip(scores[::2], scores[1::2]))
 
 
 def is_right(scores: tuple[float, float]) -> bool:
-    """Whether the good text is likelier; a tie is no point."""
+    """Whether the good text is likelier; a tie does not count."""
     good, bad = scores
     return good > bad
 
 
 def share_right(right: list[bool]) -> dict[str, Any]:
-    """{"share", "low", "high", "pairs"}: how many are right, with the 95 % interval by Wilson."""
+    """{"share", "low", "high", "pairs"}: the share of right pairs, with its 95 % interval by Wilson."""
     share = sum(right) / len(right)
     low, high = wilson(share, len(right))
     return {"share": share, "low": low, "high": high, "pairs": len(right)}
@@ -69,13 +69,13 @@ def share_right(right: list[bool]) -> dict[str, Any]:
 
 def shares_of_groups(pairs: MinimalPairs, right: list[bool]) -> dict[str, dict[str, dict[str, Any]]]:
     """{column: {value: share_right of its pairs}}, values in the order of the data."""
-    found = {}
+    shares = {}
     for column, values in pairs.groups.items():
         of_value: dict[str, list[bool]] = {}
-        for value, point in zip(values, right, strict=True):
-            of_value.setdefault(value, []).append(point)
-        found[column] = {value: share_right(points) for value, points in of_value.items()}
-    return found
+        for value, correct in zip(values, right, strict=True):
+            of_value.setdefault(value, []).append(correct)
+        shares[column] = {value: share_right(of_pairs) for value, of_pairs in of_value.items()}
+    return shares
 
 
 # ------------------------------------------------------------------------------------------------------- reading
@@ -84,10 +84,10 @@ def shares_of_groups(pairs: MinimalPairs, right: list[bool]) -> dict[str, dict[s
 def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_pairs") -> MinimalPairs:
     """The pairs that the settings name. where: the section, for errors.
 
-    Raises UserError for files, data sets and columns that are not there, and for an empty text.
+    Raises UserError for missing files, data sets and columns, and for an empty text.
     """
-    there, rows = _files(settings, where) if settings.files is not None else _hub(settings, where)
-    good_field, bad_field, *group_fields = columns = _columns(settings, there, where)
+    available, rows = _files(settings, where) if settings.files is not None else _hub(settings, where)
+    good_field, bad_field, *group_fields = columns = _columns(settings, available, where)
     good, bad, groups = [], [], {column: [] for column in group_fields}
     for place, row in rows(columns):
         if isinstance(row, UserError):
@@ -98,30 +98,30 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
             values.append(str(row[column]))
     if not good:
         raise UserError(f"{where}: {settings.files or settings.dataset} holds no pair")
-    kept = evenly_spread(len(good), settings.max_pairs or len(good))
-    good, bad = ([values[number] for number in kept] for values in (good, bad))
-    groups = {column: [values[number] for number in kept] for column, values in groups.items()}
+    chosen = evenly_spread(len(good), settings.max_pairs or len(good))
+    good, bad = ([values[number] for number in chosen] for values in (good, bad))
+    groups = {column: [values[number] for number in chosen] for column, values in groups.items()}
     files = [settings.files] if isinstance(settings.files, str) else settings.files
     return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
 
 
 def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
-    """(columns of the first file, columns -> (place, row) of each pair)."""
+    """(columns of the first file, function of columns -> (place, row) of each pair)."""
     field, data = f"{where}.files", DataSection()
     limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
     patterns = with_local_copies(settings.files, field, None)
     path = next(iter(find_files(field, patterns)))
-    there = None if format_of(path) is None else format_of(path).columns(field, path)
-    if there is None:
+    available = None if format_of(path) is None else format_of(path).columns(field, path)
+    if available is None:
         first = next(iter(ExampleFiles(str(path), {}, limits, field).items()), (None, {}))[1]
         if isinstance(first, UserError):
             raise first
-        there = list(first)
-    return there, lambda columns: ExampleFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+        available = list(first)
+    return available, lambda columns: ExampleFiles(patterns, dict(zip(columns, columns)), limits, field).items()
 
 
 def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
-    """As _files, of the data set's configurations one after the other."""
+    """As _files, for the data set's configurations one after the other."""
     field, limits = f"{where}.dataset", Limits(DataSection().max_document_bytes, DataSection().max_line_bytes)
     names = settings.config_names
     if names is None:
@@ -139,16 +139,16 @@ def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
 
 
 def _columns(settings: MinimalPairsSettings, there: list[str], where: str) -> list[str]:
-    """The columns of the good text, of the bad one, and of the groups. Raises UserError for one that is missing."""
-    found = []
+    """The columns of the good text, of the bad text, and of the groups. Raises UserError for a missing one."""
+    columns = []
     for field, usual in USUAL.items():
-        given = getattr(settings, field)
-        column = given or next((name for name in usual if name in there), usual[0])
+        setting = getattr(settings, field)
+        column = setting or next((name for name in usual if name in there), usual[0])
         if column not in there:
             raise UserError(f"{where}.{field}={column}: no such column{did_you_mean(column, there)}")
-        found.append(column)
+        columns.append(column)
     groups = [name for name in GROUPS if name in there] if settings.group_fields is None else settings.group_fields
     for column in groups:
         if column not in there:
             raise UserError(f"{where}.group_fields: no column {column!r}{did_you_mean(column, there)}")
-    return found + groups
+    return columns + groups

@@ -1,6 +1,6 @@
-"""How likely whole texts are: each token after those before it, or hidden among all others.
+"""How likely whole texts are: each token predicted from those before it, or, hidden, from all others.
 
-B texts, R rows of a batch (a text with one token hidden each), T tokens.
+R rows of a batch (each a text with one hidden token), T tokens, V vocabulary.
 """
 
 import inspect
@@ -17,24 +17,24 @@ from ..words import watched
 from .likelihood import Pair, encode_pairs, log_likelihoods, most_tokens
 
 AUTO, WITHIN_WORD = "auto", "pseudo_log_likelihood_l2r"
-# That a batch of rows with a hidden token holds at most; of a CPU as many as its caches hold the hidden states of
+# Most tokens in a batch of rows with a hidden token; on a CPU as many as its caches hold the hidden states of
 # (measured: 2.2 seconds for what takes 2.8 in batches of 16,384).
 TOKENS, TOKENS_OF_CPU = 1 << 14, 1 << 11
-LOGITS = 1 << 24  # numbers that a batch of next tokens makes at most
+LOGITS = 1 << 24  # most logits in a batch of next-token predictions
 
 
 def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> list[float]:
-    """The log-probability of each text, in nats; equal texts have equal ones.
+    """The log-probability of each text, in nats; equal texts have equal scores.
 
     Args:
         model: with a head for tokens, in evaluation mode.
-        score: log_probability, pseudo_log_likelihood or pseudo_log_likelihood_l2r, as `pseudo_log_likelihoods` has
-            them; auto: the first of models that write text, else the second.
-        add_bos: a decoder reads a beginning-of-text token (else its end-of-text token) before a text, where the
-            tokenizer puts none there, as lm-eval does; otherwise the first token is not counted.
+        score: log_probability, or pseudo_log_likelihood or pseudo_log_likelihood_l2r as `pseudo_log_likelihoods`
+            defines them; auto: log_probability for models that write text, else pseudo_log_likelihood.
+        add_bos: put a beginning-of-text token (else the end-of-text token) before a decoder's text, where the tokenizer
+            puts none, as lm-eval does; otherwise the first token is not counted.
 
     Raises:
-        UserError: a model, or a tokenizer, that cannot score so.
+        UserError: the model or the tokenizer cannot compute this score.
     """
     score = check_score(model, tokenizer, score)
     different = list(dict.fromkeys(texts))
@@ -42,21 +42,21 @@ def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: 
         pairs = _whole(model, tokenizer, different, add_bos)
         longest = max((len(context) + len(text) for context, text in pairs), default=1)
         rows = max(1, LOGITS // (model.config.get_text_config().vocab_size * longest))
-        found = log_likelihoods(model, pairs, batch_size=rows, most=most_tokens(model.config))
+        scores = log_likelihoods(model, pairs, batch_size=rows, most=most_tokens(model.config))
     else:
-        found = pseudo_log_likelihoods(model, tokenizer, different, score == WITHIN_WORD, add_bos)
-    of_text = dict(zip(different, found))
+        scores = pseudo_log_likelihoods(model, tokenizer, different, score == WITHIN_WORD, add_bos)
+    of_text = dict(zip(different, scores))
     return [of_text[text] for text in texts]
 
 
 def check_texts(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> None:
-    """Raise UserError where text_scores would, without asking the model."""
+    """Raise UserError where text_scores would, without running the model."""
     if check_score(model, tokenizer, score) != "log_probability":
         _framed(model, tokenizer, texts, add_bos)
 
 
 def check_score(model, tokenizer, score: str) -> str:
-    """The score that `auto` means; raises UserError for one that the model cannot give."""
+    """The score that `auto` stands for; raises UserError for a score that the model cannot compute."""
     writes = model.can_generate()
     if score == AUTO:
         score = "log_probability" if writes else "pseudo_log_likelihood"
@@ -69,13 +69,13 @@ def check_score(model, tokenizer, score: str) -> str:
 
 
 def _fills(model) -> bool:
-    """Whether it is a decoder of ours that was trained with masks."""
+    """Whether it is a decoder of ours that was trained to fill in masks."""
     family = FAMILIES.get(model.config.model_type)
     return family is not None and "AutoModelForMaskedLM" in family.heads and model.config.mask_token_id is not None
 
 
 def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
-    """Each text's tokens after those that a model reads before; encoder-decoders answer with it to an empty text."""
+    """(tokens read before the text, tokens of the text) of each; an encoder-decoder answers an empty text with it."""
     answers, first = bool(model.config.is_encoder_decoder), _first_token(tokenizer)
     begins = (add_bos or answers) and first is not None
     pairs = encode_pairs(tokenizer, [("", text) for text in texts], apart=answers)
@@ -84,7 +84,7 @@ def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
 
 
 def _first_token(tokenizer) -> int | None:
-    """What a text begins with where it has to: the beginning-of-text token, else that of its end, as in lm-eval."""
+    """The token before a text that needs one: beginning-of-text, else end-of-text, as in lm-eval."""
     return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
 
 
@@ -94,10 +94,10 @@ def _first_token(tokenizer) -> int | None:
 def pseudo_log_likelihoods(
     model, tokenizer, texts: list[str], within_word: bool = False, add_bos: bool = True
 ) -> list[float]:
-    """The sum of log-probabilities of each token of a text where it alone is hidden (Salazar et al. 2020, eq. 1).
+    """The sum of log-probabilities of a text's tokens, each hidden by itself (Salazar et al. 2020, eq. 1).
 
-    within_word: the later tokens of its word are hidden, too (Kauf and Ivanova 2023, PLL-word-l2r). In a decoder the
-    token before a hidden one predicts it, so that a text's first token is counted only where one stands before it.
+    within_word: the later tokens of its word are hidden, too (Kauf and Ivanova 2023, PLL-word-l2r). A decoder predicts
+    a hidden token at the position before it, so that a text's first token is counted only if another one precedes it.
     """
     by_decoder, framed = model.can_generate(), _framed(model, tokenizer, texts, add_bos)
     number_of = {text: number for number, text in enumerate(dict.fromkeys(framed))}  # equal tokens have equal scores
@@ -115,8 +115,8 @@ def pseudo_log_likelihoods(
             hidden = columns == at[:, None]
             if within_word:
                 hidden = (columns >= at[:, None]) & (words[row] == words[row, at][:, None]) & hideable[row]
-            read = ids[row].masked_fill(hidden, tokenizer.mask_token_id)
-            logits = _logits_at(model, read, mask[row], at - int(by_decoder), by_decoder)
+            inputs = ids[row].masked_fill(hidden, tokenizer.mask_token_id)
+            logits = _logits_at(model, inputs, mask[row], at - int(by_decoder), by_decoder)
             chosen = logits.double().log_softmax(-1).gather(-1, ids[row, at].to(logits.device)[:, None])[:, 0]
             sums.index_add_(0, torch.tensor(numbers)[row], chosen.cpu())
     scores = sums.tolist()
@@ -128,11 +128,11 @@ Framed = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
 
 
 def _framed(model, tokenizer, texts: list[str], add_bos: bool) -> list[Framed]:
-    """Each text with what stands around it; raises UserError for one that is longer than what the model reads."""
-    read, framed, most = tokenizer(texts, return_special_tokens_mask=True), [], most_tokens(model.config)
+    """The tokens of each text and those around it; raises UserError for a text longer than the model can read."""
+    encoded, framed, most = tokenizer(texts, return_special_tokens_mask=True), [], most_tokens(model.config)
     first = _first_token(tokenizer) if add_bos and model.can_generate() else None
-    for number, (ids, special) in enumerate(zip(read["input_ids"], read["special_tokens_mask"])):
-        words = read.word_ids(number) if tokenizer.is_fast else range(len(ids))
+    for number, (ids, special) in enumerate(zip(encoded["input_ids"], encoded["special_tokens_mask"])):
+        words = encoded.word_ids(number) if tokenizer.is_fast else range(len(ids))
         words, hideable = [-1 if word is None else word for word in words], [not each for each in special]
         if first is not None and not special[0]:
             ids, words, hideable = [first, *ids], [-1, *words], [False, *hideable]
@@ -143,7 +143,7 @@ def _framed(model, tokenizer, texts: list[str], add_bos: bool) -> list[Framed]:
 
 
 def _batches(lengths: list[int], most: int) -> Iterator[list[int]]:
-    """Numbers of texts of similar length, whose rows, one for each token, hold `most` tokens, or are of one text."""
+    """Numbers of texts of similar length; their rows, one per token, hold at most `most` tokens, or are of one text."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     while order:
         number = max(1, most // max(1, lengths[order[0]]) ** 2)
@@ -153,9 +153,9 @@ def _batches(lengths: list[int], most: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def _logits_at(model, ids_RT, mask_RT, at_R, by_decoder: bool):
-    """(R, V), what the model predicts at one place of each row; the head computes no others.
+    """The logits (R, V) at one position of each row; the head computes no others.
 
-    Nor does the last feed-forward part of our own encoders (kept_tokens).
+    Nor does the last feed-forward layer of our own encoders (kept_tokens).
     """
     device, rows = model.device, torch.arange(len(at_R), device=model.device)
     at, inputs = at_R.to(device), {"input_ids": ids_RT.to(device)}
@@ -173,7 +173,7 @@ def _logits_at(model, ids_RT, mask_RT, at_R, by_decoder: bool):
 
 @contextmanager
 def _only(model, rows, at):
-    """A block in which a model's output layer reads one hidden state of each row."""
+    """Within the `with` block a model's output layer reads only one hidden state of each row."""
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda module, args: (args[0][rows, at][:, None], *args[1:]))
     try:

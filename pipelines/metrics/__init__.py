@@ -1,7 +1,7 @@
-"""Metrics that need no network: subclasses of evaluate.Metric over scikit-learn, scipy and sacrebleu, and of losses.
+"""Metrics that need no network: evaluate.Metric over scikit-learn, scipy and sacrebleu, and metrics of losses.
 
-`evaluate.load` downloads a script for each metric; these ship with the package. The registry `plugins.METRICS` is all
-that recipes and `anyformer list` read: evaluate itself is imported when a metric is loaded.
+`evaluate.load` downloads a script for each metric; these ship with the package. Recipes and `anyformer list` read only
+the registry `plugins.METRICS`: evaluate itself is imported when a metric is loaded.
 """
 
 import importlib
@@ -16,25 +16,25 @@ from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 
 COMPARED = ("classes", "probabilities", "label_sets", "numbers", "texts", "tags", "answers")
-COMES_WITH = {"probabilities": "classes"}  # what a task compares -> which tasks have it as well
+COMES_WITH = {"probabilities": "classes"}  # metrics of the key also fit tasks that compare the value
 
 
 @dataclass(frozen=True)
 class MetricRow:
     """One metric.
 
-    compares: "classes", "probabilities" (of each class, beside the right one), "label_sets" (for each class 0 or 1),
-    "numbers", "texts", "tags" (of words, a list for each sentence) or "answers" (each beside a list of right ones),
-    where predictions stand beside references; "rewards", those of chosen answers beside those of rejected ones;
-    "pairs", where the objective counts it (Objective.loss_parts); "tokens" or "pixels", where it is computed from
-    summed losses. also: what else it compares.
+    compares: what stands in predictions and references. "classes", "numbers", "texts"; "probabilities": those of all
+    classes, and the right class; "label_sets": 0 or 1 for each class; "tags": a list for each sentence, one for each
+    word; "answers": a text, and the list of right texts; "rewards": those of the chosen answers, and those of the
+    rejected ones. "pairs": the objective counts them (Objective.loss_parts); "tokens", "pixels": it is computed from
+    summed losses. also: other values that it can compare.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
-    computes it from objectives/perplexity.py's TokenLosses; None where a pass over the rows does not
-    give it. every_token: it needs each token predicted once. whole_text: it means nothing for a part of the rows.
-    needs_train: it reads the training rows, too. two_classes: it is of two classes alone. of_entities: it needs tags
-    that mark entities. needs: package beyond every installation's, and the extra that has it: ("rouge_score",
-    "metrics"). interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has
-    no formula, and the bootstrap gives one (significance.py). lower: whether less of it is better.
+    computes the metric from the TokenLosses of objectives/perplexity.py; None where a pass over the rows does not give
+    it. every_token: every token must be predicted exactly once. whole_text: it has no meaning for a part of the rows.
+    needs_train: it also reads the training rows. two_classes: it is defined for two classes only. of_entities: it needs
+    tags that mark entities. needs: (package, extra that installs it) where not every installation has the package, such
+    as ("rouge_score", "metrics"). interval: (value, number of examples) -> the bounds of its 95 % confidence interval;
+    None where there is no formula and the bootstrap is used (significance.py). lower: whether lower is better.
     """
 
     compares: str
@@ -52,34 +52,34 @@ class MetricRow:
     lower: bool = False
 
     def fits(self, compares: str | None) -> bool:
-        """Whether it is of what an objective compares."""
+        """Whether it can compare what an objective compares."""
         return compares is not None and compares in (self.compares, COMES_WITH.get(self.compares), *self.also)
 
     @property
     def of_validations(self) -> bool:
-        """Whether validations during the training give it for nothing: from losses, or counted beside them."""
+        """Whether the validations during training compute it anyway: from losses, or counted beside them."""
         return (self.of_losses is not None and not self.whole_text) or self.compares == "pairs"
 
     def missing(self) -> str | None:
-        """What to install before it can be computed, in words; None where nothing is missing."""
+        """What must be installed before it can be computed, in words; None where nothing is missing."""
         if self.needs is None or importlib.util.find_spec(self.needs[0]) is not None:
             return None
         return f"needs the package {self.needs[0]}; install anyformer[{self.needs[1]}]"
 
 
 def wilson(share: float, number: int, z: float = 1.96) -> tuple[float, float]:
-    """The score interval (Wilson 1927) of a share of `number` examples; z = 1.96 covers 95 %."""
+    """The score interval (Wilson 1927) of a share measured on `number` examples; z = 1.96 covers 95 %."""
     spread = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
     centre, scale = share + z * z / (2 * number), 1 + z * z / number
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-# What a metric compares -> the module of this package that has it, where it has another name.
+# What a metric compares -> its module in this package, where the module has another name.
 MODULES = {"label_sets": "classes", "probabilities": "numbers", "rewards": "numbers"}
 
 
 def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:
-    """Register class `cls` of a module of this package, which is imported when the metric is loaded."""
+    """Register class `cls` of a module of this package; the module is imported when the metric is loaded."""
     module = MODULES.get(compares, compares)
 
     def load(**kwargs):
@@ -93,12 +93,12 @@ def register_metric(name: str, *, compares: str) -> Callable:
 
     Args:
         name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "probabilities" (a row of them beside a whole number), "label_sets" (a 0
-            or 1 for each class), "numbers", "texts", "tags" (lists of names) or "answers" (a text beside a list of
-            texts).
+        compares: "classes" (whole numbers), "probabilities" (a list of them, and a whole number as reference),
+            "label_sets" (0 or 1 for each class), "numbers", "texts", "tags" (lists of names) or "answers" (a text, and
+            a list of texts as reference).
 
     Raises:
-        UserError: another `compares`, or a name that is taken.
+        UserError: `compares` is none of these, or the name is taken.
     """
     if compares not in COMPARED:
         raise UserError(f"metric {name!r}: compares={compares!r} is not known; known: {', '.join(COMPARED)}")
@@ -130,7 +130,7 @@ _OF_CLASSES = {
 
 
 def _of_losses(name: str, compares: str, description: str, **flags) -> None:
-    """Register the method `name` of what objectives/perplexity.py has for tokens or pixels."""
+    """Register the method `name` of objectives/perplexity.py's TokenLosses as a metric of tokens or pixels."""
     METRICS.add(name, MetricRow(compares, description, of_losses=methodcaller(name), lower=True, **flags))
 
 
@@ -211,14 +211,14 @@ _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a refer
 
 
 def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_classes: int | None = None) -> None:
-    """Check names before anything is computed; nothing heavy is imported.
+    """Check the names of metrics before anything is computed; imports nothing heavy.
 
     Args:
         fitting: the metrics that the objective, which `setting` names, can report.
-        num_classes: how many classes there are, where that is known.
+        num_classes: the number of classes, where it is known.
 
     Raises:
-        UserError: an unknown name, a metric of something else, or one of two classes where there are more.
+        UserError: a name that is unknown or does not fit, a missing package, or a metric of two classes for more.
     """
     for name in names:
         row = METRICS.get(name)
@@ -235,28 +235,28 @@ def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_cl
 def load_metric(name: str, **kwargs) -> Any:
     """Return the evaluate.Metric of that name, as `evaluate.load` would, without network.
 
-    Its `compute(predictions=..., references=...)` returns {name: number}; `add_batch` collects first. Numbers are kept
-    in memory. `kwargs` are evaluate.Metric's.
+    Its `compute(predictions=..., references=...)` returns {name: number}; `add_batch` collects examples first. They are
+    kept in memory. `kwargs` are evaluate.Metric's.
 
     Raises:
         UserError: no such metric.
     """
-    compared = [known for known, row in METRICS.items() if row.load is not None]
-    if name not in compared:
-        raise UserError(f"metric {name!r} is not known{did_you_mean(name, compared)}")
+    names = [known for known, row in METRICS.items() if row.load is not None]
+    if name not in names:
+        raise UserError(f"metric {name!r} is not known{did_you_mean(name, names)}")
     return METRICS[name].load(**kwargs)
 
 
 def compute_metrics(
     names: Iterable[str], predictions, references, probabilities=None, rows: list[int] | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """({name: number}, {name: settings and versions it depends on, if any}) of several metrics.
+    """({name: number}, {name: settings and versions that the number depends on, if any}) of several metrics.
 
-    probabilities: of each class, (examples, classes), for the metrics that compare them in place of `predictions`.
-    rows: the examples' numbers in their split, where they are known.
+    probabilities: of all classes, (examples, classes), for metrics that compare them instead of `predictions`. rows:
+    the examples' row numbers in their split, where they are known.
 
     Raises:
-        UserError: no such metric, or one of two classes where others occur.
+        UserError: no such metric, or a metric of two classes where other classes occur.
     """
     from .significance import Comparison, keep
 
@@ -265,8 +265,8 @@ def compute_metrics(
     numbers, signatures = {}, {}
     for name in comparison.metrics:
         metric = load_metric(name)
-        given, true = comparison.inputs(name)
-        numbers |= metric.compute(predictions=given, references=true)
+        predicted, true = comparison.inputs(name)
+        numbers |= metric.compute(predictions=predicted, references=true)
         if metric.signature is not None:
             signatures[name] = metric.signature
     return numbers, signatures

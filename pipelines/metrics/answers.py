@@ -1,4 +1,4 @@
-"""Metrics of answers in words, by the definition of SQuAD's official scripts; each stands beside all right answers."""
+"""Metrics of answers in words, as SQuAD's official scripts define them; each answer has a list of right ones."""
 
 import re
 import string
@@ -19,10 +19,10 @@ def normalized(answer: str) -> str:
 
 
 def word_f1(given: str, true: str) -> float:
-    """F1 of the words of two answers, as of bags; where one has no word: whether both have none.
+    """F1 of two answers as bags of words; where one of them has no word: 1 if neither has, else 0.
 
-    The last is the rule of SQuAD 2.0 (Rajpurkar et al. 2018), where a question may have no answer. By the script of
-    version 1.1 two answers of nothing but articles and punctuation score 0.
+    That last rule is SQuAD 2.0's (Rajpurkar et al. 2018), where a question may have no answer. By the script of version
+    1.1 two answers of nothing but articles and punctuation score 0.
     """
     words, right = normalized(given).split(), normalized(true).split()
     if not words or not right:
@@ -32,13 +32,13 @@ def word_f1(given: str, true: str) -> float:
 
 
 class AnswerMetric(MeanMetric):
-    """`references` holds a list of right answers for each prediction, the best counts; none: "" is right."""
+    """`references` holds a list of right answers for each prediction, the best match counts; empty: "" is right."""
 
     features = [FEATURES["answers"]]
 
     def each(self, predictions, references):
         pairs = zip(predictions, references, strict=True)
-        return [max(self.of_pair(given, true) for true in right or [""]) for given, right in pairs]
+        return [max(self.of_pair(predicted, true) for true in right or [""]) for predicted, right in pairs]
 
 
 class AnswerExactMatch(AnswerMetric):

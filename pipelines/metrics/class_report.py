@@ -1,6 +1,6 @@
-"""Numbers by which single classes are judged: of each class, what is taken for what, calibration, the surest mistakes.
+"""Numbers by which single classes are judged: their scores, confusions, calibration, the most confident mistakes.
 
-All of arrays (N,), an entry for each example (of tags: for each word); classes are numbers, `names` their names.
+Arrays are (N,), one entry for each example (for tags: each word); classes are numbers, `names` their names.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from typing import Any
 from ..lazy import np
 from .numbers import BINS, bin_of
 
-MOST_CLASSES = 100  # of a confusion matrix
+MOST_CLASSES = 100  # in a confusion matrix
 MOST_PAIRS, MOST_MISTAKES = 20, 10
 
 
 def per_class(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> list[dict[str, Any]]:
-    """{"name", "precision", "recall", "f1", "support"} of each class; 0 where it is a quotient by zero.
+    """{"name", "precision", "recall", "f1", "support"} of each class; 0 where the denominator is zero.
 
-    given, true: also (N, C) of 0 and 1, where an example may have several classes. Then also "found", "missed" and
-    "wrong": how many examples of the class are given it and are not, and how many others are given it.
+    given, true: predicted and true classes, or (N, C) of 0 and 1 where an example may have several classes. In that
+    case there are also "found", "missed" and "wrong": the class's true positives, false negatives and false positives.
     """
     from sklearn.metrics import multilabel_confusion_matrix, precision_recall_fscore_support
 
@@ -32,25 +32,25 @@ def per_class(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> 
 
 
 def per_entity(given: list[list[str]], true: list[list[str]]) -> list[dict[str, Any]]:
-    """As per_class, of each type of entity in the tags of sentences: by seqeval, as conlleval counts."""
+    """As per_class, for each type of entity in the tags of sentences: by seqeval, which counts as conlleval does."""
     from seqeval.metrics import classification_report
     from seqeval.metrics.sequence_labeling import get_entities
 
     kinds = sorted({kind for kind, *_ in [*get_entities(given), *get_entities(true)]})
-    found = classification_report(true, given, output_dict=True, zero_division=0) if kinds else {}
+    report = classification_report(true, given, output_dict=True, zero_division=0) if kinds else {}
     keys = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
     return [
-        {"name": kind, **{name: float(found[kind][key]) for name, key in keys.items()}}
-        | {"support": int(found[kind]["support"])}
+        {"name": kind, **{name: float(report[kind][key]) for name, key in keys.items()}}
+        | {"support": int(report[kind]["support"])}
         for kind in kinds
     ]
 
 
 def confusion(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> dict[str, Any]:
-    """{"matrix": {"names", "counts"}, "confused": what is most often taken for what}.
+    """{"matrix": {"names", "counts"}, "confused": the most frequent confusions}.
 
-    counts[i][j]: examples of class i that are given class j; of more than MOST_CLASSES classes, those with the most
-    mistakes. confused: {"true", "given", "number"}, at most MOST_PAIRS, the most frequent first.
+    counts[i][j]: examples of class i that were predicted as class j; of more than MOST_CLASSES classes, those with the
+    most mistakes. confused: {"true", "given", "number"}, at most MOST_PAIRS, the most frequent first.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -58,23 +58,23 @@ def confusion(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> 
     mistakes = sum(np.bincount(side[wrong], minlength=len(names)) for side in (given, true))
     shown = np.sort(np.argsort(-mistakes, kind="stable")[:MOST_CLASSES])
     pairs, times = np.unique(np.stack([true[wrong], given[wrong]]), axis=1, return_counts=True)
-    most = np.argsort(-times, kind="stable")[:MOST_PAIRS]
+    top = np.argsort(-times, kind="stable")[:MOST_PAIRS]
     named = [names[number] for number in shown]
-    seen = np.isin(true, shown).any()  # scikit-learn refuses labels of which none occurs
+    seen = np.isin(true, shown).any()  # scikit-learn raises if none of the labels occurs
     counts = confusion_matrix(true, given, labels=shown).tolist() if seen else [[0] * len(shown)] * len(shown)
     return {
         "matrix": {"names": named, "counts": counts},
         "confused": [
-            {"true": names[pairs[0, i]], "given": names[pairs[1, i]], "number": int(times[i])} for i in most.tolist()
+            {"true": names[pairs[0, i]], "given": names[pairs[1, i]], "number": int(times[i])} for i in top.tolist()
         ],
     }
 
 
 def calibration(confidence: "np.ndarray", right: "np.ndarray") -> dict[str, Any]:
-    """How sure answers are beside how many are right: {"ece", "confidence", "accuracy", "bins"}.
+    """How confident answers are, compared with how many are right: {"ece", "confidence", "accuracy", "bins"}.
 
     ece: expected calibration error (Guo et al. 2017, eq. 3), as the metric of that name. bins: {"low", "high",
-    "number", "confidence", "accuracy"} of each that holds an answer, means of its answers.
+    "number", "confidence", "accuracy"} of each bin that is not empty, with the means of its answers.
 
     confidence: (N,) probabilities. right: (N,) of booleans.
     """
@@ -94,6 +94,6 @@ def calibration(confidence: "np.ndarray", right: "np.ndarray") -> dict[str, Any]
 
 
 def surest_mistakes(confidence: "np.ndarray", right: "np.ndarray", most: int = MOST_MISTAKES) -> list[int]:
-    """The places of the wrong answers with the highest confidence, the surest first."""
+    """The positions of the wrong answers with the highest confidence, the most confident first."""
     wrong = np.flatnonzero(~right)
     return wrong[np.argsort(-confidence[wrong], kind="stable")][:most].tolist()

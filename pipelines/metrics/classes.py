@@ -1,4 +1,4 @@
-"""Metrics of class numbers, and of sets of classes (rows of 0 and 1, one for each class), by scikit-learn."""
+"""Metrics of class numbers, and of sets of classes (rows of 0 and 1, one entry for each class), by scikit-learn."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from .offline_metric import OfflineMetric, pairs_of
 
 
 class ClassMetric(OfflineMetric):
-    """A function of sklearn.metrics, of classes or of sets of them."""
+    """A metric that a function of sklearn.metrics computes, for classes or sets of classes."""
 
     features = [pairs_of("int64"), pairs_of("int64", several=True)]
-    function: str  # its name
+    function: str  # its name in sklearn.metrics
 
     def score(self, predictions, references, **options):
         import sklearn.metrics
@@ -17,7 +17,7 @@ class ClassMetric(OfflineMetric):
         return getattr(sklearn.metrics, self.function)(references, predictions, **options)
 
     def weighted(self, predictions, references):
-        """From the different pairs of prediction and reference, which are few, and how often each is drawn."""
+        """Scores the distinct pairs of prediction and reference, which are few, weighted by how often each is drawn."""
         pairs, number = np.unique(np.stack([predictions, references], axis=1), axis=0, return_inverse=True)
 
         def score(weights) -> float:
@@ -42,10 +42,10 @@ class MatthewsCorrelation(ClassMetric):
 
 
 class AveragedMetric(ClassMetric):
-    """One number per class, averaged as `variant`, or the `average` given to `compute`, names.
+    """A number per class, averaged as `variant` says, or the `average` given to `compute`.
 
-    Without either it is the number of class 1 of two. It is 0 where it is a quotient by zero, such as the precision of
-    a class that is never predicted.
+    Without either it is the number of class 1 of two classes. Where the denominator is zero it is 0, such as the
+    precision of a class that is never predicted.
     """
 
     def score(self, predictions, references, average=None, **options):

@@ -1,7 +1,7 @@
-"""Metrics of numbers: correlations by scipy, probabilities of classes, rewards of answers.
+"""Metrics of numbers: correlations by scipy, calibration of class probabilities, rewards of answers.
 
-A reward is that of direct preference optimization (Rafailov et al. 2023, section 4): beta times how much likelier an
-answer is than by the reference model. Those of chosen answers stand beside those of the rejected ones.
+A reward is that of direct preference optimization (Rafailov et al. 2023, section 4): beta times how much higher an
+answer's log-likelihood is than by the reference model. Chosen answers are the predictions, rejected the references.
 """
 
 import warnings
@@ -10,11 +10,11 @@ import numpy as np
 
 from .offline_metric import FEATURES, MeanMetric, OfflineMetric, pairs_of
 
-BINS = 15  # of confidence, as Guo et al. 2017, section 2
+BINS = 15  # of confidence, as in Guo et al. 2017, section 2
 
 
 class Correlation(OfflineMetric):
-    """Between -1 and 1; NaN where predictions or references are all equal, or one, because none exists then."""
+    """Between -1 and 1; NaN where it is undefined: predictions or references are all equal, or there is just one."""
 
     features = [pairs_of("float64")]
     function: str  # name in scipy.stats
@@ -22,7 +22,7 @@ class Correlation(OfflineMetric):
     def score(self, predictions, references):
         import scipy.stats
 
-        if len(references) < 2:  # which pearsonr refuses
+        if len(references) < 2:  # pearsonr would raise
             return float("nan")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the result, NaN, shows it
@@ -38,15 +38,15 @@ class Spearman(Correlation):
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:
-    """(N,) probabilities -> the numbers, from 0, of their bins of equal width; bin m holds those in (m, m + 1] / 15."""
+    """(N,) probabilities -> the numbers of their bins, from 0; of 15 equal bins, bin m holds (m / 15, (m + 1) / 15]."""
     return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
 
 
 class ExpectedCalibrationError(OfflineMetric):
     """Mean distance of confidence and accuracy (Guo et al. 2017, eq. 3), over 15 bins of equal width.
 
-    `predictions` holds a row of probabilities for each example, `references` its class. The confidence of an answer is
-    its probability; bin m holds those in ((m - 1) / 15, m / 15].
+    `predictions` holds the probabilities of all classes for each example, `references` its class. The confidence of an
+    answer is the highest probability; bin m holds those in ((m - 1) / 15, m / 15].
     """
 
     features = [FEATURES["probabilities"]]
@@ -65,7 +65,7 @@ class ExpectedCalibrationError(OfflineMetric):
 
 
 class RewardAccuracy(MeanMetric):
-    """Predictions are the chosen answers' rewards, references the rejected ones'."""
+    """Predictions are the rewards of the chosen answers, references those of the rejected ones."""
 
     features = [pairs_of("float64")]
 
@@ -77,7 +77,7 @@ class RewardAccuracy(MeanMetric):
 
 
 class RewardMargin(MeanMetric):
-    """Predictions are the chosen answers' rewards, references the rejected ones'."""
+    """Predictions are the rewards of the chosen answers, references those of the rejected ones."""
 
     features = [pairs_of("float64")]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class OfflineMetric(evaluate.Metric, abc.ABC):
-    """A metric of one number. Subclasses set `features` and implement `score(predictions, references)`.
+    """A metric that is one number. Subclasses set `features` and implement `score(predictions, references)`.
 
     Args:
         name: key of the result.
@@ -26,7 +26,7 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
         super().__init__(config_name=variant, **({"keep_in_memory": kwargs.get("num_process", 1) == 1} | kwargs))
 
     def _build_data_dir(self) -> str:
-        # evaluate would make a folder under ~/.cache/huggingface, in which nothing is ever put.
+        # evaluate would make a folder under ~/.cache/huggingface that stays empty.
         return "" if self.keep_in_memory else super()._build_data_dir()
 
     def _info(self) -> evaluate.MetricInfo:
@@ -43,12 +43,12 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
 
     @abc.abstractmethod
     def score(self, predictions: list, references: list, **options) -> float:
-        """The number, from all predictions and references; `options` are further arguments of `compute`."""
+        """The metric of all predictions and references; `options` are further arguments of `compute`."""
 
     def weighted(self, predictions: list, references: list) -> Callable:
-        """A function of weights (examples,), whole numbers: the number, if each example were there so many times.
+        """A function of weights (examples,), whole numbers: the metric if each example occurred that many times.
 
-        The bootstrap calls it a thousand times, so a subclass that can does not go over the examples again.
+        The bootstrap calls it about a thousand times, so subclasses avoid going over the examples again where they can.
         """
 
         def score(weights) -> float:
@@ -58,20 +58,20 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
         return score
 
     def right(self, predictions: list, references: list):
-        """(examples,) of booleans: which answers are right, where the number is their share; else None."""
+        """(examples,) of booleans: which answers are right, if the metric is their share; else None."""
         return None
 
 
 class CountedMetric(OfflineMetric):
-    """A metric of sums over the examples. Subclasses implement `counts` and `of_sums`."""
+    """A metric computed from sums over the examples. Subclasses implement `counts` and `of_sums`."""
 
     @abc.abstractmethod
     def counts(self, predictions: list, references: list) -> list[tuple[float, ...]]:
-        """Some numbers of each example."""
+        """The numbers of each example that are summed."""
 
     @abc.abstractmethod
     def of_sums(self, *sums: float) -> float:
-        """The metric, from the sums of these numbers."""
+        """The metric, computed from the sums of `counts`."""
 
     def score(self, predictions, references):
         return self.of_sums(*map(sum, zip(*self.counts(predictions, references))))
@@ -82,11 +82,11 @@ class CountedMetric(OfflineMetric):
 
 
 class MeanMetric(CountedMetric):
-    """A metric that is the mean of a number of each example. Subclasses implement `each`."""
+    """A metric that is the mean of one number per example. Subclasses implement `each`."""
 
     @abc.abstractmethod
     def each(self, predictions: list, references: list) -> list[float]:
-        """The numbers of the examples."""
+        """The number of each example."""
 
     def counts(self, predictions, references):
         return [(value, 1) for value in self.each(predictions, references)]
@@ -96,7 +96,7 @@ class MeanMetric(CountedMetric):
 
 
 def pairs_of(dtype: str, several: bool = False) -> datasets.Features:
-    """Features of one prediction and one reference of the same type; several: each is a list of such."""
+    """Features of a prediction and a reference of the same type; several: each of the two is a list of that type."""
     value = datasets.Sequence(datasets.Value(dtype)) if several else datasets.Value(dtype)
     return datasets.Features({"predictions": value, "references": value})
 

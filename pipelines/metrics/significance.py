@@ -1,8 +1,8 @@
-"""Predictions beside references: kept while something is measured, how sure their metrics are, and two models compared.
+"""How certain metrics are: predictions kept beside references, confidence intervals, and tests between two models.
 
-Intervals are of the percentile bootstrap over examples (Efron and Tibshirani 1993, chapter 13), but for shares of
-examples, which have Wilson's. Resamples are drawn by a seed and the number of examples alone, so that two models which
-answered the same examples get the same ones.
+Intervals are percentile bootstrap intervals over examples (Efron and Tibshirani 1993, chapter 13), except for shares of
+examples, which have Wilson's. Resamples depend only on the seed and the number of examples, so that two models which
+answered the same examples get the same resamples.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from ..lazy import np
 from ..plugins import METRICS
 from ..words import watched
 
-COVERED = 95  # per cent of an interval
+COVERED = 95  # per cent that an interval covers
 _KEPT: ContextVar[list["Comparison"] | None] = ContextVar("comparisons", default=None)
 
 
 @dataclass
 class Comparison:
-    """What some metrics were computed of: equally long lists, an entry for each example.
+    """What some metrics were computed from: lists of equal length, one entry for each example.
 
-    metrics: their names. probabilities: of each class, where they were at hand. rows: the examples' numbers in their
-    split; None where that is not known. part: of several tasks in one run, the one that it is of.
+    metrics: their names. probabilities: of all classes, where they are known. rows: the examples' row numbers in their
+    split; None where they are not known. part: the name of its task, where a run has several.
     """
 
     metrics: list[str]
@@ -35,11 +35,11 @@ class Comparison:
     part: str | None = None
 
     def called(self, name: str) -> str:
-        """What a metric of it is called among the numbers of the run: accuracy, or accuracy_trec of the part trec."""
+        """The name of a metric among the numbers of the run: accuracy, or accuracy_trec for the part trec."""
         return name if self.part is None else f"{name}_{self.part}"
 
     def of_rows(self, rows: list[int]) -> "Comparison":
-        """The same with the numbers of its rows, one for each example, in order; unchanged where some have none."""
+        """A copy with the row numbers of its examples; unchanged where there is not one for each example."""
         return replace(self, rows=rows) if len(rows) == len(self.references) else self
 
     def inputs(self, name: str) -> tuple[list, list]:
@@ -50,27 +50,27 @@ class Comparison:
 
 @contextmanager
 def kept_comparisons() -> Iterator[list[Comparison]]:
-    """A list, to which compute_metrics adds whatever it compares while this lasts."""
-    found: list[Comparison] = []
-    token = _KEPT.set(found)
+    """A list to which compute_metrics adds every comparison inside the `with` block."""
+    comparisons: list[Comparison] = []
+    token = _KEPT.set(comparisons)
     try:
-        yield found
+        yield comparisons
     finally:
         _KEPT.reset(token)
 
 
 def keep(comparison: Comparison) -> None:
-    """Add a comparison to the list of kept_comparisons, where there is one."""
-    kept = _KEPT.get()
-    if kept is not None:
-        kept.append(comparison)
+    """Add a comparison to the list of the surrounding kept_comparisons, if there is one."""
+    comparisons = _KEPT.get()
+    if comparisons is not None:
+        comparisons.append(comparison)
 
 
 # ------------------------------------------------------------------------------------------------ intervals
 
 
 def resamples(examples: int, number: int, seed: int) -> "Iterator[np.ndarray]":
-    """`number` times (examples,): how often each example is among as many drawn with replacement."""
+    """`number` resamples, (examples,) each: how often each example occurs among `examples` draws with replacement."""
     draw = np.random.default_rng([seed, examples])
     for _ in range(number):
         yield np.bincount(draw.integers(examples, size=examples), minlength=examples)
@@ -86,7 +86,7 @@ def resampled_scores(comparison: Comparison, names: list[str], number: int, seed
 
 
 def percentiles(scores: "np.ndarray") -> tuple[float, float] | None:
-    """The bounds that hold the middle 95 % of some scores; None where no score is a number."""
+    """The bounds of the middle 95 % of some scores, those that are NaN or infinite left out; None where all are."""
     scores = scores[np.isfinite(scores)]
     if not len(scores):
         return None
@@ -95,7 +95,7 @@ def percentiles(scores: "np.ndarray") -> tuple[float, float] | None:
 
 
 def interval_by_formula(name: str, value: float | None, examples: int) -> dict[str, Any] | None:
-    """{"low", "high", "method"} of the 95 % interval of a metric of so many examples; None where it has no formula."""
+    """{"low", "high", "method"} of a metric's 95 % interval on some number of examples; None without a formula."""
     row = METRICS.get(name)
     if value is None or row is None or row.interval is None:
         return None
@@ -106,22 +106,22 @@ def interval_by_formula(name: str, value: float | None, examples: int) -> dict[s
 def intervals(comparison: Comparison, values: dict[str, float], number: int, seed: int) -> dict[str, dict[str, Any]]:
     """{metric, as the comparison calls it: {"low", "high", "method"}} of the 95 % intervals.
 
-    values: by the same names. number: of resamples; 0: only those that have a formula.
+    values: the metrics, by the same names. number: of resamples; 0: only intervals that have a formula.
     """
-    found, drawn = {}, []
+    bounds_of, drawn = {}, []
     for name in comparison.metrics:
         value = values.get(comparison.called(name))
         by_formula = interval_by_formula(name, value, len(comparison.references))
         if by_formula is not None:
-            found[name] = by_formula
+            bounds_of[name] = by_formula
         elif number and value is not None:
             drawn.append(name)
     scores = resampled_scores(comparison, drawn, number, seed) if drawn else {}
-    for name, of_metric in scores.items():
-        bounds = percentiles(of_metric)
+    for name, values_of_resamples in scores.items():
+        bounds = percentiles(values_of_resamples)
         if bounds is not None:
-            found[name] = {"low": bounds[0], "high": bounds[1], "method": f"bootstrap of {number}"}
-    return {comparison.called(name): found[name] for name in comparison.metrics if name in found}
+            bounds_of[name] = {"low": bounds[0], "high": bounds[1], "method": f"bootstrap of {number}"}
+    return {comparison.called(name): bounds_of[name] for name in comparison.metrics if name in bounds_of}
 
 
 # ------------------------------------------------------------------------------------------------ two models
@@ -130,7 +130,7 @@ def intervals(comparison: Comparison, values: dict[str, float], number: int, see
 def mcnemar(first: "np.ndarray", second: "np.ndarray") -> tuple[int, int, float]:
     """McNemar's exact test (1947; binomial) of two models' right answers, each (examples,) of booleans.
 
-    Returns (examples that the first alone has right, the second alone, two-sided p).
+    Returns (examples that only the first has right, those that only the second has right, two-sided p).
     """
     from scipy.stats import binomtest
 
@@ -139,25 +139,25 @@ def mcnemar(first: "np.ndarray", second: "np.ndarray") -> tuple[int, int, float]
 
 
 def differences(first: Comparison, second: Comparison, number: int, seed: int) -> dict[str, dict[str, Any]]:
-    """What the second model has more of each metric than the first, and how sure that is.
+    """How much higher the second model's metrics are than the first's, and how certain that is.
 
     {metric, as the comparisons call it: {"difference", "p", "test"} and, with resamples, "low" and "high", the 95 %
-    interval of the difference}.
-    Metrics that count right answers are tested by McNemar ("first_alone", "second_alone": answers that one alone has
-    right), the others by the paired bootstrap: p is twice the share of resamples in which the difference is not on its
-    side of 0, with one resample added to each side. Both comparisons are of the same examples in the same order.
+    interval of the difference}. Metrics that count right answers are tested by McNemar ("first_alone", "second_alone":
+    answers that only one has right), the others by the paired bootstrap: p is twice the share of resamples whose
+    difference is not on its side of 0, with one resample added to both counts. Both comparisons hold the same examples
+    in the same order.
     """
 
     names = [name for name in first.metrics if name in second.metrics]
     scores = [resampled_scores(each, names, number, seed) if number else {} for each in (first, second)]
-    whole = np.ones(len(first.references), dtype=int)
-    found = {}
+    ones = np.ones(len(first.references), dtype=int)
+    of_metrics = {}
     for name in names:
         metric = METRICS[name].load()
-        values = [metric.weighted(*each.inputs(name))(whole) for each in (first, second)]
-        row = found[first.called(name)] = {"difference": values[1] - values[0]}
-        drawn = scores[1][name] - scores[0][name] if number else np.array([])
-        bounds = percentiles(drawn)
+        values = [metric.weighted(*each.inputs(name))(ones) for each in (first, second)]
+        row = of_metrics[first.called(name)] = {"difference": values[1] - values[0]}
+        resampled = scores[1][name] - scores[0][name] if number else np.array([])
+        bounds = percentiles(resampled)
         if bounds is not None:
             row |= {"low": bounds[0], "high": bounds[1]}
         right = [metric.right(*each.inputs(name)) for each in (first, second)]
@@ -165,18 +165,18 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
             alone, other, p = mcnemar(*right)
             row |= {"p": p, "test": "McNemar, exact", "first_alone": alone, "second_alone": other}
         elif bounds is not None:
-            drawn = drawn[np.isfinite(drawn)]
-            least = min((drawn <= 0).sum(), (drawn >= 0).sum())
-            row |= {"p": min(1.0, 2 * (1 + int(least)) / (1 + len(drawn))), "test": f"paired bootstrap of {number}"}
-    return found
+            resampled = resampled[np.isfinite(resampled)]
+            least = min((resampled <= 0).sum(), (resampled >= 0).sum())
+            row |= {"p": min(1.0, 2 * (1 + int(least)) / (1 + len(resampled))), "test": f"paired bootstrap of {number}"}
+    return of_metrics
 
 
 def holm(p: list[float]) -> list[float]:
-    """The p of several tests, each raised so that all together err as seldom as one (Holm 1979, section 2).
+    """p-values of several tests, raised so that all together err as rarely as one (Holm 1979, section 2).
 
-    The k-th smallest of m counts m - k + 1 times, no less than the one before it, and 1 at most.
+    The k-th smallest of m p-values is multiplied by m - k + 1; it is at least the one before it and at most 1.
     """
-    found, so_far = [0.0] * len(p), 0.0
+    adjusted, largest = [0.0] * len(p), 0.0
     for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        so_far = found[place] = max(so_far, min(1.0, (len(p) - rank) * p[place]))
-    return found
+        largest = adjusted[place] = max(largest, min(1.0, (len(p) - rank) * p[place]))
+    return adjusted

@@ -1,4 +1,4 @@
-"""Metrics of words' tags: a list of names for each sentence, predicted and true; of entities by seqeval."""
+"""Metrics of words' tags: a list of tags for each sentence, predicted and true; entities by seqeval."""
 
 from .offline_metric import FEATURES, CountedMetric
 
@@ -9,9 +9,9 @@ class TagMetric(CountedMetric):
 
 class TagAccuracy(TagMetric):
     def counts(self, predictions, references):
-        """The words of each sentence that have the right tag, and all."""
-        sentences = [list(zip(given, true)) for given, true in zip(predictions, references, strict=True)]
-        return [(sum(given == true for given, true in words), len(words)) for words in sentences]
+        """The number of rightly tagged words and of all words, for each sentence."""
+        sentences = [list(zip(predicted, true)) for predicted, true in zip(predictions, references, strict=True)]
+        return [(sum(predicted == true for predicted, true in pairs), len(pairs)) for pairs in sentences]
 
     def of_sums(self, right, words):
         return right / words if words else float("nan")
@@ -20,17 +20,17 @@ class TagAccuracy(TagMetric):
 class Entities(TagMetric):
     """Micro average over entities, as conlleval counts them (Tjong Kim Sang and De Meulder 2003, section 2.4).
 
-    A tag that goes on with an entity which nothing began begins one, as in conlleval; 0 where it is a quotient by zero.
+    An I- tag that continues no entity begins one, as in conlleval; 0 where the denominator is zero.
     """
 
     signature = "seqeval, mode default (conlleval)"
 
     def counts(self, predictions, references):
-        """The entities of each sentence: rightly found, found, and true; none is in two sentences."""
+        """The number of right, predicted and true entities of each sentence; no entity spans two sentences."""
         from seqeval.metrics.sequence_labeling import get_entities
 
-        found, true = ([set(get_entities(tags)) for tags in sentences] for sentences in (predictions, references))
-        return [(len(a & b), len(a), len(b)) for a, b in zip(found, true, strict=True)]
+        predicted, true = ([set(get_entities(tags)) for tags in sentences] for sentences in (predictions, references))
+        return [(len(a & b), len(a), len(b)) for a, b in zip(predicted, true, strict=True)]
 
     def of_sums(self, right, found, true):
         quotients = {"f1": (2 * right, found + true), "precision": (right, found), "recall": (right, true)}

@@ -1,4 +1,4 @@
-"""Metrics of texts against one or several references each, by sacrebleu."""
+"""Metrics of texts by sacrebleu and rouge-score, against one or several references for each text."""
 
 import abc
 
@@ -14,7 +14,7 @@ class TextMetric(OfflineMetric):
 
 
 class SacrebleuMetric(TextMetric):
-    """The corpus score of one of sacrebleu's classes; `signature` then names its settings (Post 2018)."""
+    """The corpus score of one of sacrebleu's classes; after scoring, `signature` names its settings (Post 2018)."""
 
     @abc.abstractmethod
     def scorer(self):
@@ -27,20 +27,20 @@ class SacrebleuMetric(TextMetric):
         return result.score
 
     def weighted(self, predictions, references):
-        """From the counts of each text, which sacrebleu's own bootstrap adds up as well (sacrebleu 2.4 to 2.6)."""
+        """From the statistics of each text, which sacrebleu's own bootstrap sums, too (sacrebleu 2.4 to 2.6)."""
         scorer = self.scorer()
         counts = np.array(scorer._extract_corpus_statistics(predictions, streams_of(references)))
         return lambda weights: scorer._compute_score_from_stats((weights @ counts).tolist()).score
 
 
 def streams_of(references: list) -> list[list[str | None]]:
-    """References as sacrebleu takes them: the first of all texts, then the second ones; None where a text has fewer."""
+    """References as sacrebleu takes them: a list of the first ones, then of the second; None where a text has fewer."""
     lists = [[text] if isinstance(text, str) else text for text in references]
     return [[texts[i] if i < len(texts) else None for texts in lists] for i in range(max(map(len, lists)))]
 
 
 class Bleu(SacrebleuMetric):
-    """BLEU (Papineni et al. 2002) with sacrebleu's own tokenisation 13a, so that numbers can be compared."""
+    """BLEU (Papineni et al. 2002) with sacrebleu's tokenisation 13a, which makes scores comparable."""
 
     def scorer(self):
         from sacrebleu.metrics import BLEU
@@ -58,16 +58,16 @@ class Chrf(SacrebleuMetric):
 
 
 class Rouge(MeanMetric, TextMetric):
-    """ROUGE F1 (Lin 2004) without stemming, by rouge-score; of several references the best one counts."""
+    """ROUGE F1 (Lin 2004) without stemming, by rouge-score; the best of several references counts."""
 
     def each(self, predictions, references):
         from rouge_score.rouge_scorer import RougeScorer
 
-        scorer, found = RougeScorer([self.variant]), []
-        for prediction, given in zip(predictions, references):
-            texts = [given] if isinstance(given, str) else given
-            found.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
-        return found
+        scorer, best = RougeScorer([self.variant]), []
+        for prediction, reference in zip(predictions, references):
+            texts = [reference] if isinstance(reference, str) else reference
+            best.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
+        return best
 
 
 class ExactMatch(MeanMetric, TextMetric):

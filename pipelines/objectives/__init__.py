@@ -1,6 +1,6 @@
-"""What a model can learn: one file per objective or task, imported when plugins.OBJECTIVES is asked for its name.
+"""What a model can learn: one file per objective or task, imported when its name is looked up in plugins.OBJECTIVES.
 
-The interface is base.py. A new objective is a file here, called by its name, and a line below.
+The interface is in base.py. A new objective needs a file here that bears its name, and an entry in NAMES.
 """
 
 from ..plugins import OBJECTIVES, TEACHERS

@@ -1,9 +1,9 @@
 """The interface of everything a model can learn: pretraining objectives and fine-tuning tasks alike.
 
-An Objective owns every decision that depends on what is learned: its settings, the data it reads, rows and batches,
-the model's head, metrics, what is shown at the end. The rest of the pipelines calls this interface and asks for no
-names. Recipes are checked with it before any work, so numpy and torch are those of lazy.py; what only a run needs is
-imported here inside methods, because each file that a command enters takes time.
+An Objective makes every decision that depends on what is learned: settings, data, rows and batches, the model's head,
+metrics, what is shown at the end. The other pipelines call this interface and never test for an objective's name.
+Recipes are checked with it before any work, so numpy and torch are imported lazily (lazy.py), and modules that only a
+run needs are imported inside methods: each import delays every command.
 """
 
 from abc import ABC, abstractmethod
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from .losses import OwnLoss
 
-# Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
+# Bounds of settings for `doc`: SHARE for shares and probabilities, TOKENS for the number of tokens of a text.
 SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
 
 
 class FamiliesWith:
-    """`Objective.families`: those with one of these heads (Auto classes), by default with that of the objective."""
+    """`Objective.families`: all families with one of the given heads (Auto classes), by default the objective's."""
 
     def __init__(self, *heads: str):
         self.heads = heads
@@ -48,42 +48,42 @@ class FamiliesWith:
 class Objective(Measuring, ABC):
     """What a model learns, bound to one recipe. A subclass is registered by `register_objective` (plugins.py).
 
-    The first line of its docstring is what `anyformer list` prints. Class attributes:
+    `anyformer list` prints the first line of its docstring. Class attributes:
 
-    name: what the recipe's section names. section: that section, "objective" (plain text or images) or "task"
-    (labelled examples). Settings: dataclass of its own settings, a subclass of ObjectiveSettings.
-    auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so ask an
-    instance. families: of fresh models; a checkpoint may be any. By default those that have such a head.
+    name: the objective's name in a recipe. section: the recipe's section that names it, "objective" (plain text or
+    images) or "task" (labelled examples). Settings: dataclass of its settings, a subclass of ObjectiveSettings.
+    auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so read it
+    from an instance. families: the families of fresh models, by default all with such a head; a checkpoint may be any.
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
-    recipes/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
-    shifts_labels: whether labels stand beside their own token and the model shifts them by one.
-    compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
-    names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
-    asks_for: what any language model can be asked for, whose examples `questions` gives: "classes" (it then has
-    `label_names`), "numbers", "texts", or "" (nothing). answer_column: the column of these answers.
-    parts: the objectives that it is made of, by their names; of most objectives there are none.
-    continues_prompts: whether evaluation.sample_prompts are put to the finished model.
-    predicts_each_position: whether every token is predicted once, from those before it: then texts can be compared, and
-    positions.
-    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
-    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: what stands
-    before the prompt in the heading above a sample. picture: file of the run's folder that is shown as its sample.
+    recipes/special_tokens.py); None: it reads no text. sentinels: the number of tokens <extra_id_N> that it needs.
+    shifts_labels: whether labels are aligned with the input ids, so that the model shifts them by one.
+    compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
+    recipe names none. validates_metrics: whether validations during training measure all of them.
+    asks_for: the kind of answers in `questions`, which few-shot evaluation puts to any language model: "classes" (it
+    then has `label_names`), "numbers", "texts", or "" (no questions). answer_column: the column of these answers.
+    parts: the objectives that it consists of, by label; empty for most objectives.
+    continues_prompts: whether the finished model gets evaluation.sample_prompts.
+    predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
+    compared by text and by position.
+    hub_task: the Hub's pipeline tag of the model, where its head does not imply it. loss_unit: the unit of the loss.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: the words before
+    the prompt in a sample's heading. picture: the file in the run's folder that is shown as its sample.
     row_noun: what a row is called. legend_words: what the marks of `show` mean, as showing.legend takes it. use: the
-    command that puts the finished model to work, {folder} in it. sequences_per_row: how many the model reads for it,
-    such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the objective
-    makes no use of. hub_tags: tags of a published model, beside our own.
-    share_of_usual_rate: of the learning rate that is usual for the model (recipes/usual_rates.py).
-    shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
-    its batches hold what mixture.KEYS names alone, and the loss is the model's.
-    in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
-    finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
-    answers_by: the Auto class of the model that answers rows without labels (`predict`); "": it answers none, and what
-    the model's head says is asked in its place (of_heads.py).
-    taught: what a teacher (teachers.py) can say of its rows: "tokens", "classes", "tags", "vectors" or "nothing".
-    stratified_by: the column of each example's class, of which parts of the data may get their shares; None: none.
-    in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
+    command that runs the finished model, with {folder} in it. sequences_per_row: sequences that the model reads per
+    row, such as 2 for pairs of texts. unused_weights: prefixes of the names of weights that the model has and the
+    objective does not use. hub_tags: further tags of a published model.
+    share_of_usual_rate: factor on the model's usual learning rate (recipes/usual_rates.py).
+    shares_batches: whether its rows can share a batch with other objectives' rows (mixture.py): its rows are plain
+    text, its batches hold no keys but mixture.KEYS, and the model computes the loss.
+    in_stages: whether the last pipeline stage can compute the loss: a causal model's loss, from the batch alone.
+    finishes_on: the processes on which `finish` uses the saved model: "none", "one" or "all".
+    answers_by: the Auto class of the model that answers rows without labels (`predict`); "": none does, and an
+    objective chosen by the model's head answers instead (of_heads.py).
+    taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
+    stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
+    in_parts_of_rows: whether a row can be split over processes (sequence and context parallelism).
 
-    After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
+    After `prepare`, `processor` (a tokenizer or an image processor) is what is saved with the model.
     """
 
     name: ClassVar[str]
@@ -124,7 +124,7 @@ class Objective(Measuring, ABC):
     stratified_by: str | None = None
 
     def __init_subclass__(cls, **kwargs):
-        """Give the subclass's Settings its name as the default of `name`."""
+        """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
@@ -134,7 +134,7 @@ class Objective(Measuring, ABC):
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
         self.processor: Any = None
-        self.signatures: dict[str, str] = {}  # metric -> settings and versions that its number depends on
+        self.signatures: dict[str, str] = {}  # metric -> settings and versions that its value depends on
 
     @property
     def tokenizer(self):
@@ -143,12 +143,12 @@ class Objective(Measuring, ABC):
 
     @property
     def family(self) -> Family | None:
-        """The row of the model's family; None for a checkpoint."""
+        """The model's family; None for a checkpoint."""
         return None if self.recipe.model.family is None else family_row(self.recipe.model.family)
 
     @cached_property
     def config(self) -> Any:
-        """The model's config, of fresh weights as far as the recipe says it. Raises UserError where none loads."""
+        """The checkpoint's config, or for fresh weights what the recipe says of one. Raises UserError if none loads."""
         import anyformer
 
         from ..adapters import load_config
@@ -163,37 +163,37 @@ class Objective(Measuring, ABC):
 
     @property
     def batch_size(self) -> int:
-        """Rows that a model answers at once."""
+        """Rows per forward pass in evaluation."""
         training = self.recipe.training
         return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
 
     @property
     def setting(self) -> str:
-        """How errors name it: `objective.name=masked`."""
+        """How errors name the objective: `objective.name=masked`."""
         return f"{self.section}.name={self.name}"
 
     @classmethod
     def summary(cls) -> str:
-        """The first line of the docstring, for `anyformer list`."""
+        """The first line of the docstring, without its full stop."""
         return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
-        """Whether a metric, as registered, is of what is predicted here."""
+        """Whether a registered metric (MetricRow) can be computed from what is predicted here."""
         return row.fits(cls.compares)
 
     @classmethod
     def metric_names(cls) -> list[str]:
-        """The metrics that it can report beside the loss."""
+        """The metrics that the objective can report in addition to the loss."""
         return [name for name, row in METRICS.items() if cls.takes_metric(row)]
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that are reported beside the loss, by their names in the registry."""
+        """Names of the metrics that are reported in addition to the loss."""
         return self.recipe.evaluation.metrics
 
     def text_columns(self) -> dict[str, str]:
-        """{setting: the column of the data that it names} of the texts of an example; {} where it reads none."""
+        """{setting: the column that it names} for each text of an example; {} where the objective reads no texts."""
         return {}
 
     # ---- the recipe, before anything is read
@@ -215,10 +215,10 @@ class Objective(Measuring, ABC):
             )
 
     def refuse_idle(self, names: Sequence[str], because: str, belongs_to: str) -> None:
-        """Raise UserError for the first of the settings `names` that is set, where they say nothing.
+        """Raise UserError for the first of the settings `names` that is set although it has no effect.
 
-        Set is what differs from the default: saved recipes spell all defaults out. because: the setting for which they
-        say nothing, with its value; belongs_to: that with which they would.
+        A setting counts as set if it differs from its default, because saved recipes spell out all defaults. because:
+        the setting and value with which they have no effect; belongs_to: the one with which they have.
         """
         for row in fields(self.settings):
             value = getattr(self.settings, row.name)
@@ -228,11 +228,11 @@ class Objective(Measuring, ABC):
                 )
 
     def data_sections(self) -> list[DataSection]:
-        """The sections that say what is read: the recipe's, or those of the parts of a task."""
+        """The data sections that are read: the recipe's, or one for each part of a mixture or multi-task."""
         return [self.recipe.data]
 
     def check_data(self) -> None:
-        """Raise UserError for settings of the data that exclude each other; no file is touched."""
+        """Raise UserError for data settings that exclude each other; reads no file."""
         from ..recipes.data_section import check_data
 
         for data in self.data_sections():
@@ -249,45 +249,45 @@ class Objective(Measuring, ABC):
         check_metrics(self.metrics, self.metric_names(), self.setting, len(names) if names else None)
 
     def lengths(self) -> dict[str, int | None]:
-        """Settings that say how many tokens the model reads or writes at once, by name."""
+        """{setting: its value} of the settings that bound how many tokens the model reads or writes at once."""
         return {}
 
     # ---- known before any data is read: what `anyformer plan` counts
 
     def row_lengths(self) -> tuple[int | None, int | None]:
-        """(tokens of a row that the model reads, tokens that the decoder of an encoder-decoder writes), at most.
+        """The most (tokens of a row that the model reads, tokens that an encoder-decoder's decoder writes).
 
-        None: as many as the model has positions, or patches of an image.
+        None: as many as the model has positions or an image has patches.
         """
         most = max((length for length in self.lengths().values() if length is not None), default=None)
         return most, most
 
     def labelled_share(self) -> float:
-        """The share of a row's tokens that is predicted."""
+        """The share of a row's tokens that are predicted."""
         return 1.0
 
     def planned_vocabulary(self) -> int | None:
-        """Entries of the tokenizer; None where a pretrained one would have to be loaded."""
+        """Size of the tokenizer's vocabulary; None where a pretrained tokenizer would have to be loaded."""
         from ..tokenizers.load import planned_size
 
         return planned_size(self.recipe.tokenizer)
 
     def planned_fields(self) -> dict[str, Any]:
-        """Those of `config_fields` that change the number of weights, as far as the recipe says them."""
+        """The `config_fields` that change the number of weights, as far as the recipe alone determines them."""
         return {}
 
     def further_costs(self) -> list[str]:
-        """Sentences on what a run takes that `plan` does not count."""
+        """Sentences about costs of a run that `anyformer plan` does not count."""
         return []
 
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
-        """Raise UserError where rows are longer than the `most` positions that a model has vectors for."""
+        """Raise UserError where rows are longer than the `most` positions for which a model has embeddings."""
         self._refuse_longer(most, field, f"; at most {most} works: learned positions need one for each token")
 
     def check_context(self, most: int) -> None:
-        """Raise UserError where rows are longer than the `most` tokens that a model would be saved as made for.
+        """Raise UserError where rows are longer than `most`, the max_position_embeddings that the config would state.
 
-        Positions without vectors of their own would let it pass, and the saved config would not be true.
+        Training would work with positions that are not learned, but the saved config would be wrong.
         """
         way_out = ", the context it would be saved with; set model.max_position_embeddings={length}"
         self._refuse_longer(most, "the model's max_position_embeddings", way_out)
@@ -299,29 +299,29 @@ class Objective(Measuring, ABC):
                 raise UserError(said + way_out.format(length=length))
 
     def check_model_length(self, most: int) -> None:
-        """check_length for a built model."""
+        """`check_length` once the model and the tokenizer exist; subclasses add checks that need them."""
         self.check_length(most)
 
     # ---- data
 
     @abstractmethod
     def open(self) -> dict[str, Any]:
-        """The sources of each split, `train` first; whatever `rows` takes. Raises UserError."""
+        """{split: its source, as `rows` takes it}, `train` first. Raises UserError."""
 
     @abstractmethod
     def prepare(self, splits: dict[str, Any], cache: Path, progress: bool) -> None:
-        """Make `processor` and whatever else the rows of all splits depend on. Raises UserError."""
+        """Set `processor` and whatever else the rows of all splits depend on. Raises UserError."""
 
     def corpus(self, source: Any) -> Any | None:
-        """The text of one split as documents (data.documents.Corpus), as a tokenizer reads it; None: there is none."""
+        """The text of one split as documents for a tokenizer (data.documents.Corpus); None: there is no text."""
         return None
 
     @abstractmethod
     def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
-        """The rows of one split; those of `train` are asked for first. Raises UserError."""
+        """The rows of one split; callers make those of `train` first. Raises UserError."""
 
     def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        """Make one machine's share of what `rows` of this split reads; return how many shards that was."""
+        """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
         raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
 
     def check_shares(self) -> None:
@@ -329,56 +329,56 @@ class Objective(Measuring, ABC):
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
     def try_examples(self, examples: list, prepared: bool) -> None:
-        """Raise UserError where `prepare` or `rows` would for one of these examples, (place, row) each."""
+        """Raise UserError if `prepare` or, once `prepared`, `rows` would for one of these examples (place, row)."""
 
     def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
-        """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
+        """The rows of all splits with whatever is expensive to add; by now all of them are known to be valid."""
         return rows
 
     def before_training(self) -> None:
-        """Raise UserError for what a training needs beside its data, and is not there; nothing is read yet."""
+        """Raise UserError if something that the training needs beside its data is missing; no data is read yet."""
 
     def for_training(self, rows: "dict[str, Rows]", sources: dict[str, Any], cache: Path) -> "dict[str, Rows]":
-        """The completed rows of all splits as they are trained and validated. Raises UserError."""
+        """The completed rows of all splits as the training and its validations use them. Raises UserError."""
         return rows
 
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """What makes a batch of rows. packed: whether some row holds several documents, where that matters."""
+        """The function from rows to a batch. packed: whether some rows hold several documents."""
 
     @abstractmethod
     def processor_fingerprint(self) -> str:
-        """Equal for processors that make the same model inputs of everything."""
+        """A string that is equal for processors that turn every input into the same model inputs."""
 
     def describe(self, rows: "Rows") -> str:
-        """The rows of one split in a line or two, for people."""
+        """A description of one split's rows in a line or two, for people."""
         return f"{counted(len(rows), self.row_noun)} of {rows.name}"
 
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:
-        """Fields of the model's config that belong to the objective."""
+        """Fields that the objective sets in the model's config."""
         return {}
 
     def prepare_model(self, model) -> None:
         """Change a model before it is trained or measured, such as its generation config."""
 
     def loss(self) -> "OwnLoss | None":
-        """What computes the loss of the model's outputs, after the training rows are made; None: the model itself."""
+        """The loss of the model's outputs, once the training rows are made; None: the model computes its own."""
         return None
 
     def files(self, config) -> dict[str, str]:
-        """Further files of the finished model's folder, path in it -> text, such as what other libraries load it by."""
+        """Further files for the finished model's folder, {path: text}, such as what other libraries load it by."""
         return {}
 
     def logits_of(self) -> Callable[[Any], Any] | None:
-        """What takes the logits (..., C) of labels (...) out of a model's outputs; None: they are `outputs.logits`."""
+        """A function from a model's outputs to logits (..., C) for labels (...); None: they are `outputs.logits`."""
         return None
 
     # ---- words
 
     def step_words(self) -> str:
-        """What an optimizer step is counted in, after a number: `rows x 1024 tokens`."""
+        """The unit of a batch's size, printed after a number: `rows x 1024 tokens`."""
         return f"{self.row_noun}s"
 
     def sample_title(self, prompt: str) -> str:
@@ -387,11 +387,11 @@ class Objective(Measuring, ABC):
 
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """(input, options) with which transformers' pipeline is called; settings: of its section of a saved recipe."""
+        """An example (input, options) for transformers' pipeline; settings: the objective's, from a saved recipe."""
         return "your text", {}
 
     def how_to_use(self, folder: Path) -> str:
-        """One line that puts the finished model to work."""
+        """The command that runs the finished model."""
         return self.use.format(folder=folder)
 
     def legend(self):
@@ -405,26 +405,25 @@ class Objective(Measuring, ABC):
         console.print(f"{self.row_noun} {number}: {row}", markup=False)
 
     def collated(self, rows: "Rows", number: int, row: dict) -> dict:
-        """The batch of this row alone, as training sees it in its first epoch."""
-
+        """A batch of this row alone, as training sees it in its first epoch."""
         from ..data.batch_keys import EPOCH, ROW_IDS
 
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 
-# Settings of the data that are of plain text alone: (name, default).
+# Data settings that only plain text has: (name, default).
 SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
 COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
 
 
 def check_examples(objective: Objective) -> None:
-    """Raise UserError for settings of the data that are of plain text alone, where rows are examples or images."""
+    """Raise UserError for data settings that only plain text has, in an objective whose rows are examples or images."""
     data, is_task = objective.recipe.data, objective.section == "task"
     reads_text = data.derive in DERIVED_FROM_TEXT
-    what, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
+    noun, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
     for name, default in () if reads_text else SOURCES_OF_TEXT:
         if getattr(data, name) != default:
-            raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
+            raise UserError(f"data.{name} does not go with {learner}; give {noun} by data.files or data.dataset")
     for name, default in () if reads_text else COLUMNS_OF_TEXT:
         if getattr(data, name) != default:
             where = f"the {objective.section} section names the columns"

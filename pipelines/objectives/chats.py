@@ -1,4 +1,4 @@
-"""What tasks share that learn answers in conversations: messages from columns, chat template, samples at the end."""
+"""Base of the tasks that learn answers in conversations: messages from columns, chat template, samples at the end."""
 
 import json
 from abc import abstractmethod
@@ -19,9 +19,9 @@ from .base import TOKENS
 from .finished_model import SAMPLES, FinishedModel
 from .text_task import TextTask
 
-# For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
-# these are in every vocabulary, so a model of any tokenizer learns them without a new embedding, and generation stops
-# by itself. Zephyr's template (Tunstall et al. 2023), with the answer marked as transformers and TRL want it.
+# For a tokenizer without a chat template: the role on a line of its own, then the text, ended by the end-of-text token.
+# Every vocabulary can write these, so no embedding has to be added, and generation stops by itself. It is Zephyr's
+# template (Tunstall et al. 2023), with the answer marked as transformers and TRL require.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' }}"
@@ -33,14 +33,14 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 ASSISTANT = "assistant"
-ASKED = ("prompt_field", "input_field", "messages_field")  # settings of the columns that are no answers
+ASKED = ("prompt_field", "input_field", "messages_field")  # settings that name the prompt's columns
 
 Messages = list[dict[str, str]]
 
 
 @dataclass
 class ChatSettings(ObjectiveSettings):
-    """What all tasks over conversations have."""
+    """Settings of all tasks over conversations."""
 
     prompt_field: str | None = doc(
         "column of what is asked: a text, or a list of messages {role, content}", "instruction"
@@ -53,9 +53,9 @@ class ChatSettings(ObjectiveSettings):
 
 
 class ChatTask(TextTask):
-    """A subclass says which columns hold answers, and makes rows of conversations.
+    """Base class; a subclass says which columns hold answers, and makes rows from conversations.
 
-    noun: what a row is made of. columns_of_rows: of numbers, as schema_of takes them.
+    noun: what a row is made from, in words. columns_of_rows: {column: type} of a training row, as schema_of takes them.
     """
 
     auto_class = "AutoModelForCausalLM"
@@ -78,7 +78,7 @@ class ChatTask(TextTask):
     # ---- messages
 
     def prompt_of(self, place: str, row: dict) -> Messages:
-        """What is asked, as messages. Raises UserError."""
+        """The prompt of an example, as messages. Raises UserError."""
         section = self.settings
         if section.prompt_field is None:
             return []
@@ -91,19 +91,19 @@ class ChatTask(TextTask):
         return messages
 
     def messages_of(self, field: str, column: str, place: str, row: dict, role: str | None) -> Messages:
-        """The messages in a column; raises UserError, naming `field`, for none.
+        """The messages in a column. Raises UserError, which names `field`, where it holds none.
 
-        A text is one message of `role`. None: the column holds whole conversations, and a text is the JSON of one, as
-        in CSV files.
+        A text is one message of `role`. With role=None the column holds whole conversations, and a text is the JSON of
+        one, as in CSV files.
         """
         value, where = row[column], f"task.{field}={column!r}: {place}"
         if isinstance(value, str):
             value = list_in_json(value) if role is None else [{"role": role, "content": value}]
         if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            wanted = "neither a text nor a list of messages {role, content}"
+            problem = "neither a text nor a list of messages {role, content}"
             if role is None:
-                wanted = "which is no list of messages {role, content}, nor its JSON"
-            raise UserError(f"{where} holds {kind_of(row[column])}, {wanted}")
+                problem = "which is no list of messages {role, content}, nor its JSON"
+            raise UserError(f"{where} holds {kind_of(row[column])}, {problem}")
         for message in value:
             for name in ("role", "content"):
                 if not isinstance(message.get(name), str):
@@ -115,7 +115,7 @@ class ChatTask(TextTask):
         return [{"role": message["role"], "content": message["content"]} for message in value]
 
     def conversation(self, field: str, prompt: Messages, answer: Messages, place: str) -> Messages:
-        """Prompt and answer, whose last message is the assistant's, after the recipe's system message."""
+        """System message, prompt and answer. Raises UserError if the last message is not the assistant's."""
         messages = [*prompt, *answer]
         if messages[-1]["role"] != ASSISTANT:
             raise UserError(
@@ -140,7 +140,7 @@ class ChatTask(TextTask):
         from ..data.examples import ExampleTexts
 
         def texts(place: str, row: dict) -> list[str]:
-            # With the template's marks, of which a vocabulary of characters has to hold every one.
+            # With the template's marks: a vocabulary of characters must contain every character of them.
             return [
                 "".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages)
                 for messages in self.conversations(place, row)
@@ -159,8 +159,8 @@ class ChatTask(TextTask):
         probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
         ((ids, learned),) = self.encode([("a probe", probe)])
         prompt = self.render(probe[:1], "a probe", add_generation_prompt=True)
-        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        if not any(learned) or ids[: len(asked)] != asked:
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if not any(learned) or ids[: len(prompt_ids)] != prompt_ids:
             raise joined(prompt)
         self.end_of_answer = [number for number, is_learned in zip(ids, learned) if is_learned][-1]
 
@@ -173,7 +173,7 @@ class ChatTask(TextTask):
             raise UserError(f"{place} does not suit the tokenizer's chat template: {error}") from error
 
     def answers_in(self, messages: Messages, place: str) -> tuple[str, list[tuple[int, int]]]:
-        """(a conversation as text, from where to where answers stand in it). Raises UserError."""
+        """(a conversation as text, the character spans (begin, end) of its answers). Raises UserError."""
         text = self.render(messages, place)
         spans = []
         for number, message in enumerate(messages):
@@ -195,16 +195,16 @@ class ChatTask(TextTask):
         return text, spans
 
     def encode(self, conversations: list[tuple[str, Messages]]) -> list[tuple[list[int], list[bool]]]:
-        """(token ids, whether each belongs to an answer, with the mark that ends it) of each (place, messages).
+        """(token ids, whether each token belongs to an answer or to the mark that ends it) for each (place, messages).
 
-        An answer is what the template writes between the prompt for it and the next message, without white space at its
-        end. A token that begins before it is not learned.
+        An answer is what the template writes between its prompt and the next message, without white space at the end. A
+        token that begins before the answer is not learned.
 
-        Raises UserError for a prompt whose last space is in one token with the answer's first word: that word would not
-        be learned, and the prompt of a generation, which ends in the space alone, would be unlike that of the training.
+        Raises UserError where the tokenizer joins the prompt's last space with the answer's first word: that word would
+        not be learned, and in generation, where the prompt ends with the space, the tokens would differ from training.
 
-        A control token in a message is ordinary text, those of the template are control tokens: while the template
-        writes the conversation, marks stand in place of the former.
+        A control token spelled out in a message is read as ordinary text: marks replace it while the template writes
+        the conversation. Control tokens that the template itself writes stay control tokens.
         """
         control = ControlTokens(self.tokenizer)
         hidden = [
@@ -212,16 +212,16 @@ class ChatTask(TextTask):
             for place, messages in conversations
         ]
         parts = [self.answers_in(messages, place) for place, messages in hidden]
-        found = []
+        encoded = []
         for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], control)):
             for begin, _ in spans:
                 if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
                     raise joined(text[:begin])
-            found.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
-        return found
+            encoded.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
+        return encoded
 
     def _tokens(self, texts: list[str], control: ControlTokens) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """(token ids, where each stands) of each text, which may hold marks of control tokens."""
+        """(token ids, the character span of each token) for each text, which may hold marks of control tokens."""
         encoded, as_text = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), None
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"]):
             parts = control.split(text)
@@ -229,9 +229,9 @@ class ChatTask(TextTask):
                 ids, offsets, begin, as_text = [], [], 0, as_text or text_tokenizer(self.tokenizer)
                 for part, name in parts:
                     read = self.tokenizer if name is None else as_text
-                    own = read(name or part, add_special_tokens=False, return_offsets_mapping=True)
-                    spans = own["offset_mapping"] if name is None else [(0, len(part))] * len(own["input_ids"])
-                    ids += own["input_ids"]
+                    coded = read(name or part, add_special_tokens=False, return_offsets_mapping=True)
+                    spans = coded["offset_mapping"] if name is None else [(0, len(part))] * len(coded["input_ids"])
+                    ids += coded["input_ids"]
                     offsets += [(begin + start, begin + end) for start, end in spans]
                     begin += len(part)
             yield ids, offsets
@@ -241,7 +241,7 @@ class ChatTask(TextTask):
         return [self.name]
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Rows of `columns_of_rows`; beside those that are not trained on stand prompt and answer."""
+        """Rows with `columns_of_rows`; in splits other than `train` also with the columns prompt and answer."""
         columns = self.columns_of_rows | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
         rows = self.stored(source, cache, columns, settings)
@@ -253,7 +253,7 @@ class ChatTask(TextTask):
         return rows
 
     def described(self, rows: Rows, tokens: str) -> str:
-        """The encoded conversations in a line. tokens: how many each has, in words."""
+        """A line about the encoded conversations. tokens: words that say how many tokens each has."""
         number, left_out = rows.facts["examples"], rows.facts["left_out"]
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
         more = f"; {counted(left_out, 'more')} left out, whose prompt alone is longer" if left_out else ""
@@ -261,26 +261,26 @@ class ChatTask(TextTask):
 
     @abstractmethod
     def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        """The row of an example's conversations, as `encode` gives them, with `full`, whether one reaches max_length.
+        """The row of an example's conversations, as `encode` returns them; `full` in it: one reaches max_length.
 
-        None where no answer has room.
+        None where no answer fits into max_length.
         """
 
     def _batches(self, examples) -> Iterator[dict[str, Any]]:
-        each, names = self.sequences_per_row, [*self.columns_of_rows, "prompt", "answer", "full"]
+        per_row, names = self.sequences_per_row, [*self.columns_of_rows, "prompt", "answer", "full"]
         for batch in in_batches(examples):
-            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
-            encoded = self.encode(asked)
-            rows = [self.row_of(encoded[start : start + each]) for start in range(0, len(asked), each)]
-            found = [
+            conversations = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
+            encoded = self.encode(conversations)
+            rows = [self.row_of(encoded[start : start + per_row]) for start in range(0, len(conversations), per_row)]
+            usable = [
                 row | {"prompt": json.dumps(messages[:-1], ensure_ascii=False), "answer": messages[-1]["content"]}
-                for row, (_, messages) in zip(rows, asked[::each])
+                for row, (_, messages) in zip(rows, conversations[::per_row])
                 if row is not None
             ]
-            yield {name: [row[name] for row in found] for name in names} | {"left_out": rows.count(None)}
+            yield {name: [row[name] for row in usable] for name in names} | {"left_out": rows.count(None)}
 
     def _facts(self, batch: dict[str, Any]) -> dict:
-        """Numbers of one batch that are worth telling."""
+        """Counts of one batch, which are added up over all batches."""
         return {
             "examples": len(batch["labels"]),
             "tokens": sum(map(len, batch["input_ids"])),
@@ -291,10 +291,10 @@ class ChatTask(TextTask):
     def prepare_model(self, model) -> None:
         """Let generation stop at the mark that ends an answer."""
         config = model.generation_config
-        known = config.eos_token_id if config.eos_token_id is not None else []
-        known = known if isinstance(known, list) else [known]
-        if self.end_of_answer in self.tokenizer.all_special_ids and self.end_of_answer not in known:
-            config.eos_token_id = [*known, self.end_of_answer] if known else self.end_of_answer
+        stops = config.eos_token_id if config.eos_token_id is not None else []
+        stops = stops if isinstance(stops, list) else [stops]
+        if self.end_of_answer in self.tokenizer.all_special_ids and self.end_of_answer not in stops:
+            config.eos_token_id = [*stops, self.end_of_answer] if stops else self.end_of_answer
         if config.pad_token_id is None:
             config.pad_token_id = self.padding
 
@@ -307,7 +307,7 @@ class ChatTask(TextTask):
         return {name: column for name, column in fields.items() if name != "input_field" or column in there}
 
     def asked(self, row: dict, place: str) -> Messages:
-        """The conversation up to the answer that is written; one that the row has already is left out."""
+        """The conversation up to the answer to be written; an answer that already ends it is left out."""
         whole = getattr(self.settings, "messages_field", None)
         if whole is None:
             return self.with_system(self.prompt_of(place, {self.settings.input_field: None} | row))
@@ -319,7 +319,7 @@ class ChatTask(TextTask):
         return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
 
     def prompt_ids(self, messages: Messages) -> list[int]:
-        """A conversation up to the answer that is to be written."""
+        """Token ids of a conversation up to the answer to be written."""
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
     # ---- samples
@@ -332,22 +332,22 @@ class ChatTask(TextTask):
         self.check_prompts(most)
 
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
-        """Answers to the first conversations of the validation, or to evaluation.sample_prompts."""
+        """Answers to evaluation.sample_prompts, or else to the first conversations of a split other than `train`."""
         prompts = [([{"role": "user", "content": text}], {}) for text in self.recipe.evaluation.sample_prompts]
         others = [rows for split, rows in splits.items() if split != "train"]
         if not prompts and others:
-            asked, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
-            prompts = [(json.loads(messages), {"reference": answer}) for messages, answer in zip(asked, answers)]
-        asked = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
-        texts = continuations(finished, self.tokenizer, asked, self.recipe.evaluation.sample_tokens)
+            questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
+            prompts = [(json.loads(messages), {"reference": answer}) for messages, answer in zip(questions, answers)]
+        questions = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
+        texts = continuations(finished, self.tokenizer, questions, self.recipe.evaluation.sample_tokens)
         return [
-            {"prompt": messages[-1]["content"], "text": text} | beside
-            for (messages, beside), text in zip(prompts, texts)
+            {"prompt": messages[-1]["content"], "text": text} | reference
+            for (messages, reference), text in zip(prompts, texts)
         ]
 
 
 def joined(prompt: str) -> UserError:
-    """The error for a chat template whose prompts end so that the tokenizer joins them with the answer."""
+    """The error for a chat template whose prompt ends with what the tokenizer joins with the answer's first word."""
     return UserError(
         f"the tokenizer's chat template ends the prompt for an answer with {prompt[-16:]!r}, whose end the tokenizer "
         f"joins with the answer's first word, so that it could not be learned; change that end in chat_template.jinja, "
@@ -356,7 +356,7 @@ def joined(prompt: str) -> UserError:
 
 
 def list_in_json(text: str) -> list | None:
-    """The list that a text is the JSON of; None where it is none."""
+    """The list that `text` is the JSON of; None where it is not the JSON of a list."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tasks whose answer is one of a few classes: names and numbers of the classes, and what is measured."""
+"""Base of the tasks whose labels are classes: names and numbers of the classes, weights, metrics, reports."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class NamedClassSettings(ObjectiveSettings):
-    """What tasks have whose labels are one class each."""
+    """Settings of all tasks whose labels are classes."""
 
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
@@ -35,18 +35,18 @@ class NamedClassSettings(ObjectiveSettings):
 
 @dataclass
 class ClassSettings(NamedClassSettings):
-    """What tasks of one class per example have."""
+    """Settings of tasks with one class per example."""
 
     label_field: str = doc("column that holds the class, a number or a name", "label")
 
 
 @dataclass
 class Answers:
-    """Arrays (N,), an entry for each answer, in the order of the rows: some bytes each.
+    """The model's answers in one pass over rows: arrays (N,) with an entry per answer, in the order of the rows.
 
-    An answer is of an example, of tags of a word, of several classes of each class of an example. given, true: numbers
-    of classes, or 0 and 1. confidence: float32, the probability of what is given. rows: which of the rows an entry is
-    of, from 0; None: one each.
+    There is one answer per example; with tags one per word, with several classes one per class of each example. given,
+    true: predicted and right class numbers, or 0 and 1. confidence: float32, the probability of the predicted answer.
+    rows: index of each answer's row in the pass, from 0; None: row i has answer i.
     """
 
     given: "np.ndarray"
@@ -55,12 +55,12 @@ class Answers:
     rows: "np.ndarray | None" = None
 
     def row(self, place: int) -> int:
-        """Which of the rows the entry at a place is of."""
+        """The index of the row that the answer at index `place` belongs to."""
         return place if self.rows is None else int(self.rows[place])
 
 
 class ClassScores:
-    """What is measured where a row has one class: the objective itself is its scorer."""
+    """Metrics of rows with one class; the objective is its own scorer (Measuring.scorer)."""
 
     compares = "classes"
     default_metrics = ("accuracy",)
@@ -68,9 +68,9 @@ class ClassScores:
     answers: Answers | None = None
 
     def predictions(self, logits, labels):
-        """(B, C) and (B,) -> float32 (B, 3): the class a row is given, the one it has, the probability of the former.
+        """Logits (B, C), labels (B,) -> float32 (B, 3): predicted class, right class, the predicted one's probability.
 
-        (B, 2 + C), with the probabilities of all classes, where a metric compares them or they are kept.
+        (B, 2 + C), with the probabilities of all classes, where a metric needs them or `keeps_scores` is set.
         """
         shares = logits.float().softmax(-1)
         if not self.keeps_scores and not any(METRICS[name].compares == "probabilities" for name in self.metrics):
@@ -79,37 +79,37 @@ class ClassScores:
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 3) or (rows, 2 + C)."""
-        given, true = predictions[:, :2].astype("int32").T
-        self.answers = Answers(given, true, predictions[:, 2:].max(-1))
+        predicted, true = predictions[:, :2].astype("int32").T
+        self.answers = Answers(predicted, true, predictions[:, 2:].max(-1))
         probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
-        return self.compare(given.tolist(), true.tolist(), probabilities)
+        return self.compare(predicted.tolist(), true.tolist(), probabilities)
 
 
 class ClassTask(ClassScores):
-    """What all tasks of classes share, one per example or several; the class's name is the model's answer.
+    """Base of all tasks with one or several classes per example; the model answers with the class's name.
 
-    The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
-    UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    counted: the fact of rows that counts them. unit: what the report on single classes counts, where not rows.
+    The classes are the recipe's task.label_names, or else those in the examples of all splits. `prepare` raises
+    UserError for labels that are no classes, for fewer than two classes, or for a metric of two classes with more.
+    counted: key of the class counts in the rows' facts. unit: what the class report counts, where that is not rows.
     """
 
     counted: ClassVar[str] = "classes"
     unit: ClassVar[str] = ""
-    _names_are_the_models = False  # neither the recipe nor the data name the classes
+    _names_are_the_models = False  # whether the names come from the model's config, because recipe and data have none
 
     @property
     def label_column(self) -> str:
-        """The column that holds the class, or the classes, of an example: the last one."""
+        """The column that holds the class or classes of an example: the last of `columns`."""
         return [*self.columns().values()][-1]
 
     @property
     def _label_field(self) -> str:
-        """How errors name it: `task.label_field='label'`."""
+        """How errors name that column: `task.label_field='label'`."""
         setting, column = [*self.columns().items()][-1]
         return f"task.{setting}={column!r}"
 
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
-        """(place, class) of each class in a column's value; raises UserError for what holds none."""
+        """(place, class) of each class in a column's value. Raises UserError for a value that cannot hold classes."""
         return the_value(value, place)
 
     def check(self) -> None:
@@ -120,25 +120,25 @@ class ClassTask(ClassScores):
             raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
 
     def learned_names(self, names: list[str]) -> list[str]:
-        """What the model calls classes of these names in the data, each once; several may become one."""
+        """The model's class names for the classes in the data, without repeats: it may learn several as one."""
         return names
 
     def adopt(self, config, source) -> None:
-        """The classes of the model that is measured, in the order of its outputs.
+        """Take the class names from the config of the model that is measured, in the order of its outputs.
 
-        Raises UserError where the recipe, or else the data, has other classes or another order of them.
+        Raises UserError where the recipe, or else the data, names other classes or another order.
         """
-        recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
-        wanted = self.settings.label_names or source.source.class_names(self.label_column)
-        learned = model if wanted is None else self.learned_names(list(wanted))
-        if learned == model or (are_unnamed(model) and len(learned) == len(model)):
-            self._names_are_the_models = wanted is None
-            self.settings.label_names = model if wanted is None else list(wanted)
+        recipe, known = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
+        names = self.settings.label_names or source.source.class_names(self.label_column)
+        learned = known if names is None else self.learned_names(list(names))
+        if learned == known or (are_unnamed(known) and len(learned) == len(known)):
+            self._names_are_the_models = names is None
+            self.settings.label_names = known if names is None else list(names)
         else:
             raise UserError(
-                f"MODEL={recipe.model.name_or_path} tells {', '.join(model)} apart, but the classes of {recipe.name} "
+                f"MODEL={recipe.model.name_or_path} tells {', '.join(known)} apart, but the classes of {recipe.name} "
                 f"are {', '.join(learned)}; if they mean the same, in this order, add "
-                f"task.label_names='[{', '.join(model)}]'"
+                f"task.label_names='[{', '.join(known)}]'"
             )
 
     def try_examples(self, examples: list, prepared: bool) -> None:
@@ -149,9 +149,9 @@ class ClassTask(ClassScores):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
-        given, in_order = self.settings.label_names, not self._names_are_the_models
+        names, in_order = self.settings.label_names, not self._names_are_the_models
         self.classes = Classes(
-            self._label_field, self.label_column, splits, cache, given, in_order, classes_in=self.classes_in
+            self._label_field, self.label_column, splits, cache, names, in_order, classes_in=self.classes_in
         )
         self.label_names = self.learned_names(self.classes.names)
         weights, number = self.settings.class_weights, len(self.label_names)
@@ -165,7 +165,7 @@ class ClassTask(ClassScores):
         return self.label_names[value]
 
     def config_fields(self) -> dict:
-        """The classes' names are what `pipeline()` answers with."""
+        """With the classes' names, by which `pipeline()` answers."""
         return {
             **super().config_fields(),
             "num_labels": len(self.label_names),
@@ -188,29 +188,29 @@ class ClassTask(ClassScores):
         return self.classes.number(value, place)
 
     def class_histogram(self, labels) -> dict[str, int]:
-        """How many of some class numbers are of which class, by name."""
-        found = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.label_names)).tolist()
-        return dict(zip(self.label_names, found))
+        """{name of a class: how often its number is in `labels`}."""
+        counts = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.label_names)).tolist()
+        return dict(zip(self.label_names, counts))
 
     # ---- the loss
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        """The training split as well where it gives the classes' weights."""
-        found = super().splits_to_measure(split, metrics)
-        return [*found, "train"] if self.settings.class_weights == "balanced" and "train" not in found else found
+        """Also the training split where the class weights are computed from it."""
+        splits = super().splits_to_measure(split, metrics)
+        return [*splits, "train"] if self.settings.class_weights == "balanced" and "train" not in splits else splits
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict:
-        """The rows with what stands out about their classes in the notes; those of training give balanced weights."""
+        """The rows with notes on missing and rare classes; the training rows' facts are kept for balanced weights."""
         self.of_training = rows["train"].facts if "train" in rows else {}
         data = self.recipe.data
         has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
-        for split, own in super().completed(rows, cache, progress).items():
-            counts = own.facts.get("classes") or {}
-            own.notes = [*own.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
+        for split, one in super().completed(rows, cache, progress).items():
+            counts = one.facts.get("classes") or {}
+            one.notes = [*one.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
         return rows
 
     def class_weights(self) -> list[float]:
-        """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
+        """The weight of each class: as set, or balanced. Raises UserError for a class without a training example."""
         if self.settings.class_weights != "balanced":
             return self.settings.class_weights
         counts = [self.of_training[self.counted].get(name, 0) for name in self.label_names]
@@ -222,7 +222,7 @@ class ClassTask(ClassScores):
         return self.balanced(counts)
 
     def balanced(self, counts: list[int]) -> list[float]:
-        """n / (C n_c) of n training examples, n_c of them of class c of C (`counts`, none 0).
+        """n / (C n_c) for each of C classes, of which n_c (`counts`, none 0) of n training examples are.
 
         King and Zeng 2001, section 4.2; scikit-learn's "balanced".
         """
@@ -231,32 +231,32 @@ class ClassTask(ClassScores):
     def loss(self):
         return None if self.settings.class_weights is None else WeightedClasses(self.class_weights())
 
-    # ---- how single classes came off in the last pass over some rows
+    # ---- the report on single classes after a pass over some rows
 
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: "Examples") -> dict[str, Any] | None:
-        """{"unit", "classes", "matrix", "confused", "calibration", "mistakes"}, as metrics/class_report.py has them.
+        """{"unit", "classes", "matrix", "confused", "calibration", "mistakes"}, as metrics/class_report.py makes them.
 
-        unit: what is counted. mistakes: the wrong answers that were surest, {"row", "place", "confidence", "given",
-        "true"} and "text" or "image" (a PNG in base64) of each. row: its number in the split. place: where it stands in
-        the data, such as file and line.
+        unit: what is counted. mistakes: the most confident wrong answers, each {"row", "place", "confidence", "given",
+        "true"} and "text" or "image" (a PNG in base64). row: the row's number in the split. place: where the example
+        stands in the data, such as file and line.
         """
         from ..metrics.class_report import calibration, surest_mistakes
 
         if self.answers is None:
             return None
-        found, right = self.answers, self.answers.given == self.answers.true
-        chosen = surest_mistakes(found.confidence, right)
-        if found.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
+        answers, right = self.answers, self.answers.given == self.answers.true
+        chosen = surest_mistakes(answers.confidence, right)
+        if answers.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
             numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
-        of_rows, places = [numbers[found.row(place)] for place in chosen], {}
-        if not rows.facts.get("empty"):  # of sentences without a word there is no row, and numbers are others
+        of_rows, places = [numbers[answers.row(place)] for place in chosen], {}
+        if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
             places = places_of(source, self.label_column, of_rows)
         return {
             "unit": self.unit or f"{self.row_noun}s",
             **self.judged_classes(),
-            "calibration": calibration(found.confidence, right),
+            "calibration": calibration(answers.confidence, right),
             "mistakes": [
-                {"row": number, "place": places.get(number), "confidence": float(found.confidence[place])}
+                {"row": number, "place": places.get(number), "confidence": float(answers.confidence[place])}
                 | dict(zip(("given", "true"), self.said(place, rows[number])))
                 | self.as_read(place, rows[number])
                 for place, number in zip(chosen, of_rows)
@@ -267,11 +267,11 @@ class ClassTask(ClassScores):
         """ "classes", "matrix" and "confused" of the report."""
         from ..metrics.class_report import confusion, per_class
 
-        found, names = self.answers, self.label_names
-        return {"classes": per_class(names, found.given, found.true)} | confusion(names, found.given, found.true)
+        arrays, names = self.answers, self.label_names
+        return {"classes": per_class(names, arrays.given, arrays.true)} | confusion(names, arrays.given, arrays.true)
 
     def said(self, place: int, row: dict) -> tuple[str, str]:
-        """(what was said, what is right) of an answer; row: that it is of."""
+        """(the model's answer, the right answer) in words. place: index into `answers`. row: the answer's row."""
         return self.label_names[self.answers.given[place]], self.label_names[self.answers.true[place]]
 
     def as_read(self, place: int, row: dict) -> dict[str, str]:
@@ -280,10 +280,10 @@ class ClassTask(ClassScores):
 
 
 def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:
-    """Where examples stand in their data, such as file and line, by number. column: one to read, beside no other."""
-    wanted = set(numbers)
-    counted = zip(range(max(wanted, default=-1) + 1), source.only(column))
-    return {number: place for number, (place, _) in counted if number in wanted}
+    """{number of an example: where it stands in the data, such as file and line}. column: the only one to be read."""
+    chosen = set(numbers)
+    counted = zip(range(max(chosen, default=-1) + 1), source.only(column))
+    return {number: place for number, (place, _) in counted if number in chosen}
 
 
 def texts_of_row(ids: Sequence[int], tokenizer) -> list[str]:

@@ -7,8 +7,8 @@
     LocalPipelineExecutor([step], tasks=64, workers=8, logging_dir="logs").run()
     SlurmPipelineExecutor([step], tasks=64, time="12:00:00", partition="cpu", logging_dir="logs").run()
 
-Each task makes one share of the shards, as `anyformer prepare --shard` does. The executor starts tasks again that
-failed, and leaves out finished ones; within a task, finished shards are not made again.
+Each task makes one share of the shards, as `anyformer prepare --shard` does. The executor restarts failed tasks
+and skips finished ones; within a task, finished shards are not made again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class PrepareShare(PipelineStep):
-    """One task's share of the shards of a recipe's data. recipe, overrides: as of `anyformer prepare`."""
+    """Makes a task's share of the shards of a recipe's data. recipe, overrides: as for `anyformer prepare`."""
 
     type, name = "anyformer", "prepare"
 

@@ -28,11 +28,11 @@ class DenoisingSettings(TextSettings):
 class Denoising(Reconstruction):
     """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved.
 
-    The encoder reads a row with noise, the decoder writes the whole row as it was. Both kinds of noise have a rate, of
-    which 0 is none; the defaults are the paper's final mixture. First sentences change places, then spans are infilled.
-    Where sentences begin is read off the tokens (tokenizers/word_marks.py). All stays within a document of the row: no
-    sentence moves to another one, no span reaches into it, and each keeps its end-of-text token in place; where the
-    row's end cuts a document, its parts are noised by themselves. Attention is over the whole row (reconstruction.py).
+    The encoder reads a row with noise, the decoder writes the whole row as it was. Both kinds of noise have a rate,
+    which may be 0; the defaults are the paper's final mixture. First sentences are permuted, then spans are infilled.
+    Sentence beginnings are read off the tokens (tokenizers/word_marks.py). Noise stays within a document: no sentence
+    moves to another one, no span crosses into one, and end-of-text tokens stay in place; where the row's end cuts a
+    document, each part is treated as a document. Attention is over the whole row (reconstruction.py).
     Raises UserError for a tokenizer without mask token, eos or padding.
     """
 
@@ -59,14 +59,14 @@ class Denoising(Reconstruction):
 
     @property
     def row_length(self) -> int:
-        """With the eos after it, which ends a target, a row has sequence_length tokens."""
+        """One less than sequence_length, for the eos that ends a target."""
         return self.settings.sequence_length - 1
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        """The row with noise, never longer than it was; the whole row.
+        """(the row with noise, which never makes it longer; the row as it was).
 
-        Of a row's n tokens, those that begin and end documents aside, round(infill_rate * n) are infilled: as many of
-        each document's, but for rounding.
+        Of a row's n tokens, not counting those that begin and end documents, round(infill_rate * n) are left out: the
+        same share of each document, but for rounding.
         """
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
@@ -85,7 +85,7 @@ class Denoising(Reconstruction):
         return part[:first], part[first:last], part[last:]
 
     def _infilled(self, content, number: int, generator):
-        """The content with spans of `number` tokens left out, and a mask token in place of each."""
+        """The content with random spans, `number` tokens in all, each replaced by one mask token."""
         spans = span_lengths(number, self.settings.mean_span_length, generator)
         gaps = np.sort(generator.integers(len(content) - number + 1, size=len(spans)))  # before which kept token
         left_out = np.zeros(len(content), dtype=bool)
@@ -94,16 +94,16 @@ class Denoising(Reconstruction):
 
 
 def counts(lengths: list[int], rate: float):
-    """How many items of each part a rate comes to, rounded so that of all parts together none is over."""
+    """lengths * rate as whole numbers, rounded so that their sum is the rounded sum(lengths) * rate."""
     ends = np.floor(np.cumsum([0, *lengths]) * rate + 0.5).astype(np.int64)
     return np.diff(ends)
 
 
 def span_lengths(total: int, mean: float, generator):
-    """Lengths (an array) of spans drawn from Poisson(mean) until they come to `total`, the last one cut.
+    """Lengths (an array) of spans drawn from Poisson(mean) until their sum is `total`; the last one is cut.
 
-    At most `total` of them, so that a text with a mask for each is not longer than it was: those of no token that are
-    over are left out, which a mean of 3 does in no text of some length.
+    There are at most `total` spans, so that a mask for each makes the text no longer: empty spans beyond that number
+    are dropped, which with a mean of 3 happens in very short texts only.
     """
     lengths, left = [], total
     while left > 0:
@@ -116,7 +116,7 @@ def span_lengths(total: int, mean: float, generator):
 
 
 def permuted(content, starts, rate: float, generator):
-    """The content with round(rate * sentences) of its sentences in each other's places."""
+    """The content with round(rate * number of sentences) of its sentences permuted."""
     sentences = np.split(content, starts)
     number = round(rate * len(sentences))
     if number < 2:

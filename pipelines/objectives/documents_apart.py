@@ -12,7 +12,7 @@ from ..errors import UserError
 from .base import Objective
 
 PROBED_TOKENS = 8  # of each of two documents
-TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # of the largest logit, in fp32 and in half: rounding, not another document
+TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # relative to the largest logit: rounding in fp32 and in half precision
 
 
 def check_documents_apart(
@@ -20,9 +20,9 @@ def check_documents_apart(
 ) -> None:
     """Raise UserError where a document of a packed row sees the one before it in a native model.
 
-    Packed rows tell documents apart by positions that begin anew, which some native models ignore, and with a mask of
-    ones all; so a model is asked with what the objective's collator sends. splits: rows, some of them packed. section:
-    that names the model. ZeRO-3's empty tensors are not probed.
+    In packed rows position_ids begin anew with each document. Some native models ignore that, and all do if they get an
+    attention_mask of ones; so a model is probed with the inputs that the objective's collator makes. splits: rows, some
+    of them packed. section: the recipe's section that names the model. ZeRO-3's empty tensors are not probed.
     """
     config = model.config
     in_parts = any(hasattr(p, "ds_shape") for p in model.parameters())
@@ -37,7 +37,7 @@ def check_documents_apart(
 
 
 def names_sent(objective: Objective, splits: Iterable[Rows]) -> Collection[str]:
-    """The names of what the objective's collator makes of a packed row: the last one, which may hold padding."""
+    """Names of the inputs that the objective's collator makes of a packed row: the last row, which may be padded."""
     rows = min((rows for rows in splits if rows.is_packed), key=lambda rows: rows.is_stream)
     if rows.is_stream:
         return objective.collated(rows, 0, next(iter(copy.deepcopy(rows)))).keys()
@@ -46,7 +46,7 @@ def names_sent(objective: Objective, splits: Iterable[Rows]) -> Collection[str]:
 
 @torch.no_grad()
 def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position_ids")) -> bool:
-    """Whether the logits of the second document of a row are those that it has by itself. sent: names of inputs."""
+    """Whether the second document of a row has the logits that it has alone. sent: names of the inputs to pass."""
     training = model.training
     model.eval()
     ids = torch.arange(2 * PROBED_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
@@ -54,25 +54,25 @@ def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position
     row = {"input_ids": ids, "position_ids": positions.repeat(1, 2), "attention_mask": torch.ones_like(ids)}
     row = {name: x for name, x in row.items() if name in sent}
     try:
-        with without_cache(model):  # transformers tells packed rows by their positions where no cache is made
-            together = model(**row).logits[:, PROBED_TOKENS:]
-            alone = model(**{name: x[:, PROBED_TOKENS:] for name, x in row.items()}).logits
-    except TypeError:  # it takes no positions
+        with without_cache(model):  # transformers detects packed rows, by their positions, only where no cache is made
+            packed = model(**row).logits[:, PROBED_TOKENS:]
+            separate = model(**{name: x[:, PROBED_TOKENS:] for name, x in row.items()}).logits
+    except TypeError:  # the model takes no position_ids
         return False
     finally:
         model.train(training)
-    tolerance = TOLERANCE if alone.dtype == torch.float32 else HALF_TOLERANCE
-    return (together - alone).abs().max().item() <= tolerance * alone.abs().max().item()
+    tolerance = TOLERANCE if separate.dtype == torch.float32 else HALF_TOLERANCE
+    return (packed - separate).abs().max().item() <= tolerance * separate.abs().max().item()
 
 
 @contextmanager
 def without_cache(model) -> Iterator[None]:
-    """A block in which a model's forward pass keeps no keys and values, for which a loss has no use."""
-    kept = getattr(model.config, "use_cache", None)
-    if kept is not None:
+    """A block in which the model's forward pass makes no cache of keys and values, which a loss does not need."""
+    use_cache = getattr(model.config, "use_cache", None)
+    if use_cache is not None:
         model.config.use_cache = False
     try:
         yield
     finally:
-        if kept is not None:
-            model.config.use_cache = kept
+        if use_cache is not None:
+            model.config.use_cache = use_cache

@@ -12,7 +12,7 @@ from .base import SHARE
 from .showing import is_label
 from .text import TextObjective, TextSettings
 
-ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
+ADDED = 4  # tokens by which rearranging may lengthen a document: three sentinels and an end-of-text
 
 
 @dataclass
@@ -37,10 +37,9 @@ class FillInTheMiddle(TextObjective):
     A document of a packed row is cut at two random places between tokens into prefix, middle and suffix, and becomes
     PREFIX prefix SUFFIX suffix MIDDLE middle END (PSM) or PREFIX SUFFIX suffix MIDDLE prefix middle END (SPM, appendix
     D), PREFIX, SUFFIX and MIDDLE being special tokens. The cuts are drawn anew in each epoch; where a row's end cuts a
-    document, its parts are documents of their own here (section 4.2, context level). Cuts between tokens, unlike the
-    paper's between characters, never divide a word's token: prompts should end where tokens do. All tokens are
-    predicted as in `causal`, sentinels included. Raises UserError for a tokenizer without end-of-text token or
-    sentinels.
+    document, each part is treated as a document (section 4.2, context level). Cuts between tokens, unlike the paper's
+    between characters, never divide a word's token: prompts should end where tokens do. All tokens are predicted as in
+    `causal`, sentinels included. Raises UserError for a tokenizer without end-of-text token or sentinels.
     """
 
     name = "fill_in_the_middle"
@@ -74,7 +73,7 @@ class FillInTheMiddle(TextObjective):
 
     @property
     def row_length(self) -> int:
-        """A row of one document has sequence_length tokens when it is rearranged."""
+        """Short enough that a row of one document has sequence_length tokens once it is rearranged."""
         return self.settings.sequence_length - ADDED
 
     def batch_widths(self) -> tuple[int, int]:
@@ -95,8 +94,8 @@ class FillInTheMiddle(TextObjective):
         parts = document_parts(changed["position_ids"].numpy())
         if not is_label(changed["labels"][parts[-1][0] :]).any():
             parts.pop()  # padding
-        found = zip(rows.documents(number, row), parts)
-        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in found]
+        pairs = zip(rows.documents(number, row), parts)
+        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in pairs]
         super().show(console, rows, number, changed, documents, self.sentinel_ids)
 
 
@@ -104,8 +103,8 @@ class FillInTheMiddleCollator:
     """Rows -> one batch: input_ids, labels (B, T), and position_ids where rows hold several documents.
 
     Each token keeps its label (the first of a document's part has none), so that every token of the text is predicted
-    as often as in `causal`; MIDDLE, SUFFIX and END have labels, too, PREFIX has nothing before it. T is `length` or, if
-    None, that of the longest row; padding is a document of its own, and there is never an attention_mask.
+    as often as in `causal`; MIDDLE, SUFFIX and END have labels, too, but not PREFIX, before which there is nothing. T
+    is `length` or, if None, the longest row's; padding is a document of its own, and there is never an attention_mask.
     """
 
     def __init__(self, tokenizer, sentinels: list[int], settings, packed: bool, seed: int, length: int | None = None):
@@ -119,14 +118,14 @@ class FillInTheMiddleCollator:
             pair = np.stack([row["input_ids"].numpy(), row["labels"].numpy()])
             parts = [pair[:, begin:end] for begin, end in document_parts(row["position_ids"].numpy())]
             if len(parts) > 1 and (parts[-1][1] == IGNORE_INDEX).all():
-                parts.pop()  # padding, or one token that predicts and is predicted by nothing
+                parts.pop()  # padding, or a single token that neither predicts nor is predicted
             changed.append([self.rearrange(part, generator) for part in parts])
         ids, labels = zip(*(np.concatenate(parts, axis=1) for parts in changed))
         batch = {"input_ids": pad(ids, self.pad, width=self.length)}
         batch["labels"] = pad(labels, IGNORE_INDEX, width=self.length)
         if self.packed:
             width, lengths = batch["labels"].shape[1], [[part.shape[1] for part in parts] for parts in changed]
-            positions = [np.concatenate([np.arange(n) for n in (*own, width - sum(own))]) for own in lengths]
+            positions = [np.concatenate([np.arange(n) for n in (*sizes, width - sum(sizes))]) for sizes in lengths]
             batch["position_ids"] = torch.from_numpy(np.stack(positions))
         return batch | row_ids(rows)
 

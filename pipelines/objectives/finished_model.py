@@ -30,7 +30,7 @@ class FinishedModel:
         return self.load()
 
     def shared(self, numbers: Sequence[int], answer: Callable[[list[int]], list]) -> list:
-        """`answer(numbers)`, of which each process computes a share, in the order of `numbers`."""
+        """`answer(numbers)`, in the order of `numbers`; each process computes a share of it."""
         mine = list(numbers[self.index :: self.count])
-        found = dict(self.gather(list(zip(mine, answer(mine)))))
-        return [found[number] for number in numbers]
+        results = dict(self.gather(list(zip(mine, answer(mine)))))
+        return [results[number] for number in numbers]

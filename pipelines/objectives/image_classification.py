@@ -12,7 +12,7 @@ from .finished_model import FinishedModel
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import as_png, image_text, shares_text
 
-MOST_PIXELS = 96  # on a side of a picture that a report shows
+MOST_PIXELS = 96  # on a side of an image in a report
 
 
 @dataclass
@@ -56,7 +56,7 @@ class ImageClassification(ClassTask, ImageObjective):
         "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
     )
-    _train = None  # images of the training rows, with which others are mixed
+    _train = None  # store of the training images, from which the collator takes those that it mixes in
 
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
@@ -68,7 +68,7 @@ class ImageClassification(ClassTask, ImageObjective):
                 self.label_of(row[self.label_column], place)
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
-        """Decoded images with their class numbers; those of the training split are for augmentation."""
+        """Decoded images with their class numbers; training rows are marked for augmentation."""
         from ..images.processors import prepare_images, settle_normalisation
 
         store = prepare_images(
@@ -86,7 +86,7 @@ class ImageClassification(ClassTask, ImageObjective):
         return ImageRows(store, augment=split == "train")
 
     def collator(self, packed: bool):
-        """For rows of all splits."""
+        """One collator for the rows of all splits: it augments marked rows alone."""
         from ..images.augmentation import Augmentation, ImageCollator
         from ..images.processors import normalisation
 
@@ -110,8 +110,8 @@ class ImageClassification(ClassTask, ImageObjective):
     answers_by = auto_class
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
-        found = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
-        return list(map(of_scores, found))
+        results = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
+        return list(map(of_scores, results))
 
     def as_read(self, place: int, row: dict) -> dict[str, str]:
         return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
@@ -124,7 +124,7 @@ class ImageClassification(ClassTask, ImageObjective):
 
 
 class ImageRows(StoredImages):
-    """The rows of a store; `augment` in a row tells the collator that it is one of the training set's."""
+    """The rows of a store; with `augment`, each row has the key of that name, by which the collator augments it."""
 
     def __init__(self, store, augment: bool):
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""Objectives and tasks of images: decoded once, cut to the model's size by the processor that is saved with it."""
+"""Base of objectives and tasks of images, decoded once and fitted to the model's size by its saved processor."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .finished_model import FinishedModel
 
 @dataclass
 class NormalizedSettings(ObjectiveSettings):
-    """What objectives and tasks have whose model reads pixels, normalised by the training images."""
+    """Settings of objectives and tasks whose model reads pixels, normalised by the training images."""
 
     image_field: str = doc("column that holds the image", "image")
     image_fit: Literal["squeeze", "crop", "pad"] = doc(
@@ -44,7 +44,7 @@ class ImageObjective(Objective):
         super().check()
 
     def check_tokenizer(self) -> None:
-        """There is no text. A checkpoint's name is filled in by itself."""
+        """Raise UserError for tokenizer settings, but for name_or_path, which is filled in with the checkpoint's."""
         section = self.recipe.tokenizer
         for field, default in vars(TokenizerSection()).items():
             value = getattr(section, field)
@@ -63,7 +63,7 @@ class ImageObjective(Objective):
         self.shape = image_shape(self.recipe)
         self.processor = recipe_image_processor(self.recipe, self.shape)
 
-    # ---- rows without labels: a vector each, but of a model with classes
+    # ---- rows without labels: a vector for each, unless the model has classes
 
     answers_by = "AutoModel"
 
@@ -71,14 +71,14 @@ class ImageObjective(Objective):
         return {"image_field": self.settings.image_field}
 
     def asked(self, row: dict, place: str) -> Any:
-        """An image of Pillow's, in colour where the model sees colours."""
+        """A Pillow image, in colour where the model reads colours."""
         from ..data.image_store import decode
 
         return decode(row[self.settings.image_field], self.channels, self._image_setting, place)
 
     @property
     def channels(self) -> int:
-        """Of the images that the finished model sees: 1 or 3."""
+        """Channels of the images that the finished model reads: 1 or 3."""
         return getattr(self.config, "num_channels", 3)
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:

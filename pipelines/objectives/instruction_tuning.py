@@ -1,4 +1,4 @@
-"""Instructions and their answers, or whole conversations: the answers alone are learned."""
+"""Instructions and their answers, or whole conversations, of which only the answers are learned."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +74,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
     # ---- rows
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
+        """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
         encoded = super().rows(source, split, cache, progress)
         if not self.settings.packing:
             return encoded
@@ -85,7 +85,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
         longest = self.settings.max_length
         ((ids, learned),) = encoded
-        labels = [number if own else IGNORE_INDEX for number, own in zip(ids[:longest], learned)]
+        labels = [number if is_learned else IGNORE_INDEX for number, is_learned in zip(ids[:longest], learned)]
         if not any(learned[:longest]):
             return None
         return {"input_ids": ids[:longest], "labels": labels, "full": len(ids) >= longest}
@@ -117,9 +117,9 @@ class InstructionTuning(TokenPredictions, ChatTask):
         return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
 
     def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
-        more = self.settings.input_field  # may be empty
+        column = self.settings.input_field  # may be empty
         return super().questions(
-            (place, row | ({} if more is None else {more: row.get(more) or ""})) for place, row in source
+            (place, row | ({} if column is None else {column: row.get(column) or ""})) for place, row in source
         )
 
     def true_answer(self, row: dict, place: str) -> str:
@@ -135,17 +135,17 @@ class InstructionTuning(TokenPredictions, ChatTask):
         """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
         if not self.metrics_of_answers():
             return {}
-        in_rows = ([each[0] for each in rows.documents(number)] or [number] for number in numbers)
-        asked = sorted(number for members in in_rows for number in members)
+        in_rows = ([document[0] for document in rows.documents(number)] or [number] for number in numbers)
+        conversations = sorted(number for members in in_rows for number in members)
         prompts, references = map(rows.texts, ("prompt", "answer"))
 
         def write(mine: list[int]) -> list[str]:
             ids = [self.prompt_ids(json.loads(prompts[number])) for number in mine]
             return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
 
-        written = [text.strip() for text in finished.shared(asked, write)]
-        true = [references[number].strip() for number in asked]
-        return self.compare(written, true, names=self.metrics_of_answers(), rows=asked)
+        written = [text.strip() for text in finished.shared(conversations, write)]
+        true = [references[number].strip() for number in conversations]
+        return self.compare(written, true, names=self.metrics_of_answers(), rows=conversations)
 
     # ---- words
 
@@ -155,6 +155,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def show(self, console, rows, number: int, row: dict) -> None:
         documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
         learned = int(is_label(row["labels"]).sum())
-        what = counted(len(documents), "conversation")
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {what}, {learned} learned", align="left")
+        conversations = counted(len(documents), "conversation")
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {conversations}, {learned} learned", align="left")
         console.print(row_text(row, documents, self.tokenizer))

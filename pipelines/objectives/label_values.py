@@ -1,4 +1,4 @@
-"""What the labels of data mean, classes or numbers, and what stands out about classes."""
+"""Labels of the data as class numbers or as plain numbers, and notes on missing and rare classes."""
 
 import json
 import math
@@ -10,20 +10,20 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..recipes.types import show
 
-FEW = 10  # rows, below which a class is called rare
+FEW = 10  # rows; a class that has fewer may be called rare
 
 
 def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
-    """A column's value as the one class that it is."""
+    """The `classes_in` of columns that hold one class."""
     return [(place, value)]
 
 
 class Classes:
-    """The classes that a column of the data names, by `names`, and the number of each, `numbers`.
+    """The classes in a column of the data: their `names`, and the number of each name, `numbers`.
 
-    field: how errors name the column, task.label_field='label'. given: their names; None: those that the data carry;
-    else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1, ...; else its numbers
-    themselves. Names of all splits: a class may be so rare that it is in one alone. in_order: whether given names stand
+    field: how errors name the column, task.label_field='label'. given: the names; None: the class names stored with the
+    data, else the column's strings in alphabetical order, else LABEL_0, LABEL_1, ... for the numbers 0 to n, else the
+    numbers themselves; of all splits, as a rare class may be in only one of them. in_order: whether given names stand
     for the numbers 0 to n in the data. classes_in: (value, place) -> (place, class) of each class in a column's value.
     """
 
@@ -47,8 +47,8 @@ class Classes:
     def number(self, value: Any, place: str) -> int:
         """The number of the class that a label means. Raises UserError.
 
-        A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
-        or its name where the classes were named after the numbers in the data.
+        A string is a class's name or else, as in CSV files, the digits of a number. A number is that of the class, or
+        its name where the classes were named after the numbers in the data.
         """
         check_class(value, self.field, place)
         if isinstance(value, int) and self.named_by_numbers:
@@ -86,7 +86,7 @@ def _names_in_data(field: str, column: str, splits, cache: Path, classes_in: Cal
 
 
 def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
-    found, kind = set(), None
+    classes, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
@@ -94,18 +94,18 @@ def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
                 if kind not in (None, isinstance(value, str)):
                     raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
                 kind = isinstance(value, str)
-                found.add(value if kind else int(value))
-        if split == "train" and len(found) < 2:
-            only = f"has the class {found.pop()!r}" if found else "has no class"
+                classes.add(value if kind else int(value))
+        if split == "train" and len(classes) < 2:
+            only = f"has the class {classes.pop()!r}" if classes else "has no class"
             raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
     if kind:
-        return sorted(found)
-    counted = found == set(range(len(found)))
-    return [f"LABEL_{number}" if counted else str(number) for number in sorted(found)]
+        return sorted(classes)
+    counted = classes == set(range(len(classes)))
+    return [f"LABEL_{number}" if counted else str(number) for number in sorted(classes)]
 
 
 def check_class(value: Any, field: str, where: str) -> None:
-    """Raise UserError for a label that is the name or number of no class."""
+    """Raise UserError for a label that cannot be the name or number of a class."""
     if not isinstance(value, (str, int)):
         raise UserError(f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)")
     if isinstance(value, str) and not value.strip():
@@ -115,23 +115,23 @@ def check_class(value: Any, field: str, where: str) -> None:
 
 
 def check_names(names: list[str] | None) -> None:
-    """Raise UserError for task.label_names that are not two or more."""
+    """Raise UserError for task.label_names that are not two or more different names."""
     if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
         raise UserError(f"task.label_names={show(names)} must be two or more different names")
 
 
 def are_unnamed(names: list[str]) -> bool:
-    """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
+    """Whether the names are LABEL_0, LABEL_1, ..., by which transformers calls classes without names."""
     return names == [f"LABEL_{number}" for number in range(len(names))]
 
 
 def held(value: Any) -> str:
-    """A value that is no label, for errors."""
+    """How errors write a value that is no label."""
     return "null" if value is None else repr(value)
 
 
 def number_of(value: Any, field: str, place: str) -> float:
-    """The number in a column's value; that of CSV files is a text. Raises UserError, which names field and place."""
+    """The number that a value is, or that its text is (CSV files). Raises UserError, which names field and place."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -142,7 +142,7 @@ def number_of(value: Any, field: str, place: str) -> float:
 
 
 def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) -> list[str]:
-    """Sentences about the classes of the rows of a split, whose numbers are `counts`."""
+    """Sentences about missing and rare classes of a split. counts: {class: number of its rows}."""
     notes, missing = [], [repr(name) for name, number in counts.items() if not number]
     if missing:
         way_out = (

@@ -1,4 +1,4 @@
-"""What tasks share that read one answer, a class or a number, off a text or a pair of texts."""
+"""Base of the tasks that predict classes or a number for a text or a pair of texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ class LabelledTextSettings(ObjectiveSettings):
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is.
+    """Base class; a subclass defines what a label is, by an attribute and four methods.
 
-    label_type: on disk. label_of(value, place): the label in a column's value; raises UserError for what is none.
-    label_identity(): what labels depend on beside the examples; another one encodes the examples anew.
-    label_facts(labels): what is worth telling of some labels, a mapping whose numbers are added up over all of them.
-    label_words(facts): these facts for people.
+    label_type: its type on disk. label_of(value, place): the label in a column's value; raises UserError for no label.
+    label_identity(): what labels depend on besides the examples; if it changes, the examples are encoded anew.
+    label_facts(labels): facts about a batch's labels, a mapping whose numbers are added up over all batches.
+    label_words(facts): these facts in words.
     """
 
     label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
-    # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
+    # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
 
     def true_answer(self, row: dict, place: str) -> Any:
@@ -50,15 +50,15 @@ class LabelledTexts(TextTask):
         return dict(zip(("text", "text_pair"), texts))
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
-        found = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
-        return list(map(self.answer_of, found))
+        results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
+        return list(map(self.answer_of, results))
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer of what the pipeline gives of a row: {"label", "score"} of each of the model's outputs."""
+        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
         return of_scores(found)
 
     def config_fields(self) -> dict[str, Any]:
-        """A fresh decoder stack reads padding before the text, as it does before the targets of pretraining."""
+        """In a fresh encoder-decoder the decoder's input begins with padding, as in pretraining."""
         fresh = self.family is not None and self.family.has_decoder
         return {"decoder_start_token_id": self.tokenizer.pad_token_id} if fresh else {}
 
@@ -71,17 +71,17 @@ class LabelledTexts(TextTask):
         return {"text_field": section.text_field, **pair}
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The examples as what `encoded` gives, and labels."""
+        """Rows with the columns that `encoded` returns, and labels."""
         columns = self.encoded_columns() | {"labels": self.label_type}
         return self.stored(source, cache, columns, [self.settings.max_length, self.label_identity(), list(columns)])
 
     def encoded_columns(self) -> dict[str, str]:
-        """The columns that `encoded` gives, as schema_of takes them; token_type_ids are of pairs of texts."""
+        """The columns that `encoded` returns, as schema_of takes them; token_type_ids are for pairs of texts."""
         pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
         return {"input_ids": "int32[]"} | ({"token_type_ids": "int8[]"} if pair else {})
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
-        """The texts of some examples, one list for each column, as columns of rows."""
+        """{column: its value in each row} for a batch of examples. texts: for each text column, one per example."""
         return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
 
     def _batches(self, examples) -> Iterator[dict[str, list]]:
@@ -98,11 +98,11 @@ class LabelledTexts(TextTask):
             yield {**encoded, "labels": [self.label_of(self.label_in(row), place) for place, row in batch]}
 
     def label_in(self, row: dict) -> Any:
-        """The value of an example that `label_of` takes."""
+        """The value in an example's label column, which `label_of` takes."""
         return row[self.settings.label_field]
 
     def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
-        """Of each encoded example the numbers of tokens that max_length bounds."""
+        """For each encoded example, the numbers of tokens that max_length bounds."""
         return [(len(ids),) for ids in batch["input_ids"]]
 
     def _facts(self, batch: dict[str, list]) -> dict:

@@ -1,6 +1,6 @@
-"""What objectives share in which a decoder of ours reads tokens in both directions: a prefix, or a row with masks.
+"""Mixin of objectives in which one of our decoders reads tokens in both directions: a prefix, or a row with masks.
 
-Their batches hold a prefix_mask (B, T), nonzero at tokens that all of their document see, those before them, too.
+Their batches hold a prefix_mask (B, T), nonzero at tokens that all tokens of their document see, earlier ones, too.
 """
 
 from anyformer.modeling.families import FAMILIES
@@ -13,11 +13,11 @@ PREFIX_MASK = "prefix_mask"  # key of a batch
 
 
 class LooksAhead:
-    """A mixin, before the base class, for objectives over text that several kinds of models learn, decoders too."""
+    """Mixin, named before the base class, of objectives over text that decoders and other models can learn."""
 
     @property
     def has_encoder(self) -> bool:
-        """Whether an encoder reads a text, and a decoder writes."""
+        """Whether the model is an encoder-decoder."""
         return self.family.has_decoder if self.family is not None else bool(self.config.is_encoder_decoder)
 
     @property

@@ -1,7 +1,7 @@
-"""Losses that a task computes from its model's outputs, where the model computes none or another one.
+"""Losses that a task computes from its model's outputs, where the model computes none or a different one.
 
-Each is a sum over a batch beside what it is divided by. Trainer divides by that of all batches of an optimizer step on
-all processes, so accumulating and more processes change nothing.
+Each is a sum over a batch, with a weight to divide it by. Trainer divides by the total weight of all batches of an
+optimizer step on all processes, so gradient accumulation and data parallelism do not change the loss.
 """
 
 from abc import ABC, abstractmethod
@@ -12,15 +12,15 @@ from ..lazy import torch
 
 
 class OwnLoss(ABC):
-    """What Objective.loss gives. A batch is a dict of the model's inputs and `labels`; labels of -100 are not counted.
+    """What Objective.loss returns. A batch is a dict of model inputs and `labels`; labels of -100 are not counted.
 
-    outputs: of the model, which gets the batch without what is named in `beside`.
+    outputs: those of the model, which gets the batch without the keys in `beside`.
     """
 
     beside: ClassVar[tuple[str, ...]] = ("labels",)
 
     def weights(self, batch: dict) -> "torch.Tensor":
-        """(B,): what each example adds to what `total` is divided by; here its number of counted labels."""
+        """(B,): what each example adds to `weight`; here its number of counted labels."""
         return batch["labels"].ne(IGNORE_INDEX).reshape(len(batch["labels"]), -1).sum(dim=-1)
 
     def weight(self, batch: dict) -> "torch.Tensor":
@@ -28,13 +28,13 @@ class OwnLoss(ABC):
         return self.weights(batch).sum()
 
     def weights_of_rows(self, batch: dict, rows: int) -> "torch.Tensor":
-        """(rows,): `weights` of the model's rows; those of one example stand one after the other, and share its own."""
-        each = rows // len(batch["labels"])
-        return self.weights(batch).repeat_interleave(each) / each
+        """(rows,): `weights` per row of the model, with each example's divided equally over its consecutive rows."""
+        per_example = rows // len(batch["labels"])
+        return self.weights(batch).repeat_interleave(per_example) / per_example
 
     @abstractmethod
     def total(self, outputs, batch: dict, label_smoothing: float = 0.0) -> "torch.Tensor":
-        """(): the summed loss; 0, with gradients of 0, of a batch without a counted label.
+        """(): the summed loss; 0, with gradients of 0, for a batch without a counted label.
 
         label_smoothing: share of a label's probability that is spread over all classes; 0 in evaluation.
         """
@@ -47,10 +47,10 @@ class OwnLoss(ABC):
 class WeightedClasses(OwnLoss):
     """Cross-entropy with a weight for each class, as torch.nn.CrossEntropyLoss(weight) means it.
 
-    The sum of w[label] * loss is divided by the sum of w[label]. For labels that are shares of classes (mixup) the
-    weight of a row is that of its shares, so that a whole share weighs what its class does.
+    The sum of w[label] * loss is divided by the sum of w[label]. Where labels are shares of classes (mixup), a row's
+    weight is the sum of w[class] * share.
 
-    weights: of each class, in the order of the model's outputs.
+    weights: one for each class, in the order of the model's outputs.
     """
 
     def __init__(self, weights: list[float]):
@@ -84,7 +84,7 @@ class SeveralLabels(OwnLoss):
 
     The mean is over all C labels of all rows, as that of torch.nn.BCEWithLogitsLoss.
 
-    positive_weights: what a label of 1 counts, of each class, as pos_weight there; None: as much as a label of 0.
+    positive_weights: for each class, the weight of a label of 1, as pos_weight there; None: 1, as of a label of 0.
     """
 
     def __init__(self, positive_weights: list[float] | None = None):
@@ -105,13 +105,13 @@ class SeveralLabels(OwnLoss):
 class Spans(OwnLoss):
     """Cross-entropy of an answer's first and last token among the real tokens of its row: labels (B, 2), their places.
 
-    Padding has no share of the probability, whoever made the model: the loss of a row does not depend on its batch.
+    Padding gets no probability, whichever model it is, so that the loss of a row does not depend on its batch.
     """
 
     beside = ("labels", "start_positions", "end_positions")
 
     def logits(self, outputs, batch):
-        """(B, 2, T): the scores of each token as first and as last one."""
+        """(B, 2, T): the scores of each token as the first and as the last one."""
         return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
@@ -158,8 +158,8 @@ class InBatchNegatives(Cosine):
     """Each first text has to find its own second text among those of the batch: MultipleNegativesRankingLoss.
 
     Cross-entropy over the cosines times `scale` (van den Oord et al. 2018, eq. 4; Henderson et al. 2017, section 4.4).
-    The other texts are those of the batch of one process: unlike other losses this one changes where a batch is cut
-    into several.
+    The negatives come from one process's batch: unlike the other losses, this one depends on how the examples of an
+    optimizer step are divided into batches.
     """
 
     def __init__(self, pooling: str, scale: float):
@@ -168,6 +168,6 @@ class InBatchNegatives(Cosine):
 
     def total(self, outputs, batch, label_smoothing=0.0):
         counted = batch["labels"].ne(IGNORE_INDEX)
-        first, second = (torch.nn.functional.normalize(each[counted], dim=-1) for each in self.vectors(outputs, batch))
+        first, second = (torch.nn.functional.normalize(side[counted], dim=-1) for side in self.vectors(outputs, batch))
         scores = first @ second.T * self.scale
         return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()

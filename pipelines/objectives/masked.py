@@ -19,13 +19,13 @@ class MaskedSettings(MaskingSettings, TextSettings):
 class Masked(LooksAhead, MaskingObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
 
-    Some tokens of each row are hidden, and predicted from those on both sides: single ones, or whole words
-    (TokenHider). Documents follow each other in a row, each attending to itself alone; where a row's
-    end cuts one, the next row goes on with its next token. Raises UserError for a tokenizer without a mask token.
+    Some tokens of each row are hidden, single ones or whole words (TokenHider), and predicted from those on both sides.
+    Documents follow each other in a row, each attending only to itself; where a row's end cuts one, the next row goes
+    on with its next token. Raises UserError for a tokenizer without a mask token.
 
-    A decoder of ours learns it, too, as GPT-BERT does (Charpentier and Samuel 2024): tokens of a document see each
-    other, and what a mask hides is predicted at the token before it, so that `causal` rows can share its batches. A
-    document's first token is never hidden then. AutoModelForMaskedLM loads such a decoder to fill in masks.
+    One of our decoders can learn it, too, as GPT-BERT does (Charpentier and Samuel 2024): tokens of a document see each
+    other, and a hidden token is predicted at the token before it, so that `causal` rows can share the batches. A
+    document's first token is then never hidden. AutoModelForMaskedLM loads such a decoder to fill in masks.
     """
 
     name = "masked"
@@ -69,8 +69,8 @@ class Masked(LooksAhead, MaskingObjective):
 class MaskedCollator:
     """Rows -> one batch: input_ids with hidden tokens, labels (B, T) that name them (-100 elsewhere).
 
-    Tokens that are neither special nor padding are hidden by a TokenHider. Which ones depends on the seed, the epoch
-    and the row's number alone (data/batch_keys.py).
+    A TokenHider hides some of the tokens that are neither special nor padding. Which ones depends on the seed, the
+    epoch and the row's number alone (data/batch_keys.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
@@ -93,12 +93,12 @@ class MaskedCollator:
         if self.packed:
             batch["position_ids"] = torch.stack([row["position_ids"] for row in rows])
         if self.by_decoder:
-            later = np.flip(np.logical_or.accumulate(np.flip(tokens != IGNORE_INDEX, 1), axis=1), 1)  # or here
-            batch[PREFIX_MASK] = torch.from_numpy(later.astype(np.int64))
+            # True up to the row's last real token, also at tokens without a label before it.
+            real = np.flip(np.logical_or.accumulate(np.flip(tokens != IGNORE_INDEX, 1), axis=1), 1)
+            batch[PREFIX_MASK] = torch.from_numpy(real.astype(np.int64))
         elif not self.packed:
-            padding = (tokens == IGNORE_INDEX) & (tokens != IGNORE_INDEX).any(
-                axis=1, keepdims=True
-            )  # not in rows that fill up
+            # A row without any label only fills up a batch: none of its tokens counts as padding.
+            padding = (tokens == IGNORE_INDEX) & (tokens != IGNORE_INDEX).any(axis=1, keepdims=True)
             if padding.any():
                 batch["attention_mask"] = torch.from_numpy((~padding).astype(np.int64))
         return batch | row_ids(rows)

@@ -82,7 +82,7 @@ def hidden_patches(ratio: float, patches: int) -> int:
 
 
 class MaskedImageRows(StoredImages):
-    """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}: the label only says, by -100, which rows fill a batch up."""
+    """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}; the label is 0, or -100 in rows that only fill up a batch."""
 
     def __getitem__(self, index: int) -> dict:
         return {"pixel_values": self.store.images([self.inside(index)])[0], "labels": torch.tensor(0)}

@@ -1,4 +1,4 @@
-"""What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
+"""Base of the objectives that hide tokens: settings, the choice of tokens, and masks filled in at the end of a run."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class MaskingObjective(TextObjective):
                 f"together they must be at most 1"
             )
         if self.recipe.tokenizer.name_or_path is None and self.recipe.model.name_or_path is None:
-            self.prompts(MASK)  # that of the tokenizer which will be trained
+            self.prompts(MASK)  # the mask of the tokenizer that will be trained
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)
@@ -75,8 +75,8 @@ class MaskingObjective(TextObjective):
     # ---- the end of a run
 
     def prompts(self, mask: str) -> list[str]:
-        """The recipe's prompts with the tokenizer's `mask` for [MASK]; raises UserError for one without a mask."""
-        found = []
+        """The recipe's prompts with the tokenizer's `mask` for [MASK]. Raises UserError for a prompt without one."""
+        prompts = []
         for number, prompt in enumerate(self.recipe.evaluation.sample_prompts):
             text = prompt.replace(LITERAL_MASK, mask)
             if mask not in text:
@@ -84,8 +84,8 @@ class MaskingObjective(TextObjective):
                     f"evaluation.sample_prompts.{number}={show(prompt)} has no mask for {self.setting} to fill; write "
                     f"{LITERAL_MASK} in place of a word"
                 )
-            found.append(text)
-        return found
+            prompts.append(text)
+        return prompts
 
     def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
         """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
@@ -102,13 +102,13 @@ class MaskingObjective(TextObjective):
             logits = self.token_logits(model, inputs)[0]
         shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
         lines = []
-        for best, ids in zip(*(found.tolist() for found in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
+        for best, ids in zip(*(tensor.tolist() for tensor in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
             words = (tokenizer.decode([number]).strip() or repr(tokenizer.decode([number])) for number in ids)
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
 
     def token_logits(self, model: Any, inputs: Any) -> Any:
-        """(B, T, V), what `model` predicts for each token of a tokenizer's `inputs`."""
+        """(B, T, V): the logits of `model` for each token of a tokenizer's `inputs`."""
         return token_logits(model(**inputs))
 
     # ---- rows without labels
@@ -124,20 +124,20 @@ class MaskingObjective(TextObjective):
 
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         """The likeliest word for each mask, and the likeliest ones with their scores."""
-        found, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
-        for masks in found:
-            masks = [masks] if isinstance(masks[0], dict) else masks  # of a single mask, the pipeline gives no list
-            scores = [[{"word": each["token_str"], "score": each["score"]} for each in words] for words in masks]
+        results, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
+        for masks in results:
+            masks = [masks] if isinstance(masks[0], dict) else masks  # for a single mask the pipeline gives no list
+            scores = [[{"word": word["token_str"], "score": word["score"]} for word in words] for words in masks]
             answers.append({"prediction": [words[0]["token_str"] for words in masks], "scores": scores})
         return answers
 
     def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
-        """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""
+        """Print a row with its hidden tokens. row: before hiding. batch: the row's. documents: as Rows has them."""
         predicted = is_label(batch["labels"][0])
         seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
-        hidden, kept = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
+        hidden, same = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
         console.rule(
-            f"{title}, {len(seen)} predicted: {hidden} masked, {len(seen) - hidden - kept} replaced, {kept} kept",
+            f"{title}, {len(seen)} predicted: {hidden} masked, {len(seen) - hidden - same} replaced, {same} kept",
             align="left",
         )
         if note:
@@ -147,20 +147,19 @@ class MaskingObjective(TextObjective):
 
 
 def token_logits(outputs) -> Any:
-    """The predictions of tokens (B, T, V), of a model with one head or with one for pairs beside it; None: it was asked
-    for none."""
+    """The logits of tokens (B, T, V), also of a model with a second head, for pairs; None where they were left out."""
     return outputs.get("prediction_logits", outputs.get("logits"))
 
 
 class TokenHider:
     """Chooses tokens of a row, writes their labels and changes the ids.
 
-    Of n tokens that may be hidden, number = max(1, round(mask_probability * n)) are (where BERT throws a coin per
-    token, each row has equally much to predict, and short ones always something), exactly with masking=token.
+    Of n tokens that may be hidden, number = max(1, round(mask_probability * n)) are, with masking=token exactly so
+    many. So rows of equal length have equally much to predict, and short ones always something; BERT draws per token.
 
-    whole_word (Devlin et al. 2019, the whole-word models released later): words in random order, each with all its
-    tokens, and one that would exceed the number is passed over; fewer than `number` are hidden only where no further
-    word fits. Where not even the shortest word fits, it is hidden alone.
+    masking=whole_word (Devlin et al. 2019, the whole-word models released later): words are taken in random order, each
+    with all its tokens; one that would exceed `number` is skipped, so that fewer tokens are hidden only where no
+    further word fits. If not even the shortest word fits, it alone is hidden.
 
     A chosen token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is not
     special with probability random_replace, and stays as it is otherwise.
@@ -200,18 +199,18 @@ class TokenHider:
         ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))
 
     def whole_words(self, ids, choosable, number: int, generator, begins=None):
-        """The tokens of words, `number` of them at most where some word is not longer."""
+        """The places of the tokens of random words: at most `number`, or one word where each is longer than that."""
         breaks = np.zeros(len(ids), dtype=bool) if begins is None else begins
         after_other = np.concatenate([[True], ~choosable[:-1]])
         starts = choosable & (self.marks.word_starts(ids) | breaks | after_other)
         stops = np.append(np.flatnonzero(starts | ~choosable), len(ids))
         firsts = np.flatnonzero(starts)
         ends = stops[np.searchsorted(stops, firsts, side="right")]
-        order, found = generator.permutation(len(firsts)).tolist(), []
+        order, words = generator.permutation(len(firsts)).tolist(), []
         for word in order:
             if ends[word] - firsts[word] <= number:
-                found.append(word)
+                words.append(word)
                 number -= ends[word] - firsts[word]
-        if not found:
-            found = [min(order, key=lambda word: ends[word] - firsts[word])]
-        return np.concatenate([np.arange(firsts[word], ends[word]) for word in found])
+        if not words:
+            words = [min(order, key=lambda word: ends[word] - firsts[word])]
+        return np.concatenate([np.arange(firsts[word], ends[word]) for word in words])

@@ -1,4 +1,4 @@
-"""What an objective does with a model that is measured or answers: metrics, samples, rows without labels."""
+"""The part of the Objective interface that needs a model: metrics, samples, answers to rows without labels."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plugins import METRICS
 
-OF_PART = "loss_"  # how the names of the losses of parts begin, and no other number's
+OF_PART = "loss_"  # prefix of the names of the parts' losses, and of no other metric
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -19,47 +19,47 @@ class Measuring:
     def adopt(self, config, source: Any) -> None:
         """Take from a trained model's config what the recipe leaves open, before `prepare`. Raises UserError."""
 
-    keeps_scores = False  # whether predictions hold the probabilities of classes, whatever the metrics compare
+    keeps_scores = False  # whether predictions hold the classes' probabilities even if no metric needs them
 
     def scorer(self) -> Any | None:
-        """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
-        compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
+        """The object that measures an evaluation pass, by predictions(logits, labels) and compute_metrics(predictions):
+        the objective itself if it has these methods. None: only the loss is measured."""
         return self if hasattr(self, "predictions") else None
 
     def compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None) -> dict[str, float]:
-        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
+        """{metric: its value} for predictions, references and what else metrics.compute_metrics takes."""
         from ..metrics import compute_metrics
 
         numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared, rows=rows)
         return numbers
 
     def named(self, value: Any) -> Any:
-        """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
+        """A prediction or reference in a form that people read (JSON), such as the name of a class."""
         return value
 
     def score_names(self, count: int) -> list:
-        """What each of `count` probabilities of an example is of."""
+        """What each of an example's `count` probabilities stands for, such as the name of a class."""
         return [self.named(number) for number in range(count)]
 
     def questions(self, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
-        """The examples of a split as ({column: text}, answer), which any language model can be asked for; none without
-        `asks_for`. An answer is the number of a class, a number or a text.
+        """The examples of a split as ({column: text}, answer), for few-shot evaluation of any language model; none
+        without `asks_for`. An answer is the number of a class, a number or a text.
 
-        source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
+        source: from `open`, after `prepare`. Raises UserError for an example that has no text or class.
         """
         return iter(())
 
     def loss_parts(self) -> Any | None:
-        """What tells the parts of the loss of a model with several heads apart, for the log; None: it has one part.
+        """An object that splits the loss of a model with several heads into parts, for the log; None: it has one part.
 
-        Has `losses`, the names of the parts, whose means add up to the loss, the first one counted in labels; and
-        sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, of these parts and
-        of further shares, such as an accuracy.
+        It has `losses`, the names of the parts, whose means add up to the loss, the first a mean over labels; and
+        sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, for these parts and
+        for further means, such as an accuracy.
         """
         return None
 
     def of_trainer(self) -> dict[str, Any]:
-        """What AnyformerTrainer takes from an objective, as its keyword arguments."""
+        """The keyword arguments of AnyformerTrainer that come from the objective."""
         return {
             "shifts_labels": self.shifts_labels,
             "own_loss": self.loss(),
@@ -70,85 +70,85 @@ class Measuring:
         }
 
     def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
-        """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged."""
-        named = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
-        return (list(named), lambda number: rows.place(number)[0]) if named else None
+        """(names of the parts of `rows`, function from a row's number to its part): each part's loss is logged."""
+        parts = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
+        return (list(parts), lambda number: rows.place(number)[0]) if parts else None
 
     def metrics_of_validations(self) -> list[str]:
-        """Those of the recipe's metrics that validations during training measure; others need the finished model."""
-        wanted = self.recipe.evaluation.metrics
-        return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
+        """The recipe's metrics that validations during training measure; others need the finished model."""
+        metrics = self.recipe.evaluation.metrics
+        return [name for name in metrics if self.validates_metrics or METRICS[name].of_validations]
 
     def metrics_of_answers(self) -> list[str]:
-        """What `measure` computes from answers; each validation does so where evaluation.best_metric is one of them."""
+        """The metrics that `measure` computes from answers; validations do so if one is evaluation.best_metric."""
         return []
 
     def unanswered(self, rows: "Rows", numbers: Sequence[int]) -> list[str]:
-        """Those of metrics_of_answers that the rows `numbers` do not measure."""
+        """Those of `metrics_of_answers` that cannot be measured on the rows `numbers`."""
         return []
 
     def some_rows(self, rows: "Rows", most: int) -> list[int]:
-        """Numbers of the rows that are measured where `most` is the limit."""
+        """Numbers of the rows to measure where at most `most` examples are measured."""
         return evenly_spread(len(rows), most)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
+        """The splits whose rows are needed to measure `split`: itself, and `train` where a metric reads it."""
         return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     def metrics_of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
-        """Those of `metrics` that follow from one pass over the rows, and the losses of their parts.
+        """Those of `metrics` that can be computed from one pass over the rows, and the losses of the rows' parts.
 
-        result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and what the scorer measured.
-        train: rows of the training text, where they are at hand.
+        result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and the scorer's metrics. train: the
+        training rows, where they are available.
         """
         of_parts = [name for name in result if name.startswith(OF_PART)]
         return {name: result[name] for name in (*of_parts, *metrics) if name in result}
 
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
-        """How single classes came off in the last pass over the rows `numbers` (class_report.py); None: it has none."""
+        """Scores of single classes in the last pass over the rows `numbers` (class_report.py); None: no classes."""
         return None
 
     def finish(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
-        """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""
+        """The finished model's (metrics, samples), on all splits but `train`: ({"validation_bleu": ...}, [...])."""
         metrics = {}
         for split, rows in splits.items():
             if split != "train":
-                found = self.measure(finished, rows, range(len(rows)), splits["train"])
-                metrics |= {f"{split}_{name}": value for name, value in found.items()}
+                measured = self.measure(finished, rows, range(len(rows)), splits["train"])
+                metrics |= {f"{split}_{name}": value for name, value in measured.items()}
         return metrics, self.samples(finished, splits)
 
     def measure(
         self, finished: "FinishedModel", rows: "Rows", numbers: Sequence[int], train: "Rows | None"
     ) -> dict[str, float]:
-        """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
+        """The recipe's metrics that need the finished model itself, on the rows `numbers`."""
         return {}
 
-    shown: list[dict] = []  # the first answers that the latest `measure` has given, as samples
+    shown: list[dict] = []  # the first answers of the latest `measure`, as samples
 
     def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
-        """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
+        """Outputs of the finished model to show: {"prompt", "text", and "reference" where there is one}."""
         return self.shown
 
     # ---- rows without labels
 
-    cut = 0  # texts that `predict` has cut to what the model reads
+    cut = 0  # number of texts that `predict` has truncated to what the model can read
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        """{setting: column} of what the model reads of a row without a label; what there is may leave some out."""
+        """{setting: column} for what the model reads of rows without labels. there: the rows' columns."""
         return self.text_columns()
 
     def asked(self, row: dict, place: str) -> Any:
-        """What the model reads of a row without a label, as `predict` takes it. Raises UserError."""
+        """What the model reads of a row without a label, in the form that `predict` takes. Raises UserError."""
         raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
 
     def predict(self, finished: "FinishedModel", asked: list) -> list[dict[str, Any]]:
-        """The answers, {"prediction": ..., further columns}, to some rows, of which `asked` has given these."""
+        """The answers {"prediction": ..., further columns} to some rows. asked: what `asked` returned for each."""
         raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
 
     def draw(self, finished: "FinishedModel", rows: "Rows", path: Path) -> bool:
-        """Write a picture of what the model makes of some rows; return whether there is one."""
+        """Write a picture of the model's outputs for some rows to `path`; return whether there is one."""
         return False
 
 

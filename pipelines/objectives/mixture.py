@@ -22,14 +22,14 @@ from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective
 
-# After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
+# What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
 FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, PREFIX_MASK: 0}
-KEYS = {"input_ids", "position_ids", *FILL}  # of a batch
+KEYS = {"input_ids", "position_ids", *FILL}  # that a part's batches may hold
 
 
 @dataclass
 class PartSettings:
-    """What each part has beside the settings of its objective, which `name` names."""
+    """Settings of every part, beside those of its objective, which its `name` names."""
 
     label: str | None = doc("what its numbers are called: code makes validation_loss_code; null: its objective's name")
     weight: float = doc(
@@ -40,22 +40,22 @@ class PartSettings:
 
     @classmethod
     def chosen(cls, value: dict, path: str) -> type:
-        """The settings of the part that a mapping fills; path: its dotted name. Raises UserError for no such part."""
+        """The settings class for a part's mapping at `path`. Raises UserError for unknown names or others' settings."""
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
         if name not in names:
             raise UserError(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
-        found = settings_of_part(OBJECTIVES[name])
-        own = {row.name for row in fields(found)}
+        settings = settings_of_part(OBJECTIVES[name])
+        known = {row.name for row in fields(settings)}
         for key in value:
-            if key not in own and (owners := owners_of(key, names)):
+            if key not in known and (owners := owners_of(key, names)):
                 raise of_others(path, name, key, owners)
-        return found
+        return settings
 
 
 @cache
 def settings_of_part(objective: type[Objective]) -> type:
-    """The settings of a part that learns this objective: the objective's own, and those of every part."""
+    """The settings class of a part with this objective: the objective's settings, and those of every part."""
     body = {"__module__": __name__, "__qualname__": f"{objective.__qualname__}Part"}
     return dataclass(type("Part", (PartSettings, objective.Settings), body))
 
@@ -74,9 +74,9 @@ class MixtureSettings(ObjectiveSettings):
 class Mixture(SeveralParts, TextObjective):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
-    Objectives of one family can be mixed whose rows may share batches (Objective.shares_batches). Each row is changed
-    as its own objective changes it: by the seed, its number in its part, and how often it has come. Raises UserError
-    for parts that no one model learns.
+    The objectives must train the same kind of model, and their rows must be able to share batches
+    (Objective.shares_batches). Each row is changed as its objective alone would change it: by the seed, its number in
+    its part, and how often it came before. Raises UserError for parts that one model cannot learn.
     """
 
     name = "mixture"
@@ -91,12 +91,12 @@ class Mixture(SeveralParts, TextObjective):
 
     @cached_property
     def speaker(self) -> str | None:
-        """Label of the first part that continues texts, which has the recipe's prompts; None: there is none."""
+        """Label of the first part that continues prompts: it gets evaluation.sample_prompts. None: no part does."""
         speaks = [self.label_of(part) for part in self.settings.parts if OBJECTIVES[part.name].continues_prompts]
         return speaks[0] if speaks else None
 
     def bound(self, part: PartSettings) -> Objective:
-        """The recipe's is the same but for objective, data, metrics, and prompts for another part."""
+        """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
         cls = OBJECTIVES[part.name]
         settings = cls.Settings(**{row.name: getattr(part, row.name) for row in fields(cls.Settings)})
         if part.sequence_length is None:
@@ -108,13 +108,13 @@ class Mixture(SeveralParts, TextObjective):
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
-        found = cls(recipe)
-        found.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
-        return found
+        objective = cls(recipe)
+        objective.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
+        return objective
 
     @cached_property
     def first(self) -> Objective:
-        """The first part; what depends on the kind of model is alike for all."""
+        """The first part; whatever depends on the kind of model is the same in all parts."""
         return next(iter(self.parts.values()))
 
     @property
@@ -166,9 +166,9 @@ class Mixture(SeveralParts, TextObjective):
         return list(dict.fromkeys(token for part in self.parts.values() for token in part.further_tokens()))
 
     def lengths(self) -> dict[str, int | None]:
-        own = [part.sequence_length for part in self.settings.parts]
-        shared = {"sequence_length": self.settings.sequence_length} if None in own else {}
-        return shared | {f"parts.{number}.sequence_length": length for number, length in enumerate(own)}
+        lengths = [part.sequence_length for part in self.settings.parts]
+        shared = {"sequence_length": self.settings.sequence_length} if None in lengths else {}
+        return shared | {f"parts.{number}.sequence_length": length for number, length in enumerate(lengths)}
 
     def step_words(self) -> str:
         lengths = {length for length in self.lengths().values() if length is not None}
@@ -181,21 +181,21 @@ class Mixture(SeveralParts, TextObjective):
         return super().open()
 
     def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """One tokenizer, trained on as much text of each part, with the special tokens of all."""
+        """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.share_tokenizer(splits, cache, progress)
 
     def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
-        if any(own.is_stream for own in rows.values()):
+        if any(part.is_stream for part in rows.values()):
             return PlacedStream(rows, weights, self.seed)
         return PlacedRows(rows, weights)
 
     def collator(self, packed: bool) -> "JointCollator":
-        own, pad = self.of_each(lambda part: part.collator(packed)), self.pad_token_id
+        collators, pad = self.of_each(lambda part: part.collator(packed)), self.pad_token_id
         widths = None
         if self.first.has_one_width:
             widths = tuple(max(both) for both in zip(*(part.batch_widths() for part in self.parts.values())))
-        return JointCollator(own, pad, sees_padding=not self.shifts_labels, widths=widths)
+        return JointCollator(collators, pad, sees_padding=not self.shifts_labels, widths=widths)
 
     # ---- the model
 
@@ -212,8 +212,8 @@ class Mixture(SeveralParts, TextObjective):
     # ---- measuring
 
     def samples(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> list[dict]:
-        own = {split: rows.parts[self.speaker] for split, rows in splits.items() if self.speaker in rows.parts}
-        return self.parts[self.speaker].samples(finished, own)
+        of_speaker = {split: rows.parts[self.speaker] for split, rows in splits.items() if self.speaker in rows.parts}
+        return self.parts[self.speaker].samples(finished, of_speaker)
 
     # ---- words
 
@@ -234,7 +234,7 @@ class Mixture(SeveralParts, TextObjective):
 
 
 class PlacedRows(MixedRows):
-    """Rows that say of which part they are, for the collator; facts count rows."""
+    """Rows with their Place, which tells the collator their part; `facts` counts rows, not examples."""
 
     def __init__(self, parts: dict[str, Rows], weights: dict[str, float] | None):
         super().__init__(parts, weights)
@@ -248,19 +248,19 @@ class PlacedRows(MixedRows):
 
 
 def own_row(row: dict) -> dict:
-    """The sample id and epoch of a row: its n-th turn is what its objective alone would give in the n-th epoch."""
+    """The row's sample id and epoch in its part: its n-th turn is what the objective alone gives in the n-th epoch."""
     place = row[PLACE]
     return {ROW_IDS: place.number, EPOCH: int(row.get(EPOCH, 0)) * place.turns + place.turn}
 
 
 class JointCollator:
-    """Rows of several parts -> one batch: each part's rows as its own collator makes them, in the order of `rows`.
+    """Rows of several parts -> one batch: each part's rows as the part's collator makes them, in the order of `rows`.
 
     Narrower rows are padded. Where rows have position_ids, the padding is a document of its own, which nothing attends
-    to, as in PackedDataset. Elsewhere an attention_mask hides it; a causal model needs none, as it follows the text.
+    to, as in PackedDataset. Elsewhere an attention_mask hides it; a causal model needs none, as padding is at the end.
 
-    collators: part -> its own. sees_padding: whether tokens attend to those after them. widths: of input_ids and labels
-    in every batch, as those of a stream are; None: of the longest row.
+    collators: part -> its collator. sees_padding: whether tokens attend to those after them. widths: (of input_ids, of
+    labels) in every batch, which streams need; None: those of the longest row.
     """
 
     def __init__(self, collators: dict[str, Callable], pad_token_id: int, sees_padding: bool, widths):
@@ -283,7 +283,7 @@ class JointCollator:
         return joined | row_ids(rows)
 
     def agree(self, batches: list[dict]) -> None:
-        """Give all batches the same keys: a prefix_mask or an attention_mask where it takes one."""
+        """Give all batches a prefix_mask or attention_mask if one has it, the latter also if padding must be hidden."""
         if any(PREFIX_MASK in batch for batch in batches):
             for batch in batches:
                 batch.setdefault(PREFIX_MASK, torch.zeros_like(batch["input_ids"]))
@@ -294,9 +294,9 @@ class JointCollator:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
 
     def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
-        """(B, T) of several (B_i, T_i), row i of which becomes row order[i]."""
-        found = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
-        rows = [found[place] for place in range(len(order))]
+        """Tensors (B_i, T_i) as one (B, T); the i-th of all their rows becomes row order[i]."""
+        placed = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
+        rows = [placed[place] for place in range(len(order))]
         width = max([len(row) for row in rows] + ([self.widths[key == "labels"]] if self.widths else []))
         if key == "position_ids":
             return torch.stack([torch.cat([row, torch.arange(width - len(row))]) for row in rows])

@@ -4,14 +4,14 @@ from ..lazy import np
 from ..plugins import register_objective
 from .span_corruption import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
 
-# [R], [S] and [X] in the paper; these cannot be words of a text, such as a film's rating.
+# [R], [S] and [X] in the paper, but those could be words of a text, such as a film's rating.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
 
 
 class Denoiser(NamedTuple):
-    """One part of the mixture, as likely as the others: the token before what the encoder reads, and what is left out.
+    """A denoiser of the mixture. mode: the token before what the encoder reads.
 
-    noise: share of the tokens, and tokens per span on average; infinite: one span, the row's end.
+    noise: share of the tokens that is left out, mean tokens per span (infinite: one span, the row's end).
     """
 
     mode: str
@@ -58,8 +58,8 @@ class MixtureOfDenoisers(SpansLeftOut):
         return length
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        """The mode token of the denoiser drawn for a row and the kept tokens with a sentinel for each span left out;
-        each sentinel with its span."""
+        """(the mode token of a random denoiser, then the kept tokens with a sentinel for each span that is left out;
+        each sentinel with its span)."""
         part = DENOISERS[int(generator.random() * len(DENOISERS))]
         source, target = leave_out_spans(tokens, *part.noise, self.sentinel_ids, generator)
         return np.insert(source, 0, self.modes[part.mode]), target

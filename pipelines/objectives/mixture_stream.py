@@ -1,7 +1,7 @@
-"""The rows of a mixture of which some part is streamed, and so cannot be counted: one stream without an end.
+"""The rows of a mixture with a part that is streamed, and so cannot be counted: one stream without an end.
 
-The next row is of the part furthest behind its weight: the shares hold at every point to within one row, and the order
-is the same every time. Each part comes again and again, one that is not streamed in another order each time.
+The next row comes from the part with the fewest rows so far for its weight, so that the order is reproducible and no
+part is ever more than one row ahead of its share. Each part is repeated, in a new order if it is no stream.
 """
 
 import copy
@@ -17,7 +17,7 @@ PLACE = "place"  # key of a row: its Place
 
 
 class Place(NamedTuple):
-    """Where a row of a mixture stands: its part, its number in it, how often it came before in the epoch, at most."""
+    """A row's part, its number there, how often it came before in the epoch (turn) and can come at most (turns)."""
 
     part: str
     number: int
@@ -28,9 +28,9 @@ class Place(NamedTuple):
 class PlacedStream(Rows):
     """Rows of several parts, some of them streams, by weight; each says of which part it is, for the collator.
 
-    There is one pass, which never ends. A row's sample id tells its part from those of the others (`place`). It is what
-    its part would give in the epoch that is the part's own pass: `turn` of its Place. state_dict and load_state_dict
-    are torchdata's: iteration goes on after the latest row without what came before it.
+    There is one pass, which never ends. A row's sample id also says which part it is of (`place`). The row is what the
+    part alone would give in the epoch `turn` of its Place, which counts the part's own passes. state_dict and
+    load_state_dict are torchdata's: iteration goes on after the latest row without making the rows before it.
 
     Args:
         parts: label -> rows. weights: label -> share of the rows. seed: of the order of parts that are no streams.
@@ -40,7 +40,7 @@ class PlacedStream(Rows):
 
     @property
     def sources(self) -> int:
-        """Of how many parts a position consists."""
+        """The number of positions that the stream's position consists of."""
         return sum(getattr(rows, "sources", 1) for rows in self.parts.values())
 
     def __init__(self, parts: dict[str, Rows], weights: dict[str, float], seed: int):
@@ -58,11 +58,11 @@ class PlacedStream(Rows):
         return {"stream": self.identity, "parts": {label: rows.report() for label, rows in self.parts.items()}}
 
     def shares(self) -> dict[str, float]:
-        """The share of the rows that is of each part."""
+        """{part: its share of the rows}."""
         return {label: self.weights[label] / sum(self.weights.values()) for label in self.labels}
 
     def place(self, number: int) -> tuple[str, int]:
-        """(part, how many rows of it came before) of a row with this sample id."""
+        """(part, number of its rows before) of the row with this sample id."""
         return self.labels[number % len(self.labels)], number // len(self.labels)
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
@@ -78,22 +78,22 @@ class PlacedStream(Rows):
 
     def __iter__(self) -> Iterator[dict]:
         start, self._start = self._start, {}
-        given = {label: 0 for label in self.labels} | start.get("given", {})
+        counts = {label: 0 for label in self.labels} | start.get("given", {})
         places = dict(start.get("places", {}))
         rows = {label: self._endless(label).placed(*filter(None, [places.get(label)])) for label in self.labels}
         while True:
-            label = min(self.labels, key=lambda label: given[label] / self.weights[label])
+            label = min(self.labels, key=lambda label: counts[label] / self.weights[label])
             row, places[label] = next(rows[label])
-            number = given[label] * len(self.labels) + self.labels.index(label)
-            given[label] += 1
-            self._state = {"given": dict(given), "places": dict(places)}
+            number = counts[label] * len(self.labels) + self.labels.index(label)
+            counts[label] += 1
+            self._state = {"given": dict(counts), "places": dict(places)}
             place = Place(label, int(row[ROW_IDS]), int(row[EPOCH]), 1)
             yield row | {PLACE: place, ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(0)}
 
     def __deepcopy__(self, memo) -> "PlacedStream":
-        """Counted parts are shared: they have no place, and their tokens lie in a mapped file."""
-        own = {label: copy.deepcopy(rows, memo) if rows.is_stream else rows for label, rows in self.parts.items()}
-        return PlacedStream(own, self.weights, self.seed)
+        """Parts that are no streams are shared: they have no position, and their tokens lie in a mapped file."""
+        parts = {label: copy.deepcopy(rows, memo) if rows.is_stream else rows for label, rows in self.parts.items()}
+        return PlacedStream(parts, self.weights, self.seed)
 
     def _endless(self, label: str):
         from ..data.endless import EndlessStream
@@ -103,7 +103,7 @@ class PlacedStream(Rows):
 
 
 class Shuffled:
-    """Counted rows as one pass of a stream, in an order that depends on the seed and the pass alone."""
+    """Rows that are no stream as one pass of a stream, in an order that depends on the seed and the pass alone."""
 
     def __init__(self, rows: Rows, seed: int):
         self.rows, self.seed, self.name = rows, seed, rows.name
@@ -113,7 +113,7 @@ class Shuffled:
         self._epoch = epoch
 
     def state_dict(self) -> dict:
-        """How many rows of the pass came so far."""
+        """{"rows": how many rows of the pass came so far}."""
         return {"rows": self._done}
 
     def load_state_dict(self, state: dict) -> None:

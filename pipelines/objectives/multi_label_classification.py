@@ -60,12 +60,12 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         if self.is_multi_hot:
             return [(place, number) for number in self.ones(value, place)]
         for one in value:
-            if isinstance(one, bool | float):  # a list of those is never one of classes
+            if isinstance(one, bool | float):  # classes are whole numbers or names
                 raise UserError(f"{self._label_field}: {place} holds {show(one)}, which is no class; {IF_MULTI_HOT}")
         return [(place, one) for one in value]
 
     def ones(self, value: list | tuple, place: str) -> list[int]:
-        """The numbers of the classes that have a 1. Raises UserError for what is no 0 or 1 of each class."""
+        """The numbers of the classes that have a 1. Raises UserError for a list that is not a 0 or 1 for each class."""
         names = self.settings.label_names
         if len(value) != len(names) or any(one not in (0, 1) for one in value):
             raise UserError(
@@ -78,15 +78,15 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return ["multi_hot" if self.is_multi_hot else "several", *self.label_names]
 
     def label_of(self, value: Any, place: str) -> list[int]:
-        """Of each class 0 or 1. Raises UserError for a class that is named twice, as lists of 0 and 1 seem to do."""
-        given = [self.classes.number(one, where) for where, one in self.classes_in(value, place)]
-        if len(set(given)) < len(given):
-            twice = next(number for number in given if given.count(number) > 1)
+        """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
+        numbers = [self.classes.number(one, where) for where, one in self.classes_in(value, place)]
+        if len(set(numbers)) < len(numbers):
+            twice = next(number for number in numbers if numbers.count(number) > 1)
             raise UserError(
                 f"{self._label_field}: {place} holds {show(value)}, which names the class {self.label_names[twice]!r} "
                 f"twice; name each once, or, {IF_MULTI_HOT}"
             )
-        return [int(number in given) for number in range(len(self.label_names))]
+        return [int(number in numbers) for number in range(len(self.label_names))]
 
     def label_facts(self, labels: list[list[int]]) -> dict[str, Any]:
         return {"labels": dict(zip(self.label_names, map(sum, zip(*labels))))}
@@ -124,34 +124,34 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         scores, true = predictions[:, : len(self.label_names)], predictions[:, len(self.label_names) :].astype("int8")
-        given = (scores >= self.settings.threshold).astype("int8")
-        sure = abs(1 - given - scores)  # of what was said, also that a row does not have a class
+        predicted = (scores >= self.settings.threshold).astype("int8")
+        confidence = abs(1 - predicted - scores)  # probability of each answer, "has" or "does not have" the class
         rows = np.arange(len(true)).repeat(len(self.label_names))
-        self.answers = Answers(given.ravel(), true.ravel(), sure.ravel(), rows)
-        return self.compare(given.tolist(), true.tolist(), scores)
+        self.answers = Answers(predicted.ravel(), true.ravel(), confidence.ravel(), rows)
+        return self.compare(predicted.tolist(), true.tolist(), scores)
 
-    # ---- single classes: each of a row is an answer of its own
+    # ---- the report on single classes: each class of a row is one answer
 
     def judged_classes(self) -> dict[str, Any]:
         from ..metrics.class_report import per_class
 
-        given, true = (side.reshape(-1, len(self.label_names)) for side in (self.answers.given, self.answers.true))
-        return {"classes": per_class(self.label_names, given, true)}
+        predicted, true = (side.reshape(-1, len(self.label_names)) for side in (self.answers.given, self.answers.true))
+        return {"classes": per_class(self.label_names, predicted, true)}
 
     def said(self, place: int, row: dict) -> tuple[str, str]:
         name, has = self.label_names[place % len(self.label_names)], self.answers.true[place]
         return (f"not {name}", name) if has else (name, f"not {name}")
 
     def named(self, value: list[int]) -> list[str]:
-        return [name for name, given in zip(self.label_names, value) if given]
+        return [name for name, has in zip(self.label_names, value) if has]
 
     def score_names(self, count: int) -> list[str]:
         return self.label_names
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        scores = {each["label"]: each["score"] for each in found}
-        given = [name for name, score in scores.items() if score >= self.settings.threshold]
-        return {"prediction": given, "scores": scores}
+        scores = {output["label"]: output["score"] for output in found}
+        classes = [name for name, score in scores.items() if score >= self.settings.threshold]
+        return {"prediction": classes, "scores": scores}
 
     # ---- words
 

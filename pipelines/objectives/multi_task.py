@@ -17,7 +17,7 @@ SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max
 
 @dataclass
 class PartSettings(AnswerSettings):
-    """One task of several. `name` is its own; the other settings of text_to_text are shared."""
+    """One of several tasks, with its own name; the settings of text_to_text that are not here are shared."""
 
     name: str = doc("what its numbers are called: trec makes validation_accuracy_trec", "")
     weight: float = doc("share of the training rows that are of it, relative to the other weights", 1.0, above=0)
@@ -54,12 +54,12 @@ class MultiTask(SeveralParts, Translation):
         return list(dict.fromkeys(name for part in self.parts.values() for name in part.metrics))
 
     def bound(self, part: PartSettings) -> TextToText:
-        """The recipe's is the same but for task, data and metrics."""
-        own = {row.name for row in fields(AnswerSettings)} - {"name"}
-        settings = {name: getattr(part, name) for name in own} | {n: getattr(self.settings, n) for n in SHARED}
+        """Its recipe differs from this one in task, data and metrics, and has no sample_prompts."""
+        names = {row.name for row in fields(AnswerSettings)} - {"name"}
+        settings = {name: getattr(part, name) for name in names} | {n: getattr(self.settings, n) for n in SHARED}
         settings |= {n: getattr(part, n) for n in ("max_new_tokens", "num_beams") if getattr(part, n) is not None}
         if settings["num_beams"] == 1:
-            settings.pop("length_penalty")  # it may be set for the beams of the others
+            settings.pop("length_penalty")  # it may be set for parts with more beams
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
         task = TextToTextSettings(**settings, name="text_to_text")
@@ -86,7 +86,7 @@ class MultiTask(SeveralParts, Translation):
         return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
     def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """One tokenizer, trained on as much text of each part, in turn."""
+        """Make one tokenizer, trained on equally much text of each part."""
         for name, part in self.parts.items():
             with self.of_part(name):
                 part.find_classes(of_label(splits, name), cache)
@@ -107,20 +107,20 @@ class MultiTask(SeveralParts, Translation):
         return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
-        """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""
+        """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
         from ..metrics.significance import keep, kept_comparisons
 
         metrics = {}
         for name, part in self.parts.items():
-            own = [number for number in numbers if rows.place(number)[0] == name]
-            if own:
+            ids = [number for number in numbers if rows.place(number)[0] == name]
+            if ids:
                 part.prepare_model(finished.model)
                 with kept_comparisons() as compared:
-                    found = part.measure(finished, rows.parts[name], [rows.place(number)[1] for number in own], None)
+                    scores = part.measure(finished, rows.parts[name], [rows.place(number)[1] for number in ids], None)
                 for comparison in compared:
-                    keep(replace(comparison, part=name, rows=own))
-                metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
+                    keep(replace(comparison, part=name, rows=ids))
+                metrics |= {f"{metric}_{name}": value for metric, value in scores.items()}
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
-        self.prepare_model(finished.model)  # in training, its generation config is saved with it
+        self.prepare_model(finished.model)  # undo the parts' settings: in training, the generation config is saved
         self.shown = [one for part in self.parts.values() for one in part.shown[:1]]
         return metrics

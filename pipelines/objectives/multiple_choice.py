@@ -1,4 +1,4 @@
-"""The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
+"""Multiple choice: which of several texts continues a text or answers a question (SWAG, RACE, CommonsenseQA)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class MultipleChoice(ClassScores, TextTask):
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
-        """Those that no class counts in by itself: choices are numbered anew in each example."""
+        """Only metrics that do not look at single classes: a choice's number means nothing beyond its example."""
         return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class MultipleChoice(ClassScores, TextTask):
 
     @property
     def sequences_per_row(self) -> int:
-        """One for each choice; of a list in one column, whose length the data say, four are assumed."""
+        """One for each choice; four are assumed for a list in one column, whose length only the data tell."""
         choices = self.settings.choices_field
         return 4 if isinstance(choices, str) else len(choices)
 
@@ -95,7 +95,7 @@ class MultipleChoice(ClassScores, TextTask):
     # ---- data
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Examples as input_ids and token_type_ids of all choices, one after the other, where they end, and labels."""
+        """Examples as input_ids and token_type_ids of all choices in sequence, choice_ends, and labels."""
         section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
         if "token_type_ids" in self.tokenizer.model_input_names:
             columns["token_type_ids"] = "int8[]"
@@ -106,9 +106,9 @@ class MultipleChoice(ClassScores, TextTask):
         tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
-            found = [self._pairs(row, place) for place, row in batch]
-            number = number or len(found[0])
-            for (place, _), pairs in zip(batch, found):
+            choices = [self._pairs(row, place) for place, row in batch]
+            number = number or len(choices[0])
+            for (place, _), pairs in zip(batch, choices):
                 if len(pairs) != number:
                     raise UserError(
                         f"task.choices_field={show(self.settings.choices_field)}: {place} holds "
@@ -116,11 +116,11 @@ class MultipleChoice(ClassScores, TextTask):
                     )
             by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
             labels = [self._label(row, place, number, by_letter) for place, row in batch]
-            joined, full = self._joined(tokenizer, found)
-            yield joined | {"labels": labels, "facts": {"choices": len(found) * number, "at_max_length": full}}
+            joined, full = self._joined(tokenizer, choices)
+            yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
 
     def _joined(self, tokenizer, found: list[list[tuple[str, str]]]) -> tuple[dict[str, list], int]:
-        """(columns of rows of examples with as many choices, as `_pairs` has them, how many texts were cut)."""
+        """(columns of rows, how many texts were cut). found: `_pairs` of examples with equally many choices."""
         first, second = zip(*(pair for pairs in found for pair in pairs))
         encoded = tokenizer(
             list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
@@ -135,7 +135,7 @@ class MultipleChoice(ClassScores, TextTask):
         return joined, sum(len(ids) >= self.settings.max_length for ids in encoded["input_ids"])
 
     def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
-        """(what all choices go with, a choice) of each choice of an example."""
+        """(context, question and choice) or (question, choice), a pair of texts for each choice of an example."""
         section = self.settings
         texts = {field: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
         if isinstance(section.choices_field, str):
@@ -150,7 +150,7 @@ class MultipleChoice(ClassScores, TextTask):
             if not choice.strip():
                 raise UserError(f"task.choices_field={show(section.choices_field)}: {place}, choice {number} is empty")
         context, question = texts.get("context_field"), texts.get("question_field")
-        if not any(text and text.strip() for text in (context, question)):  # one alone may be empty, as HellaSwag's are
+        if not any(text and text.strip() for text in (context, question)):  # one may be empty, as in HellaSwag
             columns = ((name, getattr(section, name)) for name in ("context_field", "question_field"))
             named = " and ".join(f"task.{name}={column!r}" for name, column in columns if column is not None)
             raise UserError(f"{named}: {place} holds an empty text; remove the example")
@@ -159,9 +159,9 @@ class MultipleChoice(ClassScores, TextTask):
         return [(context, choice if question is None else f"{question} {choice}") for choice in choices]
 
     def _label(self, row: dict, place: str, number: int, by_letter: bool) -> int:
-        """The number of the right choice. by_letter: whether the first example names it so, as then all have to.
+        """The number of the right choice. by_letter: whether the first example names it by a letter; all must do alike.
 
-        Raises UserError where some do and others have numbers: ARC has both, and counts its numbers from 1.
+        Raises UserError where letters and numbers are mixed: ARC has both, and counts its numbers from 1.
         """
         value, field = row[self.settings.label_field], f"task.label_field={self.settings.label_field!r}"
         if isinstance(value, str | int) and is_letter(value) != by_letter:
@@ -171,7 +171,7 @@ class MultipleChoice(ClassScores, TextTask):
             )
         if is_letter(value):
             value = ord(value.upper()) - ord("A")
-        elif isinstance(value, str) and value.isdecimal():  # as CSV files have all numbers
+        elif isinstance(value, str) and value.isdecimal():  # CSV files hold numbers as texts
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no number or letter of a choice")
@@ -208,27 +208,27 @@ class MultipleChoice(ClassScores, TextTask):
         return self._pairs(row, place)
 
     def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
-        """The number of the right choice, from 0, and the scores of all; rows may have unequally many choices."""
+        """The number of the likeliest choice, from 0, and the scores of all; rows may differ in how many they have."""
         tokenizer, collate, model = text_tokenizer(self.tokenizer), self.collator(packed=False), finished.model
 
         def answer(items: list) -> list[dict[str, Any]]:
-            found = []
+            shares = []
             for _, equals in groupby(items, len):
                 for batch in in_batches(equals, finished.batch_size):
                     joined, cut = self._joined(tokenizer, batch)
                     self.cut += cut
                     rows = [dict(zip(joined, map(torch.tensor, values))) for values in zip(*joined.values())]
-                    labels = {"labels": torch.tensor(0)}  # which the collator stacks
+                    labels = {"labels": torch.tensor(0)}  # a dummy, because the collator stacks labels
                     inputs = collate([row | labels for row in rows])
                     inputs = {name: x.to(model.device) for name, x in inputs.items() if name != "labels"}
                     with torch.inference_mode():
-                        found += model(**inputs).logits.float().softmax(-1).tolist()
-            return found
+                        shares += model(**inputs).logits.float().softmax(-1).tolist()
+            return shares
 
-        longest = [(len(each), max(len("".join(pair)) for pair in each)) for each in asked]
+        longest = [(len(item), max(len("".join(pair)) for pair in item)) for item in asked]
         scores = by_length(asked, [number * 2**32 + length for number, length in longest], answer)
-        best = [max(range(len(each)), key=each.__getitem__) for each in scores]
-        return [{"prediction": number, "score": each[number], "scores": each} for number, each in zip(best, scores)]
+        best = [max(range(len(item)), key=item.__getitem__) for item in scores]
+        return [{"prediction": number, "score": item[number], "scores": item} for number, item in zip(best, scores)]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])

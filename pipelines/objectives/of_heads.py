@@ -1,4 +1,4 @@
-"""What answers rows without labels for a model that has no recipe of a task beside it: what its head says."""
+"""Chooses the objective that answers rows without labels by the model's head, where no recipe of a task is saved."""
 
 import json
 from collections.abc import Collection
@@ -11,8 +11,8 @@ from ..recipes.schema import DataSection, ModelSection, Recipe
 from .base import Objective
 from .text import UNLIMITED
 
-# How the names of classes end that transformers saves as a config's architecture -> the objective whose answers they
-# give. Others have no head that answers, and their model gives vectors.
+# How the class name in config.architectures ends -> the objective that answers with this head. Models with another head
+# answer with vectors.
 HEADS = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
@@ -25,14 +25,14 @@ HEADS = {
     "LMHeadModel": "causal",
     "ForConditionalGeneration": "text_to_text",
 }
-POOLING = "1_Pooling/config.json"  # of a folder of sentence-transformers
+POOLING = "1_Pooling/config.json"  # in a model folder of sentence-transformers
 
 
 def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str]) -> Objective:
-    """What answers for the model of a recipe, whose own objective does not.
+    """The objective that answers for the model of `recipe`, whose own objective answers no rows.
 
-    config: the model's. recipe: of which model and data count. tokenizer: the model's; None of a model of images.
-    there: the columns of the rows, of which a second text and conversations are optional.
+    config: the model's. recipe: only its model and the column of its texts are read. tokenizer: the model's; None for
+    a model of images. there: the columns of the rows; those of a second text and of conversations are optional.
     """
     head = next(iter(config.architectures or []), "")
     name = next((name for ending, name in HEADS.items() if head.endswith(ending)), None)
@@ -55,7 +55,7 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     elif name == "text_to_text":
         fields = {"source": f"{{{text}}}", "target_field": "target"}
     elif tokenizer is None and name != "image_classification":
-        name = "masked_image"  # which gives vectors
+        name = "masked_image"  # it answers with vectors
     elif name is None:
         name = "sentence_similarity"
         fields = {"text_field": text, "text_pair_field": "text_pair" if "text_pair" in there else None}
@@ -65,7 +65,7 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
         most = tokenizer.model_max_length
         most = most if most < UNLIMITED else getattr(config, "max_position_embeddings", None) or 512
         fields["max_length"] = most
-        if name == "question_answering":  # at most its defaults; the stride is a share
+        if name == "question_answering":  # at most the defaults of its settings
             fields |= {"max_length": min(most, 384), "stride": 128 if most >= 384 else most // 4}
     settings = {cls.section: cls.Settings(**fields)}
     data = DataSection(text_field=text)
@@ -76,10 +76,10 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
 
 
 def pooling_of(name_or_path: str) -> str:
-    """What sentence-transformers' files beside a model say of how vectors of tokens become one; else their mean."""
+    """How a model folder of sentence-transformers pools the vectors of tokens: "first" or "mean"; "mean" for others."""
     from transformers.utils import cached_file
 
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    file = cached_file(name_or_path, POOLING, **quiet)
-    said = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-    return "first" if said.get("pooling_mode_cls_token") else "mean"
+    options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(name_or_path, POOLING, **options)
+    pooling = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    return "first" if pooling.get("pooling_mode_cls_token") else "mean"

@@ -1,4 +1,4 @@
-"""What objectives and tasks share that learn several others in one run: their parts, and the rows of all of them."""
+"""Base of objectives and tasks that learn several others in one run: their parts, and the rows of all parts."""
 
 import re
 from abc import abstractmethod
@@ -21,11 +21,11 @@ from .base import Objective
 class SeveralParts:
     """Mixin, named before the base class, of an objective or task whose settings have `parts` with weights and data.
 
-    A subclass binds each part to a recipe of its own (`bound`). Rows of all parts share batches, one tokenizer is of
-    all of them, and each part has its own loss in the log.
+    A subclass binds each part to a recipe of its own (`bound`). The rows of all parts share batches and one tokenizer,
+    and the log shows the loss of each part.
 
-    part_noun: what a part is called. label_field: the setting of a part that its numbers are called by.
-    reads_recipes_data: whether the recipe's data section is that of some part.
+    part_noun: the word for a part in messages. label_field: the setting of a part that names its losses and metrics.
+    reads_recipes_data: whether some part reads the data section of the recipe.
     """
 
     part_noun: ClassVar[str]
@@ -34,13 +34,13 @@ class SeveralParts:
 
     @abstractmethod
     def bound(self, part: Any) -> Objective:
-        """The objective or task that the settings `part` are of, bound to a recipe of its own."""
+        """The objective or task with the settings `part`, bound to a recipe of its own."""
 
     def label_of(self, part: Any) -> str:
         return getattr(part, self.label_field)
 
     def check_labels(self) -> None:
-        """Raise UserError for fewer than two parts, and for labels that are equal or no names."""
+        """Raise UserError for fewer than two parts, and for labels that are not names or occur twice."""
         labels, where = [self.label_of(part) for part in self.settings.parts], f"{self.section}.parts"
         if len(labels) < 2:
             raise UserError(
@@ -61,19 +61,19 @@ class SeveralParts:
 
     @contextmanager
     def of_part(self, label: str) -> Iterator[None]:
-        """Whatever UserError the block raises says of which part it is."""
+        """Name the part in any UserError that the block raises."""
         try:
             yield
         except UserError as error:
             raise UserError(f"{self.section}.parts, {label}: {error}") from error
 
     def of_each(self, ask: Callable[[Objective], Any]) -> dict[str, Any]:
-        """{label: what `ask` returns of the part}; its UserError says of which one."""
-        found = {}
+        """{label: what `ask` returns for the part}; a UserError names the part."""
+        answers = {}
         for label, part in self.parts.items():
             with self.of_part(label):
-                found[label] = ask(part)
-        return found
+                answers[label] = ask(part)
+        return answers
 
     # ---- the recipe
 
@@ -83,8 +83,8 @@ class SeveralParts:
     def check_data(self) -> None:
         self.check_labels()
         data = self.recipe.data
-        own = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
-        changed = sorted(name for name in own if getattr(data, name) != getattr(DataSection(), name))
+        names = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
+        changed = sorted(name for name in names if getattr(data, name) != getattr(DataSection(), name))
         if changed and not self.reads_recipes_data:
             raise UserError(
                 f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
@@ -109,42 +109,42 @@ class SeveralParts:
         return {split: sources for split, sources in splits.items() if sources}
 
     def corpus(self, source: dict[str, Any]) -> Corpus:
-        """Text of all parts, as much of each, in turn; parts with the same text count as one."""
+        """The documents of all parts, in turn and equally much text of each; parts with the same text count once."""
         from ..data.mixture_corpus import MixtureCorpus
 
         corpora = {}
-        for label, own in source.items():
-            corpus = self.parts[label].corpus(own)
+        for label, part_source in source.items():
+            corpus = self.parts[label].corpus(part_source)
             corpora.setdefault(corpus.fingerprint(), corpus)
         return next(iter(corpora.values())) if len(corpora) == 1 else MixtureCorpus("train", corpora)
 
     def share_tokenizer(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """Prepare each part with the tokenizer, `processor`, of all of them. splits: as `open` gives them."""
+        """Prepare each part with the shared tokenizer, `processor`. splits: as `open` returns them."""
         for label, part in self.parts.items():
             with self.of_part(label):
                 part.given_tokenizer = self.processor
                 part.prepare(of_label(splits, label), cache, progress)
 
     def rows(self, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
-        found = {}
-        for label, own in source.items():
+        rows = {}
+        for label, part_source in source.items():
             with self.of_part(label):
-                found[label] = self.parts[label].rows(own, split, cache, progress)
+                rows[label] = self.parts[label].rows(part_source, split, cache, progress)
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
-        return self.mixed(found, weights if split == "train" else None)
+        return self.mixed(rows, weights if split == "train" else None)
 
     def check_shares(self) -> None:
         self.of_each(lambda part: part.check_shares())
 
     def prepare_share(self, source: dict, split: str, cache: Path, share: Share, progress: bool = False) -> int:
         made = 0
-        for label, own in source.items():
+        for label, part_source in source.items():
             with self.of_part(label):
-                made += self.parts[label].prepare_share(own, split, cache, share, progress)
+                made += self.parts[label].prepare_share(part_source, split, cache, share, progress)
         return made
 
     def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
-        """The rows of all parts as those of one split; weights as MixedRows takes them."""
+        """Join the rows of all parts of one split. weights: as MixedRows takes them."""
         return MixedRows(rows, weights)
 
     # ---- measuring

@@ -1,4 +1,4 @@
-"""Metrics of summed losses: perplexities (of the model, of a unigram model on the same tokens, per word) and bits."""
+"""Metrics of summed losses: perplexities (of the model, of a unigram model, per word) and bits per pixel."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ def perplexity(nll_per_token: float) -> float:
 
 @dataclass
 class TokenLosses:
-    """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows."""
+    """What the metrics are computed from. nll: summed negative log-likelihood of the `predictions` tokens of `rows`."""
 
     nll: float
     predictions: float
@@ -29,9 +29,9 @@ class TokenLosses:
     def unigram_perplexity(self) -> float:
         """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows.
 
-        The text of each source counts once, whatever its share.
+        The text of each source counts once, whatever its weight in a mixture.
         """
-        frequency, size = np.ones(self.vocab_size, dtype=np.int64), 1 << 24  # in pieces: a large store stays on disk
+        frequency, size = np.ones(self.vocab_size, dtype=np.int64), 1 << 24  # pieces keep a large store on disk
         for store in self.train.stores:
             for start in range(0, len(store.tokens), size):
                 piece = np.asarray(store.tokens[start : start + size])
@@ -46,8 +46,8 @@ class TokenLosses:
         return perplexity(total / max(1, count))
 
     def word_perplexity(self) -> float:
-        """Divided by words, not tokens: whitespace-separated words and one end per line (WikiText-2's convention), so
-        that models with different tokenizers can be compared."""
+        """Perplexity per word, to compare models with different tokenizers. Words are separated by whitespace, and each
+        end of a line counts as one (WikiText-2's convention)."""
         return perplexity(self.nll / sum(store.num_words for store in self.rows.stores))
 
     def bits_per_pixel(self) -> float:

@@ -1,4 +1,4 @@
-"""A model of pixels completes images from their upper halves: a picture of (upper half | completion | original)."""
+"""Images that a model of pixels completes from their upper halves: a picture (upper half | completion | original)."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from ..storage.atomic import replaced_file
 from .measuring import evenly_spread
 
 SCALE = 6  # each pixel is drawn as a square of this side
-GAP = 2  # pixels between two images
+GAP = 2  # pixels between two images, drawn as large
 
 
 @torch.no_grad()
 def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
-    """Colour numbers (B, S * S), whose second halves are replaced by what the model samples."""
+    """The colour numbers (B, S * S) with their second halves replaced by what the model samples."""
     codes = np.asarray(codes).astype(np.int64)
     half = objective.shape[1] // 2 * objective.shape[2]
     start = np.full((len(codes), 1), len(objective.clusters))
@@ -22,7 +22,7 @@ def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        found = model.generate(
+        tokens = model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=codes.shape[1] - half,
@@ -31,16 +31,16 @@ def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
             temperature=1.0,
             top_k=0,
         )
-    return found[:, 1:].cpu().numpy()
+    return tokens[:, 1:].cpu().numpy()
 
 
 def completion_grid(objective, originals: np.ndarray, completed: np.ndarray) -> np.ndarray:
-    """Bytes (height, width, 3) of a picture: a row per image, its upper half, its completion, itself."""
-    whole, made = objective.pictures(originals), objective.pictures(completed)
+    """A picture as bytes (height, width, 3): a row per image with its upper half, its completion, and the original."""
+    whole, completions = objective.pictures(originals), objective.pictures(completed)
     seen = whole.copy()
     seen[:, whole.shape[1] // 2 :] = 128
     rows = []
-    for images in zip(seen, made, whole):
+    for images in zip(seen, completions, whole):
         drawn = [image.repeat(SCALE, axis=0).repeat(SCALE, axis=1) for image in images]
         gap = np.full((drawn[0].shape[0], GAP * SCALE, 3), 255, dtype=np.uint8)
         rows += [np.concatenate([drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)]

@@ -34,8 +34,8 @@ class Pixels(ImageObjective):
     """The next pixel of an image, row by row, as one of a few colours (ImageGPT, Chen et al. 2020).
 
     An image of S x S pixels is a row of S * S tokens: the start token and all pixels but the last are read, all pixels
-    are predicted. The start token is the last of the vocabulary, and never predicted. The processor is transformers'
-    ImageGPT image processor; without clusters they are fitted to the training images and written into it.
+    are predicted. The start token is the last of the vocabulary, and is never predicted. The processor is transformers'
+    ImageGPTImageProcessor; if it has no clusters, they are fitted to the training images and written into it.
     """
 
     name = "pixels"
@@ -97,7 +97,7 @@ class Pixels(ImageObjective):
         self.classes = {} if self.settings.label_field is None else self.read_classes(splits, cache)
 
     def read_classes(self, splits, cache: Path) -> dict:
-        """Split -> the numbers of its images' classes (N,); raises UserError for what is none."""
+        """Split -> class numbers (N,) of its images. Raises UserError for a value that is no class."""
         column = self.settings.label_field
         classes = Classes(f"objective.label_field={column!r}", column, splits, cache)
         return {
@@ -106,7 +106,7 @@ class Pixels(ImageObjective):
         }
 
     def check_of_checkpoint(self, name: str, own: int) -> None:
-        """Raise UserError where a setting is neither its default nor the checkpoint's `own`, which alone counts."""
+        """Raise UserError where a setting is neither its default nor the checkpoint's value `own`, which is used."""
         value = getattr(self.settings, name)
         if value not in (own, getattr(PixelSettings(), name)):
             raise UserError(
@@ -115,7 +115,7 @@ class Pixels(ImageObjective):
             )
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
-        """Images as colour numbers; with objective.label_field their classes are kept for the linear probe."""
+        """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
         from ..images.color_clusters import fit_clusters, store_codes
         from ..images.processors import prepare_images
 
@@ -141,7 +141,7 @@ class Pixels(ImageObjective):
 
     @property
     def channels(self) -> int:
-        """Numbers that a colour is made of: 1 where all clusters are grey."""
+        """Channels of a colour: 1 where all clusters are grey, else 3."""
         return 1 if (self.clusters.max(axis=1) - self.clusters.min(axis=1)).max() < 1e-4 else 3
 
     def config_fields(self) -> dict:
@@ -149,7 +149,7 @@ class Pixels(ImageObjective):
         return self.sizes(number, self.shape[1] * self.shape[2]) | {"bos_token_id": number}
 
     def sizes(self, colours: int, pixels: int) -> dict:
-        """Fields of a config that follow from the numbers of colours and of pixels in an image."""
+        """Config fields that follow from the number of colours and the number of pixels in an image."""
         vocabulary = {"vocab_size": colours + 1, "output_vocab_size": colours, "tie_word_embeddings": False}
         return vocabulary | {"max_position_embeddings": pixels}
 
@@ -178,14 +178,14 @@ class Pixels(ImageObjective):
         return {"linear_probe": linear_probe(finished.model, train, rows, batch_size=batch_size, seed=self.seed)}
 
     def samples(self, finished: FinishedModel, splits) -> list[dict]:
-        """None but a picture in the run's folder."""
+        """No samples, but a picture in the run's folder."""
         split = list(splits)[-1]
         if split != "train":
             self.draw(finished, splits[split], Path(finished.path) / PICTURE)
         return []
 
     def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
-        """Images completed from their upper halves, as PNG."""
+        """Write a PNG of images completed from their upper halves; return whether any were asked for."""
         from .pixel_completion import write_completions
 
         number = self.recipe.evaluation.sample_images
@@ -210,7 +210,7 @@ class Pixels(ImageObjective):
 
 
 class PixelRows(StoredImages):
-    """Rows {"input_ids", "labels"} of S * S tokens each; `codes` are (N, S * S), `labels`, classes, (N,) or None."""
+    """Rows {"input_ids", "labels"} of S * S tokens each. codes: (N, S * S) colours. labels: (N,) classes, or None."""
 
     def __init__(self, store, codes, start: int, labels):
         super().__init__(store)
@@ -223,9 +223,9 @@ class PixelRows(StoredImages):
 
 
 def stack_pixels(rows: list[dict]) -> dict:
-    """Rows -> one batch: input_ids and labels (B, T), which are aligned with the predictions: the model must not shift.
+    """Rows -> one batch: input_ids and labels (B, T), aligned with the predictions: the model must not shift them.
 
-    They are there twice, as a decoder of ours calls such labels shift_labels.
+    The labels are there twice, as anyformer's decoders call labels that need no shift `shift_labels`.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

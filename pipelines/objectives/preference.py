@@ -20,7 +20,7 @@ from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 from .showing import sequence_text
 
-ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
+ANSWERS, REFERENCE = "answers", "reference"  # keys of a batch, see PairCollator
 PARTS = ("chosen", "rejected")
 PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
@@ -77,34 +77,34 @@ class Preference(ChatTask):
 
     def conversations(self, place: str, row: dict) -> list[Messages]:
         """The two conversations that differ in their last message, the better one first."""
-        prompt, found = self.prompt_of(place, row), []
+        prompt, pair = self.prompt_of(place, row), []
         role = None if self.settings.prompt_field is None else ASSISTANT
         for field, column in self.columns().items():
             if field in ("chosen_field", "rejected_field"):
                 answer = self.messages_of(field, column, place, row, role)
-                found.append(self.conversation(field, prompt, answer, place))
-        if found[0] == found[1]:
+                pair.append(self.conversation(field, prompt, answer, place))
+        if pair[0] == pair[1]:
             raise UserError(
                 f"task.rejected_field={self.settings.rejected_field!r}: {place} holds the answer that is chosen; leave "
                 f"the example out"
             )
-        return found
+        return pair
 
     # ---- rows
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> dict[str, Rows]:
-        """With what the reference model says of them."""
+        """The rows with the reference model's log-probabilities of their answers."""
         return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
     def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        """The tokens of both conversations one after the other, and where answers begin."""
+        """The tokens of both conversations, concatenated, and where the answers begin; None if an answer is cut off."""
         longest = self.settings.max_length
-        found = [one_answer(*each, longest) for each in encoded]
-        if any(start >= len(ids) for ids, start in found):
+        answers = [one_answer(*conversation, longest) for conversation in encoded]
+        if any(start >= len(ids) for ids, start in answers):
             return None
-        row = {"input_ids": [number for ids, _ in found for number in ids]}
-        row |= {"labels": 0, "full": max(len(ids) for ids, _ in found) >= longest}  # the first one is chosen
-        for part, (ids, start) in zip(PARTS, found):
+        row = {"input_ids": [number for ids, _ in answers for number in ids]}
+        row |= {"labels": 0, "full": max(len(ids) for ids, _ in answers) >= longest}  # the first one is chosen
+        for part, (ids, start) in zip(PARTS, answers):
             row |= {f"{part}_length": len(ids), f"{part}_start": start}
         return row
 
@@ -116,7 +116,7 @@ class Preference(ChatTask):
         return WithReference.cached(encoded, cache, key, lambda: self._log_probabilities(encoded, reference, progress))
 
     def _log_probabilities(self, rows, reference: str, progress: bool):
-        """(N, 2) float32: what the reference model gives the two answers of each row."""
+        """(N, 2) float32: the reference model's log-probabilities of the two answers of each row."""
         import anyformer
 
         anyformer.register()
@@ -125,15 +125,15 @@ class Preference(ChatTask):
         with loading(f"task.reference={reference!r}"):
             model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
         model, collator = model.to(device).eval(), self.collator(packed=False)
-        found = np.zeros((len(rows), 2), dtype=np.float32)
+        log_probs = np.zeros((len(rows), 2), dtype=np.float32)
         batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self.batch_size))
         for numbers in watched(batches, "reference model, batch") if progress else batches:
             batch = collator([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             with torch.inference_mode():
                 outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-                found[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
-        return found
+                log_probs[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
+        return log_probs
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(self.padding)
@@ -163,7 +163,7 @@ class Preference(ChatTask):
 
 
 def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:
-    """(tokens up to the end of the answer, cut to `longest`; where the answer begins, after them without a token)."""
+    """(tokens up to the end of the answer, cut to `longest`; where it begins: len(ids) if it has no token)."""
     inside = [number for number, is_learned in enumerate(learned) if is_learned]
     if not inside:
         return ids[:longest], len(ids)
@@ -171,7 +171,7 @@ def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[
 
 
 def parts_of(row: dict) -> list[tuple[str, Any, int]]:
-    """(chosen or rejected, its tokens, where its answer begins) of both conversations of a row."""
+    """("chosen" or "rejected", tokens, where the answer begins) of both conversations of a row."""
     split = int(row["chosen_length"])
     tokens = row["input_ids"][:split], row["input_ids"][split:]
     return [(part, ids, int(row[f"{part}_start"])) for part, ids in zip(PARTS, tokens)]
@@ -180,8 +180,8 @@ def parts_of(row: dict) -> list[tuple[str, Any, int]]:
 class PairCollator:
     """Rows -> one batch: input_ids and attention_mask (2B, T), the chosen conversations of all B pairs first.
 
-    answers: (2B, T), whether a token is of the answer. reference: (B, 2), the reference model's log-probabilities of
-    chosen and rejected answers. labels: (B,), 0: the first of the two is chosen; -100: the pair does not count.
+    answers: (2B, T), whether a token is part of the answer. reference: (B, 2), the reference model's log-probabilities
+    of chosen and rejected answers. labels: (B,), 0: the first answer is chosen; -100: the pair does not count.
     """
 
     def __init__(self, pad_token_id: int):
@@ -190,8 +190,8 @@ class PairCollator:
     def __call__(self, rows: list[dict]) -> dict:
         both = [parts_of(row) for row in rows]
         parts = [pair[side] for side in range(2) for pair in both]
-        ids = pad([own for _, own, _ in parts], self.pad_token_id)
-        inside = real_places([len(own) for _, own, _ in parts], ids.shape[1])
+        ids = pad([tokens for _, tokens, _ in parts], self.pad_token_id)
+        inside = real_places([len(tokens) for _, tokens, _ in parts], ids.shape[1])
         starts = torch.tensor([start for *_, start in parts])
         return {
             "input_ids": ids,
@@ -205,7 +205,7 @@ class PairCollator:
 def answer_log_probs(logits, batch: dict):
     """(2B, T, V) logits of a PairCollator's batch -> (B, 2): log-probabilities of chosen and rejected answers."""
     labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
-    labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # of each place, and no logits are copied
+    labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # shifted, so that no logits are copied
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -215,8 +215,8 @@ def answer_log_probs(logits, batch: dict):
 class PreferenceLoss(OwnLoss):
     """-log sigmoid(r(chosen) - r(rejected)), where r = beta * (log p(answer) - log p_reference(answer)) is the reward.
 
-    Rafailov et al. 2023, eq. 7; the rewards are logits of two classes, of which the first is right. By label_smoothing
-    e the pair is taken for its reverse with probability e / 2 (conservative DPO, Mitchell 2023).
+    Rafailov et al. 2023, eq. 7; the rewards are logits of two classes, of which the first is right. Label smoothing e
+    assumes that a pair is reversed with probability e / 2 (conservative DPO, Mitchell 2023).
     """
 
     beside = ("labels", ANSWERS, REFERENCE)

@@ -13,11 +13,11 @@ from .text import TextObjective
 class PrefixLM(LooksAhead, Reconstruction):
     """Prefix language modelling (Raffel et al. 2020, section 3.2.1): the rest of a text from its beginning.
 
-    A text is cut at a random place; its prefix is read, and the rest predicted. An encoder-decoder's encoder reads a
-    row's prefix, each token seeing all of it, and the decoder writes the rest (rows as in reconstruction.py). A decoder
-    reads each document of a packed row: all its tokens see the prefix, also those before them, and the rest is causal
-    and alone counted in the loss. Its config says prefix_lm, by which `generate` reads a prompt so. Which of the two
-    follows from the model's family, or from the config of the checkpoint. At least one token is read and one predicted.
+    A text is cut at a random place, so that the prefix, which is read, and the rest, which is predicted, have at least
+    one token each; a text of one token is all prefix. An encoder-decoder's encoder reads the prefix of a row, and its
+    decoder writes the rest (rows as in reconstruction.py). A decoder cuts each document of a packed row: attention is
+    bidirectional in the prefix and causal after it, and only the rest counts in the loss; its config says prefix_lm,
+    by which `generate` reads prompts as prefixes. The model's family, or the checkpoint's config, says which it is.
     Raises UserError for a decoder that is not one of ours, or has attention in which no token can see a later one.
     """
 
@@ -75,7 +75,7 @@ class PrefixLM(LooksAhead, Reconstruction):
 
 
 class PrefixCollator(CausalCollator):
-    """As CausalCollator, with a prefix of each document's part of a row, which has no labels, in `prefix_mask`."""
+    """CausalCollator, plus a prefix of each document in a row: `prefix_mask` is 1 there, and there are no labels."""
 
     def __init__(self, packed: bool, seed: int):
         super().__init__(packed)
@@ -94,5 +94,5 @@ class PrefixCollator(CausalCollator):
 
 
 def prefix_length(length: int, generator) -> int:
-    """Tokens of a random prefix of a text of `length` tokens: at least one, at most one less than all."""
+    """Random length of the prefix of a text of `length` tokens: from 1 to length - 1, and 1 of a single token."""
     return int(generator.integers(1, max(length - 1, 1) + 1))

@@ -19,8 +19,8 @@ class PreparedData:
     """Rows of each split, with what is worth reporting about them.
 
     objective: bound to the recipe, with its tokenizer or image processor. rows: split -> Rows. facts: for run.json and
-    the model card. sources: split -> what its rows were made of, as Objective.open gives it. stages: of a recipe with
-    stages, each with its objective, bound to the recipe as it is there, and its training rows.
+    the model card. sources: split -> what its rows were made of, as Objective.open gives it. stages: the
+    stages of the recipe, each with an objective bound to the recipe of this stage, and its training rows.
     """
 
     objective: Objective
@@ -41,7 +41,7 @@ class PreparedData:
 
     @property
     def collator(self):
-        """What makes a batch of rows; a `transformers.Trainer` takes it as `data_collator`."""
+        """Makes a batch of rows; a `transformers.Trainer` takes it as `data_collator`."""
         return self.objective.collator(self.packed)
 
     @property
@@ -58,12 +58,12 @@ def prepare_data(
     model_config=None,
     for_training: bool = False,
 ) -> PreparedData:
-    """Open, tokenise and pack the splits of a recipe; what was done before is taken from the cache.
+    """Open, tokenise and pack the splits of a recipe; results of earlier calls are taken from the cache.
 
     Args:
         splits: those whose rows are made, the training split first; None: all that the recipe has.
         model_config: of a trained model, which says what the recipe leaves open, such as the classes' names.
-        for_training: whether the data must have all that the recipe's training needs.
+        for_training: whether to check and prepare all that the recipe's training needs.
 
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
@@ -85,8 +85,8 @@ def prepare_data(
         try:
             objective.prepare(sources, cache, progress)
             prepared = True
-            wanted = [split for split in sources if splits is None or split in splits]
-            data.rows = {split: objective.rows(sources[split], split, cache, progress) for split in wanted}
+            chosen = [split for split in sources if splits is None or split in splits]
+            data.rows = {split: objective.rows(sources[split], split, cache, progress) for split in chosen}
         except UserError as error:
             if not leaves_out(objective, sources, error, prepared):
                 raise
@@ -103,8 +103,8 @@ def prepare_data(
 
 
 def prepare_stages(data: PreparedData, cache: Path, progress: bool) -> "list[tuple[Stage, Objective, Rows]]":
-    """Each stage of the recipe with its objective and its training rows; stages of one length share theirs."""
-    made, found = {repr(data.objective.settings): (data.objective, data.rows["train"])}, []
+    """Each stage of the recipe with its objective and its training rows; stages with one sequence_length share both."""
+    made, stages = {repr(data.objective.settings): (data.objective, data.rows["train"])}, []
     for stage in stages_of(data.objective.recipe):
         key = repr(stage.recipe.learned)
         if key not in made:
@@ -113,43 +113,43 @@ def prepare_stages(data: PreparedData, cache: Path, progress: bool) -> "list[tup
             with of_stage(stage.number):
                 objective.prepare(data.sources, cache, progress)
                 made[key] = objective, objective.rows(data.sources["train"], "train", cache, progress)
-        found.append((stage, *made[key]))
-    return found
+        stages.append((stage, *made[key]))
+    return stages
 
 
 def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: bool) -> bool:
-    """Whether rows that cannot be used, of which `error` may be, are now left out of the sources of the splits.
+    """Leave unusable rows, which may have caused `error`, out of the splits' sources; return whether there were any.
 
-    Raises UserError with all of them where the recipe refuses them. prepared: as Objective.try_examples has it.
+    Raises UserError with all of them where the recipe refuses such rows. prepared: as Objective.try_examples takes it.
     """
     from ..data.bad_rows import bad_rows_of, leave_out, refusal
     from ..data.examples import Examples
     from .parts import of_label
 
     if objective.parts:
-        own = ((part, of_label(sources, label)) for label, part in objective.parts.items())
-        return any([leaves_out(part, of_part, error, prepared) for part, of_part in own])
+        parts = ((part, of_label(sources, label)) for label, part in objective.parts.items())
+        return any([leaves_out(part, of_part, error, prepared) for part, of_part in parts])
     examples = [source for source in sources.values() if isinstance(source, Examples)]
-    found = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
+    bad_rows = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
     if objective.recipe.data.bad_rows == "skip":
-        for one, rows in zip(examples, found):
+        for one, rows in zip(examples, bad_rows):
             if rows:
                 leave_out(one, rows)
-    elif any(found):
-        raise refusal([row for rows in found for row in rows], error)
-    return any(found)
+    elif any(bad_rows):
+        raise refusal([row for rows in bad_rows for row in rows], error)
+    return any(bad_rows)
 
 
 def cache_of(recipe: Recipe) -> Path:
-    """The folder of what is prepared for a recipe."""
+    """The cache folder of a recipe's prepared data."""
     return cache_folder(recipe.data.cache_dir)
 
 
 def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:
     """Make share `number` (from 1) of the `of` shares of what prepare_data needs; split -> shards made or found.
 
-    Machines that share a cache (data.cache_dir) make theirs at the same time, and each its tokenizer, which comes out
-    the same. prepare_data then joins all shards, and makes those that are missing.
+    Machines that share a cache (data.cache_dir) can make their shares at the same time; each makes the tokenizer, with
+    the same result. prepare_data then joins all shards, and makes those that are missing.
 
     Raises:
         UserError: as prepare_data, and for data that have no shards: labelled examples and images.
@@ -170,9 +170,9 @@ def describe_data(data: PreparedData) -> list[tuple[str, str]]:
 
 
 def described(objective: Objective, rows: Rows) -> str:
-    """The rows of a split, or of each of their parts, in lines."""
+    """Lines that describe the rows of a split, or each part of them."""
     if not rows.parts:
         return objective.describe(rows)
-    own = ((name, described(objective.parts.get(name, objective), part)) for name, part in rows.parts.items())
+    texts = ((name, described(objective.parts.get(name, objective), part)) for name, part in rows.parts.items())
     shares = rows.shares()
-    return "\n".join(f"{name} ({shares[name]:.1%} of the {objective.row_noun}s): {lines}" for name, lines in own)
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {objective.row_noun}s): {lines}" for name, lines in texts)

@@ -21,9 +21,9 @@ from .measuring import evenly_spread
 from .showing import sequence_text
 from .text_task import TextTask
 
-SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
-LONGEST_QUESTION = 64  # tokens; of a short window a quarter
-BEST = 20  # answers of each window that are compared over all windows of a question
+SPECIAL = 8  # most tokens that a tokenizer may put around question and context
+LONGEST_QUESTION = 64  # tokens; at most a quarter of the window
+BEST = 20  # candidates of each window, which are compared over all windows of a question
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
 
 Span = tuple[int, int]  # begin and end of characters, or first and last token
@@ -56,15 +56,15 @@ class QuestionAnswering(TextTask):
     """The answer to a question, as a span of a context, or none (SQuAD).
 
     A row is a window: the question and as much of the context as fits. Labels are the first and last token of the first
-    of the right answers; in a window that does not hold it, the place that means no answer: the tokenizer's
+    of the right answers; in a window that does not hold it, the token that stands for no answer: the tokenizer's
     classification token, else the end-of-text token, else the first token (Devlin et al. 2019, sections 4.2 and 4.3).
-    Answers in words are read off all windows of a question, on the finished model.
+    The finished model's answer to a question, a text, is the best one over all windows of the question.
     """
 
     name = "question_answering"
     Settings = QuestionAnsweringSettings
     auto_class = "AutoModelForQuestionAnswering"
-    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token has seen all
+    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token sees the whole window
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
     hub_task = "question-answering"
@@ -87,7 +87,7 @@ class QuestionAnswering(TextTask):
 
     @property
     def question_length(self) -> int:
-        """Tokens that are read of a question, at most; longer ones are cut."""
+        """Most tokens of a question that are read; longer questions are cut."""
         return min(LONGEST_QUESTION, self.settings.max_length // 4)
 
     def columns(self) -> dict[str, str]:
@@ -105,10 +105,10 @@ class QuestionAnswering(TextTask):
         self.need_offsets()
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Windows as input_ids, labels (2,) and token_type_ids; for measuring also what they were made of.
+        """Windows as input_ids, labels (2,) and token_type_ids; with what metrics need, except for training.
 
-        Beside windows that are not trained on stand the number of their question, the question, their part of the
-        context, the tokens that it has, the characters of each token, and the right answers as JSON.
+        That is the question and its number, the window's part of the context (`text`), the range of its tokens
+        (`inside`), the characters at which each begins and ends in the text, and the right answers as JSON.
         """
         section, columns = self.settings, {"input_ids": "int32[]", "labels": "int32[]"}
         if "token_type_ids" in self.tokenizer.model_input_names:
@@ -144,7 +144,7 @@ class QuestionAnswering(TextTask):
                 offsets = encoded["offset_mapping"][window]
                 first, after = inside = context_of(offsets, encoded.sequence_ids(window))
                 if first == after and window and encoded["overflow_to_sample_mapping"][window - 1] == example:
-                    continue  # nothing of the context, but signs that have no token
+                    continue  # what is left of the context has no token
                 null = self.place_of_no_answer(encoded["input_ids"][window])
                 span = None
                 for text, begin in answers[example][:1]:
@@ -166,30 +166,30 @@ class QuestionAnswering(TextTask):
             facts = {
                 "examples": len(batch),
                 "questions_cut": cut,
-                "without_answer": sum(not each for each in answers),
-                "answer_in_no_window": sum(bool(each) and i not in answered for i, each in enumerate(answers)),
+                "without_answer": sum(not right for right in answers),
+                "answer_in_no_window": sum(bool(right) and i not in answered for i, right in enumerate(answers)),
             }
             before += len(batch)
             yield windows | {"facts": facts}
 
     def _cut(self, tokenizer, questions: list[str]) -> tuple[list[str], int]:
-        """The questions without what stands after their first question_length tokens; how many were longer."""
-        most, found, cut = self.question_length, [], 0
+        """The questions, cut to their first question_length tokens, and how many were longer."""
+        most, texts, cut = self.question_length, [], 0
         encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for text, offsets in zip(questions, encoded["offset_mapping"]):
             cut += len(offsets) > most
-            found.append(text[: offsets[most - 1][1]] if len(offsets) > most else text)
-        return found, cut
+            texts.append(text[: offsets[most - 1][1]] if len(offsets) > most else text)
+        return texts, cut
 
     def place_of_no_answer(self, ids: Sequence[int]) -> int:
-        """The token of a window that means: the answer is not here."""
+        """The position of the token that stands for no answer in this window."""
         tokenizer = self.tokenizer
         if tokenizer.cls_token_id is not None and tokenizer.cls_token_id in ids:
             return ids.index(tokenizer.cls_token_id)
         return len(ids) - 1 if ids[-1] == tokenizer.eos_token_id else 0
 
     def answers_of(self, row: dict, place: str) -> list[tuple[str, int]]:
-        """The right answers of an example as (text, first character). Raises UserError for what is none."""
+        """The right answers of an example as (text, first character). Raises UserError for one that is invalid."""
         section = self.settings
         texts, starts = row[section.answer_text_field], row[section.answer_start_field]
         texts, starts = ([] if x is None else x if isinstance(x, list) else [x] for x in (texts, starts))
@@ -207,13 +207,13 @@ class QuestionAnswering(TextTask):
                 raise UserError(f"{where}: {place} holds {text!r}, which is no text")
             if not isinstance(start, int) or isinstance(start, bool):
                 raise UserError(f"{where_start}: {place} holds {start!r}, which is no whole number")
-            there = context[start : start + len(text)] if start >= 0 else ""
-            if there != text:
-                found = context.find(text)
-                hint = f"; the answer begins at {found}" if found >= 0 else "; the answer is not in it"
-                what = f"has {there!r}" if there else f"has no character (its text has {len(context):,})"
+            actual = context[start : start + len(text)] if start >= 0 else ""
+            if actual != text:
+                position = context.find(text)
+                hint = f"; the answer begins at {position}" if position >= 0 else "; the answer is not in it"
+                held = f"has {actual!r}" if actual else f"has no character (its text has {len(context):,})"
                 raise UserError(
-                    f"{where_start}: {place} holds {start} for the answer {text!r}, where the context {what}{hint}"
+                    f"{where_start}: {place} holds {start} for the answer {text!r}, where the context {held}{hint}"
                 )
         return list(zip(texts, starts))
 
@@ -253,56 +253,56 @@ class QuestionAnswering(TextTask):
         return list(self.recipe.evaluation.metrics)
 
     def some_rows(self, rows, most: int) -> list[int]:
-        """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
+        """All windows of at most `most` questions. Which questions does not depend on the tokenizer."""
         of_window = rows.numbers("number")
         questions = np.unique(of_window)
         return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Of the questions that some of the windows `numbers` belong to, answered by all their windows.
+        """Metrics of the questions of the windows `numbers`, each answered from all of its windows.
 
-        The answers are kept for intervals and comparisons under the numbers of their questions.
+        The answers are kept under the numbers of their questions, for confidence intervals and comparisons.
         """
         answers = self.answers(finished, rows, numbers)
-        given, right = ([each[name] for each in answers] for name in ("given", "right"))
+        predictions, references = ([item[name] for item in answers] for name in ("given", "right"))
         self.shown = [
-            {"prompt": each["question"], "reference": " / ".join(dict.fromkeys(each["right"])), "text": each["given"]}
-            for each in answers[:SAMPLES]
+            {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}
+            for item in answers[:SAMPLES]
         ]
-        return self.compare(given, right, rows=[each["number"] for each in answers])
+        return self.compare(predictions, references, rows=[item["number"] for item in answers])
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
-        """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order."""
+        """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in order of number."""
         of_window = rows.numbers("number")
-        wanted = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
-        found = finished.shared(
-            wanted.tolist(), lambda mine: self._candidates(finished.model, rows, mine, finished.batch_size)
+        windows = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
+        scored = finished.shared(
+            windows.tolist(), lambda mine: self._candidates(finished.model, rows, mine, finished.batch_size)
         )
         questions, texts, right = (rows.texts(name) for name in ("question", "text", "right"))
-        numbered = [(int(of_window[window]), window) for window in wanted.tolist()]
-        given = self._given((number, texts[window], 0, each) for (number, window), each in zip(numbered, found))
-        firsts = dict(reversed(numbered))  # of each question its first window
+        numbered = [(int(of_window[window]), window) for window in windows.tolist()]
+        answers = self._given((number, texts[window], 0, pair) for (number, window), pair in zip(numbered, scored))
+        firsts = dict(reversed(numbered))  # the first window of each question
         return [
             {"number": number, "question": questions[window], "right": json.loads(right[window])}
-            | {"given": given[number]["prediction"]}
+            | {"given": answers[number]["prediction"]}
             for number, window in sorted(firsts.items())
         ]
 
     def _given(self, windows: Iterable[tuple[int, str, int, tuple]]) -> dict[int, dict[str, Any]]:
-        """{number of a question: its answer}, of (number, text, its place in the context, candidates) of windows."""
+        """{question's number: answer}. windows: (question's number, text, its place in the context, candidates)."""
         nulls: dict[int, float] = {}
-        found: dict[int, list] = {}
+        spans: dict[int, list] = {}
         for number, text, at, (null, candidates) in windows:
-            nulls[number] = min(nulls.get(number, null), null)  # of the window that is surest of an answer
+            nulls[number] = min(nulls.get(number, null), null)  # the lowest score of its windows
             for score, a, b in candidates:
                 begin = at + b - len(text[a:b].lstrip())
-                found.setdefault(number, []).append((score, text[a:b].strip(), begin))
-        return {number: self._chosen(null, found.get(number, [])) for number, null in nulls.items()}
+                spans.setdefault(number, []).append((score, text[a:b].strip(), begin))
+        return {number: self._chosen(null, spans.get(number, [])) for number, null in nulls.items()}
 
     def _chosen(self, null: float, found: list[tuple[float, str, int]]) -> dict[str, Any]:
-        """The answer of the (score, text, first character) that were found, and its share of the probability of all.
+        """The best of the candidates `found`, (score, text, first character), and its probability among them.
 
-        null: the score of no answer. An empty text is no answer, and begins nowhere.
+        null: the score of no answer, which is a candidate with task.no_answer: an empty text, whose start is None.
         """
         filled = [each for each in found if each[1]]
         best = max(filled, key=lambda each: each[0], default=(-np.inf, "", None))
@@ -321,7 +321,7 @@ class QuestionAnswering(TextTask):
         return {column: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """The answer, its share of the probability of all that were found, and where it begins in the context."""
+        """The answer, its probability among all candidates, and where it begins in the context."""
         rows, tensors = [], ("input_ids", "labels", "inside", "begins", "ends")
         for batch in self._batches([("", row) for row in asked], labelled=False):
             self.cut += batch.pop("facts")["questions_cut"]
@@ -331,13 +331,13 @@ class QuestionAnswering(TextTask):
             batch |= {name: map(torch.tensor, batch[name]) for name in tensors}
             rows += [dict(zip(batch, values)) for values in zip(*batch.values())]
         numbers, size = list(range(len(rows))), finished.batch_size
-        found = self._candidates(finished.model, rows, numbers, size, watch=lambda batches, _: batches)
-        windows = ((row["number"], row["text"], row["at"], each) for row, each in zip(rows, found))
+        scored = self._candidates(finished.model, rows, numbers, size, watch=lambda batches, _: batches)
+        windows = ((row["number"], row["text"], row["at"], pair) for row, pair in zip(rows, scored))
         return list(self._given(windows).values())
 
     def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
-        """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
-        collate, section, found = self.collator(packed=False), self.settings, {}
+        """(score of no answer, [(score, first character, one after the last)]) for each of the windows `numbers`."""
+        collate, section, answers = self.collator(packed=False), self.settings, {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watch(list(in_batches(longest_first, batch_size)), "answering, batch"):
             windows = [rows[i] for i in batch]
@@ -354,8 +354,8 @@ class QuestionAnswering(TextTask):
                 spans = best_spans(start, end, (first, after), section.max_answer_length, BEST)
                 begins, stops = window["begins"].tolist(), window["ends"].tolist()
                 characters = [(score, begins[i - first], stops[j - first]) for score, i, j in spans]
-                found[number] = ((start[null] + end[null]).item(), characters)
-        return [found[i] for i in numbers]
+                answers[number] = ((start[null] + end[null]).item(), characters)
+        return [answers[i] for i in numbers]
 
     def show(self, console, rows, number: int, row: dict) -> None:
         first, last = row["labels"].tolist()
@@ -366,15 +366,15 @@ class QuestionAnswering(TextTask):
 class WindowCollator:
     """Windows -> one batch: input_ids, token_type_ids, labels (B, 2), and these as start_positions and end_positions.
 
-    pad: the PaddingCollator that fills up input_ids. Labels are places, which padding on the left moves.
+    pad: the PaddingCollator that fills up input_ids. Labels are positions, which padding on the left shifts.
     """
 
     def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        kept = (*MODEL_INPUTS, ROW_IDS, EPOCH)
-        batch = self.pad([{name: row[name] for name in kept if name in row} for row in rows])
+        names = (*MODEL_INPUTS, ROW_IDS, EPOCH)
+        batch = self.pad([{name: row[name] for name in names if name in row} for row in rows])
         labels = batch["labels"]
         if self.pad.left:
             lengths = labels.new_tensor([len(row["input_ids"]) for row in rows])
@@ -385,7 +385,7 @@ class WindowCollator:
 
 
 def context_of(offsets: Sequence[Span], sequence_ids: Sequence[int | None]) -> Span:
-    """(first, one after the last) of the tokens of a window that stand for the second text, the context."""
+    """(first, one after the last) of the tokens of a window that belong to the second text, the context."""
     inside = [
         place for place, number in enumerate(sequence_ids) if number == 1 and offsets[place][0] < offsets[place][1]
     ]
@@ -393,13 +393,13 @@ def context_of(offsets: Sequence[Span], sequence_ids: Sequence[int | None]) -> S
 
 
 def tokens_of_answer(offsets: Sequence[Span], context: Span, answer: Span) -> Span | None:
-    """First and last of the tokens that cover the characters of an answer; None where it is not all in the window."""
+    """First and last token that cover the characters of an answer; None if the window does not hold all of it."""
     first, after = context
     begin, end = answer
     covering = [place for place in range(first, after) if offsets[place][0] < end and offsets[place][1] > begin]
     if not covering:
         return None
-    # Inside the window a character may be of no token, at its edges the answer may go on outside.
+    # Inside the window characters may have no token; at its edges the answer may continue outside.
     begins_inside = covering[0] > first or offsets[first][0] <= begin
     ends_inside = covering[-1] < after - 1 or offsets[after - 1][1] >= end
     return (covering[0], covering[-1]) if begins_inside and ends_inside else None
@@ -408,7 +408,7 @@ def tokens_of_answer(offsets: Sequence[Span], context: Span, answer: Span) -> Sp
 def best_spans(start, end, context: Span, longest: int, number: int) -> list[tuple[float, int, int]]:
     """The `number` best (score, first token, last token) of a window, the best first.
 
-    start, end: (T,) scores of each token as first and as last one of the answer; a span has the sum of the two. Spans
+    start, end: (T,) scores of each token as first and as last one of the answer; a span's score is their sum. Spans
     lie inside the context and have at most `longest` tokens.
     """
     first, after = context
@@ -417,7 +417,7 @@ def best_spans(start, end, context: Span, longest: int, number: int) -> list[tup
         return []
     width = min(longest, size)
     ends = torch.nn.functional.pad(end[first:after].float(), (0, width - 1), value=-torch.inf)
-    scores = start[first:after].float()[:, None] + ends.unfold(0, width, 1)  # (first token, tokens more)
+    scores = start[first:after].float()[:, None] + ends.unfold(0, width, 1)  # (first token, further tokens)
     values, places = scores.flatten().topk(min(number, scores.numel()))
-    found = zip(values.tolist(), places.tolist())
-    return [(v, first + p // width, first + p // width + p % width) for v, p in found if v > -torch.inf]
+    best = zip(values.tolist(), places.tolist())
+    return [(v, first + p // width, first + p // width + p % width) for v, p in best if v > -torch.inf]

@@ -1,4 +1,4 @@
-"""What objectives share in which an encoder reads a changed row of text and a decoder writes what was changed."""
+"""Base of objectives in which an encoder reads a corrupted row of text, and a decoder restores it or a part of it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from .text import TextObjective
 
 
 class Reconstruction(TextObjective):
-    """A subclass says how long its rows are (`row_length`) and how each is changed (`corrupt`).
+    """A subclass defines how long its rows are (`row_length`) and how a row is corrupted (`corrupt`).
 
     Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
     the beginning of the next, and tokens attend to the whole row. Raises UserError for a tokenizer without eos or
@@ -24,23 +24,23 @@ class Reconstruction(TextObjective):
         "what the decoder has to write; as in the first epoch, other noise in each further one"
     )
     shares_batches = True
-    has_one_length = False  # whether all batches have the lengths that full rows fill
+    has_one_length = False  # whether all batches are padded to the lengths of full rows
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)
         self.need_tokens(eos="an end-of-text", pad="a padding")
 
     def config_fields(self) -> dict:
-        """Padding begins each target, as in T5."""
+        """Each target begins with the padding token, as in T5."""
         return {"decoder_start_token_id": self.tokenizer.pad_token_id}
 
     @abstractmethod
     def corrupt(
         self, tokens: "np.ndarray", starts: "np.ndarray", generator: "np.random.Generator"
     ) -> "tuple[np.ndarray, np.ndarray]":
-        """Source and target, arrays of ids without the eos at their ends, of one row of raw tokens.
+        """(source, target) of one row of raw tokens, arrays of ids without eos.
 
-        starts: places in the row where a document, or the rest of one, begins; the first is 0.
+        starts: positions in the row at which a document, or the rest of one, begins; the first is 0.
         """
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
@@ -54,11 +54,11 @@ class Reconstruction(TextObjective):
 class SourceTargetCollator:
     """Rows of raw tokens -> one batch: input_ids (B, T), labels (B, U).
 
-    The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
-    then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
-    (data/batch_keys.py).
+    The model makes decoder_input_ids from the labels. Shorter sources and targets are padded, labels with -100; a batch
+    with a padded source has an attention_mask. How a row is corrupted depends only on the seed, the epoch and the row's
+    number (data/batch_keys.py).
 
-    corrupt: Reconstruction.corrupt. lengths: T and U of every batch; None: those of its longest row.
+    corrupt: Reconstruction.corrupt. lengths: T and U of every batch; None: those of the longest row in the batch.
     """
 
     def __init__(self, corrupt: Callable, tokenizer, seed: int, lengths: Sequence[int | None]):
@@ -75,7 +75,7 @@ class SourceTargetCollator:
             source, target = self.corrupt(tokens, starts, generator)
             sources.append(np.append(source, self.eos))
             targets.append(np.append(target, self.eos))
-            if not real.any():  # a row without any label fills a batch up and counts for nothing
+            if not real.any():  # a row without labels only fills up a batch
                 targets[-1][:] = IGNORE_INDEX
         batch = {
             "input_ids": pad(sources, self.pad, width=self.input_length),

@@ -1,4 +1,4 @@
-"""Pairs of segments and masked tokens at once: BERT's next sentences (NSP) and ALBERT's order of sentences (SOP)."""
+"""Pairs of segments with masked tokens: BERT's next-sentence (NSP) and ALBERT's sentence-order prediction (SOP)."""
 
 import inspect
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class SentencePairs(MaskingObjective):
 
     Rows are <|cls|> first <|sep|> second <|sep|> with token_type_ids, made of whole sentences of documents
     (data/sentence_pair_rows.py); half of them are true pairs. Which ones, where a piece of text is cut in two and what
-    stands in place of its second half is drawn anew in each epoch. The loss is the sum of both: `masked_loss`, the mean
-    over masked tokens, and `pair_loss`, the mean over pairs. perplexity is of the first alone. Raises UserError for a
+    replaces its second half is drawn anew in each epoch. The loss is the sum of `masked_loss`, the mean over masked
+    tokens, and `pair_loss`, the mean over pairs; perplexity is of the masked tokens. Raises UserError for a
     tokenizer without the special tokens, and for NSP on a single document.
     """
 
@@ -150,8 +150,8 @@ class SentencePairs(MaskingObjective):
         true = torch.where(labels < 0, batch["input_ids"][0], labels)
         first = 2 + pair.first[1] - pair.first[0]
         of = [rows.document(place) for place, _ in (pair.first, pair.second)]
-        what = f"is {WRONG[rows.kind]}" if pair.label else "follows the first"
-        title, note = f"pair {number}: {len(true)} tokens", f"label {pair.label}: the second segment {what}"
+        relation = f"is {WRONG[rows.kind]}" if pair.label else "follows the first"
+        title, note = f"pair {number}: {len(true)} tokens", f"label {pair.label}: the second segment {relation}"
         original = {"input_ids": true, "position_ids": torch.arange(len(true))}
         documents = [(of[0], pair.first[0], first), (of[1], pair.second[0], len(true) - first)]
         documents = [(document, start - int(rows.offsets[document]), size) for document, start, size in documents]
@@ -162,9 +162,9 @@ class SentencePairCollator:
     """Rows of SentencePairRows -> one batch, as long as its longest pair.
 
     input_ids (B, T) with hidden tokens, labels (B, T) that name them, next_sentence_label (B,): 0 for a true pair, else
-    1 (transformers' convention for both kinds), -100 for rows that fill up; token_type_ids (B, T), 1 in the second
-    segment and its end; attention_mask where something is padded. Pair and hidden tokens depend on the seed, the epoch
-    and the row's number alone (data/batch_keys.py).
+    1 (transformers' convention for both kinds), -100 for rows that only fill up a batch; token_type_ids (B, T), 1 in
+    the second segment and its end; attention_mask where something is padded. Pair and hidden tokens depend only on the
+    seed, the epoch and the row's number (data/batch_keys.py).
     """
 
     def __init__(self, tokenizer, settings: MaskingSettings, seed: int):
@@ -172,7 +172,7 @@ class SentencePairCollator:
         self.seed, self.hider = seed, TokenHider(tokenizer, settings)
 
     def pair_of(self, row: dict):
-        """The pair that a row with its sample id and epoch becomes."""
+        """The pair drawn for a row, which holds its number and epoch."""
         return row["rows"].pair(row["piece"], row_generators([row], self.seed)[0])
 
     def __call__(self, rows: list[dict]) -> dict:
@@ -204,7 +204,7 @@ class PairLosses:
         """{"masked_loss": (sum over masked tokens, their number), "pair_loss": (sum over pairs, their number),
         "pair_accuracy": (right answers, pairs)}, tensors without gradients.
 
-        num_items_in_batch: by which the model has divided its loss; None: the number of masked tokens.
+        num_items_in_batch: what the model has divided masked_lm_loss by; None: the number of masked tokens.
         """
         answers = batch["next_sentence_label"]
         masked, pairs = (batch["labels"] != IGNORE_INDEX).sum(), (answers != IGNORE_INDEX).sum()

@@ -108,11 +108,11 @@ class SentenceSimilarity(SequenceRegression):
         return "" if self.settings.label_field is None else "numbers"
 
     def true_answer(self, row: dict, place: str) -> float:
-        """The number as the data have it, not its cosine."""
+        """The number in the data, not scaled to a cosine."""
         return super().label_of(self.label_in(row), place)
 
     def label_of(self, value: Any, place: str) -> float:
-        """The cosine, from 0 to 1, that a label means. Raises UserError."""
+        """The label as a cosine, with task.label_range scaled to [0, 1]. Raises UserError for what is not in range."""
         least, most = self.settings.label_range
         label = super().label_of(value, place)
         if not min(least, most) <= label <= max(least, most):
@@ -126,7 +126,7 @@ class SentenceSimilarity(SequenceRegression):
         return {"input_ids": "int32[]", SECOND: "int32"}
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
-        """Each text by itself; a row holds the tokens of both."""
+        """Encode each text by itself; a row holds the tokens of both."""
         first, second = (
             tokenizer(column, truncation=True, max_length=self.settings.max_length)["input_ids"] for column in texts
         )
@@ -141,7 +141,7 @@ class SentenceSimilarity(SequenceRegression):
     # ---- the model
 
     def adopt(self, config, source: Any) -> None:
-        """Raises UserError for a model that is no encoder or decoder alone."""
+        """Raise UserError for an encoder-decoder."""
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(
                 f"model.name_or_path={self.recipe.model.name_or_path} is an encoder-decoder, which gives no vectors of "
@@ -152,14 +152,14 @@ class SentenceSimilarity(SequenceRegression):
         return self.planned_fields()
 
     def planned_fields(self) -> dict[str, Any]:
-        """No pooling layer: nothing of it would be trained."""
+        """No pooling layer in a fresh model, as it would not be trained."""
         return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
 
     def prepare_model(self, model) -> None:
         self.adopt(model.config, None)
         for name, parameter in model.named_parameters():
             if name.startswith(self.unused_weights):
-                parameter.requires_grad_(False)  # several processes would wait for its gradient
+                parameter.requires_grad_(False)  # distributed training would wait for its gradient
 
     def loss(self):
         section = self.settings
@@ -171,7 +171,7 @@ class SentenceSimilarity(SequenceRegression):
         return None if self.settings.label_field is None else self
 
     def files(self, config) -> dict[str, str]:
-        """What sentence-transformers opens the folder by."""
+        """The files by which sentence-transformers opens the folder."""
         modules = [
             {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{cls}"}
             for number, (path, cls) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
@@ -202,13 +202,11 @@ class SentenceSimilarity(SequenceRegression):
         return [self.text_in(row, column, field, place) for field, column in self.asked_columns(row).items()]
 
     def predict(self, finished: FinishedModel, asked: list[list[str]]) -> list[dict[str, Any]]:
-        texts = [text for each in asked for text in each]
+        texts = [text for row in asked for text in row]
         vectors = iter(vectors_of_texts(self, finished, texts, self.settings.pooling))
-        found = [[next(vectors) for _ in each] for each in asked]
+        rows = [[next(vectors) for _ in row] for row in asked]
         similar = torch.nn.functional.cosine_similarity
-        return [
-            {"prediction": similar(*torch.tensor(each), dim=0).item() if len(each) > 1 else each[0]} for each in found
-        ]
+        return [{"prediction": similar(*torch.tensor(row), dim=0).item() if len(row) > 1 else row[0]} for row in rows]
 
     # ---- words
 
@@ -237,7 +235,7 @@ class PairCollator:
 
     def __init__(self, pads: Callable[[list[dict]], dict]):
         self.pads = pads
-        pads.left = False  # the first token's vector is at the first place
+        pads.left = False  # so that a text's first token is at position 0
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = self.pads([{"input_ids": ids} for row in rows for ids in halves(row)])

@@ -55,7 +55,7 @@ class SequenceRegression(LabelledTexts):
     # ---- measuring: the task itself is its scorer
 
     def predictions(self, logits, labels):
-        """(B, 1) and (B,) -> (B, 2): the number a row is given, and the one it has."""
+        """(B, 1) and (B,) -> (B, 2): the predicted number and the label of each row."""
         return torch.stack([logits.float().squeeze(-1), labels.float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
@@ -65,7 +65,7 @@ class SequenceRegression(LabelledTexts):
     # ---- the model
 
     def adopt(self, config, source: Any) -> None:
-        """Raises UserError for a model with several answers."""
+        """Raise UserError for a model with more than one output."""
         if config.num_labels != 1:
             raise UserError(
                 f"MODEL={self.recipe.model.name_or_path} tells {config.num_labels} classes apart; {self.setting} takes "
@@ -73,9 +73,9 @@ class SequenceRegression(LabelledTexts):
             )
 
     def config_fields(self) -> dict[str, Any]:
-        """One output; its name is what `pipeline()` answers with.
+        """One output, named as `pipeline()` shows it.
 
-        sentence-transformers opens a model of pairs as a CrossEncoder, and would put a sigmoid on the one output.
+        Identity keeps sentence-transformers, which opens a model of pairs as a CrossEncoder, from applying a sigmoid.
         """
         fields = {"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
         if self.settings.text_pair_field is not None:

@@ -18,13 +18,13 @@ SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
 
 def spread(total: int, wanted: int) -> list[int]:
-    """`wanted` row numbers from first to last, evenly spread: of a mixture the last part is shown, too."""
+    """`wanted` row numbers, evenly spread from first to last, so that a mixture's last part is shown, too."""
     wanted = min(wanted, total)
     return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
 
 
 def legend(words: str) -> "rich_text.Text":
-    """A legend of words in rich's markup, with these styles: [predicted]so it looks[/], [unpredicted], [padding].
+    """A legend from words in rich's markup, which may name these styles: [predicted]text[/], [unpredicted], [padding].
 
     [shades] stands for the characters that images are drawn with.
     """
@@ -35,7 +35,7 @@ def legend(words: str) -> "rich_text.Text":
 
 
 def is_label(labels):
-    """Where `labels` name something that is predicted."""
+    """Mask of the labels that are predicted."""
     return labels != IGNORE_INDEX
 
 
@@ -58,7 +58,7 @@ def token_text(tokenizer, number: int) -> str:
 
 
 def pieces_text(ids: list[int], tokenizer) -> "rich_text.Text":
-    """The tokens of a text side by side, neighbours in different colours, special and unknown ones set off."""
+    """The tokens of a text side by side, neighbours in different colours, special and unknown ones highlighted."""
     special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for place, number in enumerate(ids):
         if place:
@@ -75,7 +75,7 @@ def documents_line(documents: list) -> str:
 
 
 def row_text(row: dict, documents: list, tokenizer, marked: Collection[int] = ()) -> "rich_text.Text":
-    """One row: a colour per document, tokens without a label underlined, `marked` set off, padding struck through."""
+    """A row: a colour per document, tokens without a label underlined, `marked` highlighted, padding struck through."""
     labels = row["labels"].tolist()
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def row_text(row: dict, documents: list, tokenizer, marked: Collection[int] = ()
 
 
 def documents_text(ids: list[int], documents: list, tokenizer, token) -> "rich_text.Text":
-    """The tokens of a row, document by document; token(place, id, color) gives each one's text and style."""
+    """The tokens of a row, document by document; token(place, id, color) returns the text and style of one."""
     text, at = rich_text.Text(), 0
     for number, (_, _, length) in enumerate(documents):
         if number:
@@ -111,7 +111,7 @@ def head_table(row: dict, tokenizer) -> list[str]:
 
 
 def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_text.Text":
-    """One row as it was, what is predicted in brackets with what the model sees in its place."""
+    """The original row, with predicted tokens in brackets, beside what the model sees in their places."""
     seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_tex
 
 
 def sequence_text(ids: list[int], tokenizer, answer: range = range(0)) -> "rich_text.Text":
-    """Tokens of one sequence, special ones and those of an `answer` set off; labels' padding is left out."""
+    """Tokens of one sequence, special ones and the positions `answer` highlighted; padding of labels is left out."""
     special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for place, number in enumerate(ids):
         if number != IGNORE_INDEX:
@@ -136,28 +136,28 @@ def sequence_text(ids: list[int], tokenizer, answer: range = range(0)) -> "rich_
 
 
 def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> "rich_text.Text":
-    """Tokens in the colour of their word's kind, and its tag behind the word; a tag of no kind is left out.
+    """Tokens in the colour of their word's kind, and the word's tag behind it; tags of no kind are left out.
 
-    tags: of each token; None: it has none. kinds: of entities, or plain tags: each has a colour. first: whether a word
-    has its tag at its first token; the tokens that follow belong to it, too.
+    tags: one for each token, None without a tag. kinds: types of entities, or plain tags; each has a colour. first:
+    whether a word has its tag at its first token, so that the tokens after it belong to the word, too.
     """
     special, text, tag, color = set(tokenizer.all_special_ids), rich_text.Text(), None, "default"
-    for number, own in [*zip(ids, tags), (None, None)]:
+    for number, token_tag in [*zip(ids, tags), (None, None)]:
         token = "" if number is None else token_text(tokenizer, number)
-        if tag is not None and (own is not None or not first or token[:1] in ("", "·") or number in special):
+        if tag is not None and (token_tag is not None or not first or token[:1] in ("", "·") or number in special):
             text.append(f"/{tag}", style=f"dim {color}")
             tag, color = None, "default"
-        if own is not None:
-            kind = own.partition("-")[2] or own
+        if token_tag is not None:
+            kind = token_tag.partition("-")[2] or token_tag
             color = DOCUMENT_COLORS[kinds.index(kind) % len(DOCUMENT_COLORS)] if kind in kinds else "default"
-            tag = own if kind in kinds else None
+            tag = token_tag if kind in kinds else None
         unpredicted = PREDICTED if number in special else f"{color} {NOT_PREDICTED}"
-        text.append(token, style=unpredicted if own is None else color)
+        text.append(token, style=unpredicted if token_tag is None else color)
     return text
 
 
 def image_text(pixels) -> "rich_text.Text":
-    """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
+    """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS a side."""
     grey = pixels.float().mean(dim=0)
     step = -(-max(grey.shape) // MOST_PIXELS)
     grey = torch.nn.functional.avg_pool2d(grey[None], step, ceil_mode=True)[0]
@@ -167,7 +167,7 @@ def image_text(pixels) -> "rich_text.Text":
 
 
 def as_png(pixels, most: int | None = None) -> str:
-    """(C, H, W) bytes as a PNG in base64; most: scaled down to so many pixels, at most, on a side."""
+    """(C, H, W) bytes as a PNG in base64. most: pixels of the longer side, to which a larger image is scaled down."""
     from PIL import Image
 
     buffer = BytesIO()
@@ -179,7 +179,7 @@ def as_png(pixels, most: int | None = None) -> str:
 
 
 def shares_text(label, names: list[str]) -> str:
-    """A class, or the shares of several."""
+    """The text of a label: a class, or the shares of several classes."""
     if not label.is_floating_point():
         return names[int(label)]
     shares = sorted(((share, name) for share, name in zip(label.tolist(), names) if share > 0.0005), reverse=True)

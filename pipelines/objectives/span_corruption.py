@@ -1,4 +1,4 @@
-"""Spans of tokens left out of a row, a sentinel in place of each: span corruption, and what UL2's denoisers share.
+"""Spans of tokens left out of a row, a sentinel in place of each: span corruption, and the base of UL2's denoisers.
 
 Lengths and cuts are those of T5's code (Raffel et al. 2020, section 3.1.4; random_spans_noise_mask).
 """
@@ -17,7 +17,7 @@ from .text import TextSettings
 
 
 class SpansLeftOut(Reconstruction):
-    """An encoder reads a row with spans left out, a sentinel in place of each, and a decoder writes them.
+    """Base of objectives whose encoder reads a row with spans replaced by sentinels, and whose decoder writes them.
 
     Raises UserError for a tokenizer with too few sentinels.
     """
@@ -26,7 +26,7 @@ class SpansLeftOut(Reconstruction):
 
     @abstractmethod
     def noises(self) -> list[tuple[float, float]]:
-        """Each noise_density and mean_span_length of which a row gets one."""
+        """The pairs (noise_density, mean_span_length) that occur; each row gets one of them."""
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)
@@ -50,8 +50,8 @@ class SpanCorruption(SpansLeftOut):
     """Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code.
 
     Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows
-    (reconstruction.py) are as long as it takes for the input to come to sequence_length tokens. Raises UserError for a
-    tokenizer without eos, padding or with too few sentinels, and for spans too short to have a kept token between them.
+    (reconstruction.py) have as many raw tokens as fill an input of sequence_length. Raises UserError for a tokenizer
+    without eos or padding, or with too few sentinels, and for spans too short to have a kept token between them.
     """
 
     name = "span_corruption"
@@ -86,7 +86,7 @@ class SpanCorruption(SpansLeftOut):
         return self.row_lengths()
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        """The kept tokens with a sentinel for each span left out; each sentinel with its span."""
+        """(the kept tokens with a sentinel in place of each span, each sentinel followed by its span)."""
         return leave_out_spans(tokens, *self.noise, self.sentinel_ids, generator)
 
 
@@ -108,12 +108,12 @@ def source_and_target_lengths(length: int, noise_density: float, mean_span_lengt
 
 
 def raw_length(input_length: int, noise_density: float, mean_span_length: float, beside: int = 0) -> int:
-    """Raw tokens of a row whose input, with sentinels and eos, comes to `input_length`: the most that fit.
+    """The most raw tokens of a row whose input, with sentinels and eos, has at most `input_length` tokens.
 
-    T5's compute_input_and_target_lengths. One raw token more makes the input longer by one or not at all, so that it
-    is filled exactly, but for spans so dense that a kept token and a span can come at once (a mean_span_length near
-    noise_density / (1 - noise_density)). beside: further tokens of the input. Raises UserError for an input_length
-    below 3.
+    As T5's compute_input_and_target_lengths. Each further raw token makes the input longer by one or not at all, so the
+    input is filled exactly, unless spans are so dense that one token more adds both a kept token and a span (a
+    mean_span_length near noise_density / (1 - noise_density)). beside: further tokens of the input. Raises UserError
+    for an input_length below 3 + beside.
     """
 
     def length_of_input(length: int) -> int:
@@ -133,15 +133,15 @@ def raw_length(input_length: int, noise_density: float, mean_span_length: float,
 def leave_out_spans(tokens, noise_density: float, mean_span_length: float, sentinels, generator) -> tuple:
     """(source, target), arrays of ids without eos, of one row of raw tokens (an array).
 
-    The row is cut into kept and left-out parts by turns, and ends with a span: a single one is the row's end, as in a
-    prefix language model.
+    Kept and left-out parts alternate, and the row ends with a span: a single span is the end of the row, as in prefix
+    language modelling.
     """
     noise, spans = noise_counts(len(tokens), noise_density, mean_span_length)
     kept = random_segments(len(tokens) - noise, spans, generator)
     left_out = random_segments(noise, spans, generator)
     is_noise = np.repeat(np.tile([False, True], spans), np.stack([kept, left_out], axis=1).ravel())
     names = sentinels[:spans]
-    source = np.insert(tokens[~is_noise], np.cumsum(kept), names)  # each span's name after the tokens before it
+    source = np.insert(tokens[~is_noise], np.cumsum(kept), names)  # each sentinel after the kept tokens
     target = np.insert(tokens[is_noise], np.cumsum(left_out) - left_out, names)
     return source, target
 

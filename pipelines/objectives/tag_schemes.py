@@ -1,4 +1,4 @@
-"""Tags of words: how they mark entities, and from which of a word's tokens the model reads its tag."""
+"""Tags of words: how they mark entities, and how words and their tags map to tokens."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from ..errors import UserError
 from ..recipes.types import show
 
 OUTSIDE = "O"
-# Scheme -> what stands before the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES.
+# Scheme -> the marks that may precede the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES.
 SCHEMES = {"bio": "BI", "iob1": "BI", "bioes": "BIES", "plain": ""}
 
 
@@ -22,7 +22,7 @@ def is_tag_of(tag: str, scheme: str) -> bool:
 
 
 def scheme_of(names: Sequence[str]) -> str:
-    """The scheme that tags of these names follow: bio, bioes, or plain where they mark no entities."""
+    """The scheme that tags of these names follow: bio or bioes, else plain."""
     if any(name != OUTSIDE and is_tag_of(name, "bioes") for name in names):
         return next((scheme for scheme in ("bio", "bioes") if all(is_tag_of(name, scheme) for name in names)), "plain")
     return "plain"
@@ -37,26 +37,26 @@ def check_scheme(names: Sequence[str], scheme: str) -> None:
 
 
 def as_bio(tag: str) -> str:
-    """The bio tag of a word with this bioes tag: the same entities, and the only marks that pipelines put together."""
+    """The bio tag for a bioes tag. It marks the same entities, and transformers' pipelines group only bio tags."""
     mark, kind = parts(tag)
     return f"{'B' if mark == 'S' else 'I'}-{kind}" if mark in ("S", "E") and kind else tag
 
 
 def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
-    """The tags of the `number` tokens of a word, where each has one: an entity begins at the first token only."""
+    """The tags of the `number` tokens of a word, if each has a tag: an entity begins at the first token only."""
     if tag == OUTSIDE or scheme == "plain":
         return [tag] * number
     return [tag, *[f"I-{parts(tag)[1]}"] * (number - 1)]
 
 
 def tag_of_space(before: str, after: str) -> str:
-    """The tag of a space between words with these tags: inside where an entity goes on."""
+    """The tag of a space between words with these tags: that of the second word if an entity continues, else O."""
     mark, kind = parts(after)
     return after if mark == "I" and kind == parts(before)[1] else OUTSIDE
 
 
 def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int | None]:
-    """The word, by its number, that each token of the words joined by spaces belongs to.
+    """The number of the word to which each token belongs, in a text of the words joined by spaces.
 
     offsets: of the tokens in that text. None for tokens of no word: special ones, and spaces. A token that covers
     several words belongs to the first.
@@ -65,14 +65,14 @@ def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]])
     for word in words:
         bounds.append((at, at + len(word)))
         at += len(word) + 1
-    found, number = [], 0
+    numbers, number = [], 0
     for start, end in offsets:
         if start == end:  # special tokens
-            found.append(None)
+            numbers.append(None)
             continue
         # A token may begin with the space before its word.
         while number < len(bounds) - 1 and (bounds[number][1] <= start or not words[number]):
             number += 1
         begin, stop = bounds[number] if bounds else (0, 0)
-        found.append(number if start < stop and end > begin else None)
-    return found
+        numbers.append(number if start < stop and end > begin else None)
+    return numbers

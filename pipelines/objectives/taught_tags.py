@@ -1,7 +1,7 @@
-"""Sentences whose words a teacher has tagged: it reads the words joined by spaces, by its own tokenizer.
+"""Distillation of word tags: the teacher reads the words of a sentence joined by spaces, with its own tokenizer.
 
-Its answer to a word are the logits at the word's first token; words that it has cut or has no token for are learned by
-their labels alone.
+Its answer for a word is the logits at the word's first token. Words that its tokenizer has cut, or that have no token,
+are learned from their labels only.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from .teacher_losses import BesideCollator, TagLesson
 
 
 class TaughtTags(OfClasses):
-    """The tags of words, by a teacher's logits."""
+    """The tags of words, learned from a teacher's logits."""
 
     columns_of_rows: ClassVar[dict[str, str]] = {"input_ids": "int32[]", "labels": "int32[]", WORDS: "int32[]"}
 
@@ -40,8 +40,8 @@ class TaughtTags(OfClasses):
             yield batch
 
     def asked_of_teacher(self, row: dict, place: str) -> list[str] | None:
-        found = self.asked(row, place)
-        words = found.split() if isinstance(found, str) else found
+        sentence = self.asked(row, place)
+        words = sentence.split() if isinstance(sentence, str) else sentence
         return words if "".join(words).strip() else None
 
     def answers(self, asked: list[list[str]]) -> "np.ndarray":
@@ -55,12 +55,12 @@ class TaughtTags(OfClasses):
         return np.concatenate(list(map(self._of_words, asked, read["offset_mapping"], logits)))
 
     def _of_words(self, words: list[str], offsets: list, logits: "np.ndarray") -> "np.ndarray":
-        """(words, K) of the logits (tokens, K) of a sentence; NaN for a word without a token."""
-        found = np.full((len(words), logits.shape[-1]), np.nan, dtype=np.float32)
+        """A sentence's logits (tokens, K) -> those of its words (words, K); NaN for a word without a token."""
+        of_words = np.full((len(words), logits.shape[-1]), np.nan, dtype=np.float32)
         for word, place in reversed(list(zip(word_of_each_token(words, offsets), range(len(offsets))))):
             if word is not None:
-                found[word] = logits[place]
-        return found
+                of_words[word] = logits[place]
+        return of_words
 
     def completed_answers(self, found, asked):
         ends = np.cumsum([len(words) for words in asked])
@@ -74,7 +74,7 @@ class TaughtTags(OfClasses):
 
 
 class TagsBeside(BesideCollator):
-    """Batches with WORDS (B, T) and the answers to words, (B, W, K), in a row as many as it has words, then NaN."""
+    """Batches with WORDS (B, T) and the teacher's answers to the words of each row (B, W, K), padded with NaN."""
 
     def __init__(self, collate: Callable, left: bool):
         super().__init__(collate)

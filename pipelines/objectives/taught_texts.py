@@ -1,7 +1,7 @@
-"""Examples whose texts a teacher has answered: classes by its logits, vectors by its own (teachers.py has the tokens).
+"""Distillation of answers to whole texts: the teacher's logits of classes, or its vectors (tokens: teachers.py).
 
-The teacher reads each text by its own tokenizer, before the training, and what it says is kept in the cache. Texts of
-teacher.files have no labels: the model learns of them from the teacher alone.
+The teacher reads each text with its own tokenizer before the training, and its answers are kept in the cache. Texts of
+teacher.files have no labels: on them the model learns from the teacher only.
 """
 
 from abc import abstractmethod
@@ -20,25 +20,25 @@ from ..words import counted
 from .finished_model import FinishedModel
 from .teachers import Taught
 
-NO_LABEL = object()  # what stands for the label of a text of teacher.files
+NO_LABEL = object()  # in place of the label of a text of teacher.files
 
 
 class TaughtTexts(Taught):
-    """A subclass says what the teacher answers to some texts, and makes of each answer what is learned."""
+    """A subclass defines the teacher's answers to texts (`answers`) and the loss on them (`made_lesson`)."""
 
-    without_labels = False  # whether the rows that are made are of teacher.files
+    without_labels = False  # whether rows of teacher.files are being made
     files_setting = "teacher.files"
 
     @abstractmethod
     def answers(self, asked: list) -> "np.ndarray":
-        """(N, K) float32: what the teacher says of what `asked` gives of N examples; of tags N is that of all words."""
+        """(N, K) float32: the teacher's answers to N examples (for tags N words), as asked_of_teacher gives them."""
 
     @abstractmethod
     def made_lesson(self) -> Any:
-        """The loss."""
+        """The loss of the training."""
 
     def further_texts(self):
-        """The examples of teacher.files; None: there are none."""
+        """The examples of teacher.files; None without teacher.files."""
         from ..data.examples import ExampleFiles, Examples
         from ..data.remote_files import with_local_copies
 
@@ -51,24 +51,24 @@ class TaughtTexts(Taught):
 
     def before_training(self) -> None:
         super().before_training()
-        self.further_texts()  # a file that is not there is said now
+        self.further_texts()  # so that a missing file is reported now
 
     def for_training(self, rows, sources, cache: Path):
         from ..data.reference import Joined, WithReference, answered
 
         rows, further = super().for_training(rows, sources, cache), self.further_texts()
-        joined, asked = rows["train"], [sources["train"]]
+        joined, asked_sources = rows["train"], [sources["train"]]
         if further is not None:
             self.without_labels = True
             more = self.rows(further, further.split, cache)
             self.without_labels = False
-            joined, asked = Joined([joined, more]), [*asked, further]
+            joined, asked_sources = Joined([joined, more]), [*asked_sources, further]
             joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
         identity = sha([self.taught, self.teacher.identity])
-        texts = (self.asked_of_teacher(row, place) for source in asked for place, row in source)
+        texts = (self.asked_of_teacher(row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
-        found = answered(texts, cache, identity, self.teacher.name, self.answers)
-        numbers = self.completed_answers(found, texts)
+        answers = answered(texts, cache, identity, self.teacher.name, self.answers)
+        numbers = self.completed_answers(answers, texts)
         if self.teacher.cut:
             print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
         self.teacher.let_go()
@@ -76,16 +76,16 @@ class TaughtTexts(Taught):
         return rows | {"train": WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))}
 
     def asked_of_teacher(self, row: dict, place: str) -> Any:
-        """What `answers` takes of an example; None: the example makes no row."""
+        """What `answers` takes for an example; None if the example makes no row."""
         return self.asked(row, place)
 
     def completed_answers(self, found: "np.ndarray", asked: list) -> "Sequence[np.ndarray]":
-        """What is learned of each example: float32, of shape (K,), of tags (words, K)."""
+        """What the model learns for each example: float32 of shape (K,), or (words, K) for tags."""
         return found
 
     @property
     def asked_model(self) -> FinishedModel:
-        """The teacher as what answers rows takes it."""
+        """The teacher, as the functions of answering.py take it."""
         return FinishedModel(self.teacher.path, lambda: self.teacher.model, self.batch_size)
 
     def further_costs(self) -> list[str]:
@@ -93,7 +93,7 @@ class TaughtTexts(Taught):
 
 
 class OneAnswer(TaughtTexts):
-    """A text has one label, or none."""
+    """An example has one label, or none."""
 
     def label_in(self, row: dict) -> Any:
         return NO_LABEL if self.without_labels else super().label_in(row)
@@ -112,7 +112,7 @@ class OneAnswer(TaughtTexts):
 
 
 class OfClasses(TaughtTexts):
-    """An answer is the logits of all classes, in the teacher's order."""
+    """The teacher's answer is the logits of all classes, in its own order."""
 
     def check(self) -> None:
         super().check()
@@ -121,38 +121,38 @@ class OfClasses(TaughtTexts):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
-        if "teacher" in self.__dict__:  # looked at: this is for a training
+        if "teacher" in self.__dict__:  # a training, in which before_training has read it
             self.order_of_classes()
 
     def order_of_classes(self) -> list[int]:
-        """The teacher's number of each class. Raises UserError where it has others."""
+        """The teacher's number of each class. Raises UserError if it has other classes."""
         from .label_values import are_unnamed
 
         config = self.teacher.config
-        names, own = [config.id2label[number] for number in range(config.num_labels)], self.label_names
-        if are_unnamed(names) and len(names) == len(own):
-            return list(range(len(own)))
-        if sorted(names) != sorted(own):
+        names, classes = [config.id2label[number] for number in range(config.num_labels)], self.label_names
+        if are_unnamed(names) and len(names) == len(classes):
+            return list(range(len(classes)))
+        if sorted(names) != sorted(classes):
             raise UserError(
-                f"{self.teacher.words} tells {', '.join(names[:8])} apart, but the classes are {', '.join(own[:8])}; a "
-                f"teacher needs the same ones"
+                f"{self.teacher.words} tells {', '.join(names[:8])} apart, but the classes are {', '.join(classes[:8])}"
+                f"; a teacher needs the same ones"
             )
-        return [names.index(name) for name in own]
+        return [names.index(name) for name in classes]
 
     def completed_answers(self, found, asked):
         return found[:, self.order_of_classes()]
 
 
 class TaughtClasses(OneAnswer, OfClasses):
-    """The classes of a text, by a teacher's logits."""
+    """The class of a text, learned from a teacher's logits."""
 
     def answers(self, asked: list) -> "np.ndarray":
         from .answering import piped
 
-        how = {"top_k": None, "truncation": True, "function_to_apply": "none"}
-        found = piped(self.teacher, self.asked_model, "TextClassification", asked, **how)
+        options = {"top_k": None, "truncation": True, "function_to_apply": "none"}
+        outputs = piped(self.teacher, self.asked_model, "TextClassification", asked, **options)
         names = [self.teacher.config.id2label[number] for number in range(self.teacher.config.num_labels)]
-        scores = ({each["label"]: each["score"] for each in row} for row in found)
+        scores = ({entry["label"]: entry["score"] for entry in row} for row in outputs)
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
 
     def made_lesson(self):
@@ -162,9 +162,9 @@ class TaughtClasses(OneAnswer, OfClasses):
 
 
 class TaughtVectors(OneAnswer):
-    """The vectors of texts, as sentence-transformers' model_distillation.py teaches them.
+    """The vectors of texts, distilled as in sentence-transformers' model_distillation.py.
 
-    Where the teacher's are longer, they are turned onto their first principal components.
+    If the teacher's vectors are longer than the model's, they are projected onto their first principal components.
     """
 
     def check(self) -> None:
@@ -187,7 +187,7 @@ class TaughtVectors(OneAnswer):
     def answers(self, asked: list) -> "np.ndarray":
         from .answering import vectors_of_texts
 
-        texts, teacher = [text for each in asked for text in each], self.teacher
+        texts, teacher = [text for pair in asked for text in pair], self.teacher
         vectors = np.array(vectors_of_texts(teacher, self.asked_model, texts, teacher.pooling), dtype=np.float32)
         return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).reshape(len(asked), -1)
 
@@ -202,7 +202,7 @@ class TaughtVectors(OneAnswer):
 
 
 def principal(vectors: "np.ndarray", size: int) -> "np.ndarray":
-    """(N, D) -> (N, size): turned onto the directions in which they vary most; themselves where D = size."""
+    """(N, D) -> (N, size): projected, uncentred, onto their first principal components; unchanged if D = size."""
     if vectors.shape[1] == size:
         return vectors
     covariance = np.cov(vectors.T.astype(np.float64))

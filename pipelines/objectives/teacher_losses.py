@@ -1,4 +1,4 @@
-"""What a model learns of its teacher: losses beside those of the labels, and the batches they are computed from."""
+"""Losses of knowledge distillation, weighted sums of the labels' and the teacher's loss, and a collator for them."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from ..data.teacher_store import LOG_PROBS, TOP_IDS
 from ..lazy import torch
 from .losses import Cosine, OwnLoss
 
-OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE, WORDS)  # keys of rows and batches that no model takes
+OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE, WORDS)  # keys of rows and batches for the loss, not the model
 
 
 class BesideCollator:
-    """A collator's batches with what the rows hold of the teacher beside them. collate: of the objective."""
+    """The batches of `collate`, the objective's collator, with the teacher's tensors of the rows added."""
 
     def __init__(self, collate: Callable[[list[dict]], dict]):
         self.collate = collate
 
     def __call__(self, rows: list[dict]) -> dict:
-        own = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
+        plain_rows = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
         beside = {name: self.joined(name, [row[name] for row in rows]) for name in OF_TEACHER if name in rows[0]}
-        return self.collate(own) | beside
+        return self.collate(plain_rows) | beside
 
     def joined(self, name: str, values: list) -> "torch.Tensor":
         """What the rows hold under a key of OF_TEACHER, as one tensor."""
@@ -29,9 +29,9 @@ class BesideCollator:
 
 
 class Lesson(OwnLoss):
-    """(1 - weight) x the loss of the labels + weight x that of the teacher. Without gradients the former alone.
+    """(1 - weight) x the loss of the labels + weight x that of the teacher; without gradients only the labels' loss.
 
-    Both stand in the outputs under "loss_parts", for the log.
+    Both are put into the outputs under "loss_parts", for the log.
     """
 
     beside = ("labels", *OF_TEACHER)
@@ -40,7 +40,7 @@ class Lesson(OwnLoss):
         self.weight_of_teacher = weight
 
     def joined(self, outputs, of_labels, of_teacher, count, labels=None) -> "torch.Tensor":
-        """The loss of a batch. of_labels, of_teacher: sums; count: of how many; labels: those that have one."""
+        """The loss of a batch. of_labels, of_teacher: summed losses. count, labels: what the log divides each by."""
         labels = count if labels is None else labels
         parts = {"labels_loss": (of_labels.detach(), labels), "teacher_loss": (of_teacher.detach(), count)}
         if isinstance(outputs, dict):
@@ -49,16 +49,16 @@ class Lesson(OwnLoss):
 
 
 class TokenLesson(Lesson):
-    """Of each predicted token: cross-entropy of the label, and T^2 KL(teacher || model) at the temperature T.
+    """Loss of each predicted token: cross-entropy of the label, and T^2 KL(teacher || model) at the temperature T.
 
-    Hinton et al. 2015, section 2: the square keeps the gradient's size. Stored, the teacher's distribution q is known
-    as K probabilities and the sum of all others, and the model's p is taken so, too: KL over these K + 1 events. It is
-    at most the whole KL: what is left out is how the others share their sum (the chain rule of relative entropy), of
-    which the model learns from the labels alone. It does not draw p towards the K tokens, as a q would that is scaled
-    up to sum to 1 over them (Anshumann et al. 2025).
+    Hinton et al. 2015, section 2: the square keeps the gradient's size. A stored distribution q of the teacher has K
+    probabilities and the sum of all others; the model's p is reduced likewise, and the KL is over these K + 1 events.
+    It is at most the full KL: it leaves out how the others share their sum (the chain rule of relative entropy), which
+    the model learns from the labels only. Unlike a q that is scaled up to sum to 1 over its K tokens, it does not draw
+    p towards them (Anshumann et al. 2025).
 
-    shifts: whether labels stand beside their own token, predicted one place before. size: of the tokenizer, whose ids
-    count. ask: batch without labels -> the teacher's logits (B, T, V); None: they are stored, and in the batch.
+    shifts: whether labels stand beside their own token, predicted one position earlier. size: ids of the tokenizer; the
+    KL ignores further logits. ask: batch without labels -> teacher's logits (B, T, V); None: stored in the batch.
     """
 
     def __init__(self, weight: float, temperature: float, shifts: bool, size: int, ask: Callable | None = None):
@@ -76,8 +76,8 @@ class TokenLesson(Lesson):
     def total(self, outputs, batch, label_smoothing=0.0):
         counted, labels = self._counted(batch)
         logits = self.logits(outputs, batch)[counted].float()  # (N, V)
-        how = {"reduction": "sum", "label_smoothing": label_smoothing}
-        of_labels = torch.nn.functional.cross_entropy(logits, labels[counted], **how)
+        options = {"reduction": "sum", "label_smoothing": label_smoothing}
+        of_labels = torch.nn.functional.cross_entropy(logits, labels[counted], **options)
         if not torch.is_grad_enabled():
             return of_labels
         divergence = self._stored if self.ask is None else self._asked
@@ -91,20 +91,20 @@ class TokenLesson(Lesson):
         return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)
 
     def _stored(self, logits, batch: dict, counted) -> "torch.Tensor":
-        ids, q = batch[TOP_IDS][counted], batch[LOG_PROBS][counted].log_softmax(-1)  # stored in half precision
+        ids, q = batch[TOP_IDS][counted], batch[LOG_PROBS][counted].log_softmax(-1)  # renormalised: stored as float16
         others = logits.scatter(-1, ids, float("-inf")).logsumexp(-1, keepdim=True)
         p = torch.cat([logits.gather(-1, ids), others], dim=-1) - logits.logsumexp(-1, keepdim=True)
         return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)
 
 
 class AnswerLesson(Lesson):
-    """Of examples, some of which have no label: what they count in the loss is the teacher's part, whole.
+    """Loss of examples; for those without a label the teacher's loss has the weight 1.
 
-    A batch holds the teacher's answers under REFERENCE. A subclass says both losses.
+    A batch holds the teacher's answers under REFERENCE. A subclass defines both losses.
     """
 
     def places(self, batch: dict) -> tuple:
-        """Booleans like the labels: which have one, and which the teacher has answered."""
+        """Booleans of the labels' shape: which have a label, and which the teacher has answered."""
         return batch["labels"] > IGNORE_INDEX, batch["labels"].ne(IGNORE_INDEX)
 
     def weights(self, batch):
@@ -113,24 +113,24 @@ class AnswerLesson(Lesson):
 
     @abstractmethod
     def of_labels(self, outputs, batch: dict, has_label, label_smoothing: float) -> "torch.Tensor":
-        """(): the summed loss of what has a label."""
+        """(): the summed loss of the examples, or tokens, with a label."""
 
     @abstractmethod
     def of_teacher(self, outputs, batch: dict, is_taught) -> "torch.Tensor":
-        """(N,): the loss of each of the N that are taught beside its answer."""
+        """(N,): the losses of the N examples, or tokens, that the teacher has answered."""
 
     def total(self, outputs, batch, label_smoothing=0.0):
         has_label, is_taught = self.places(batch)
         of_labels = self.of_labels(outputs, batch, has_label, label_smoothing)
         if not torch.is_grad_enabled():
             return of_labels
-        each = self.of_teacher(outputs, batch, is_taught)
-        joined = self.joined(outputs, of_labels, each.sum(), (has_label | is_taught).sum(), has_label.sum())
-        return joined + (1 - self.weight_of_teacher) * each[~has_label[is_taught]].sum()
+        losses = self.of_teacher(outputs, batch, is_taught)
+        joined = self.joined(outputs, of_labels, losses.sum(), (has_label | is_taught).sum(), has_label.sum())
+        return joined + (1 - self.weight_of_teacher) * losses[~has_label[is_taught]].sum()
 
 
 class ClassLesson(AnswerLesson):
-    """Cross-entropy of the class, and T^2 KL(teacher || model) of all classes (Hinton et al. 2015, section 2)."""
+    """Cross-entropy of the class, and T^2 KL(teacher || model) over all classes (Hinton et al. 2015, section 2)."""
 
     def __init__(self, weight: float, temperature: float):
         super().__init__(weight)
@@ -138,22 +138,22 @@ class ClassLesson(AnswerLesson):
 
     def of_labels(self, outputs, batch, has_label, label_smoothing):
         logits, labels = self.logits(outputs, batch).float()[has_label], batch["labels"][has_label]
-        how = {"reduction": "sum", "label_smoothing": label_smoothing}
-        return torch.nn.functional.cross_entropy(logits, labels, **how)
+        options = {"reduction": "sum", "label_smoothing": label_smoothing}
+        return torch.nn.functional.cross_entropy(logits, labels, **options)
 
     def of_teacher(self, outputs, batch, is_taught):
         return divergence(self.logits(outputs, batch)[is_taught], self.answers(batch)[is_taught], self.temperature)
 
     def answers(self, batch: dict) -> "torch.Tensor":
-        """The teacher's logits, (B, K), or of tags (B, T, K)."""
+        """The teacher's logits: (B, K), or (B, T, K) for tags."""
         return batch[REFERENCE]
 
 
 class TagLesson(ClassLesson):
-    """The same at tokens: with a tag, and with a teacher's answer where they stand for a word.
+    """ClassLesson of tokens: of those with a tag, and of those that stand for a word with a teacher's answer.
 
-    WORDS of a batch says which token stands for which word, REFERENCE what the teacher says of it: nothing where it is
-    NaN.
+    In a batch, WORDS has the number of the word that a token stands for, or 0, and REFERENCE the teacher's logits of
+    each word, NaN without an answer.
     """
 
     def places(self, batch):
@@ -174,10 +174,10 @@ def divergence(logits: "torch.Tensor", of_teacher: "torch.Tensor", temperature: 
 
 
 class VectorLesson(AnswerLesson):
-    """Cosine's loss of the pair, and 1 - the cosine of a text's vector and the teacher's, the mean of both texts.
+    """Cosine's loss of a pair, and 1 - cosine(model's vector, teacher's vector), averaged over its two texts.
 
-    Reimers and Gurevych 2020, eq. 1, take squared distances; as sentence_similarity compares by cosines alone, so does
-    this. pooling: as Cosine's.
+    Reimers and Gurevych 2020, eq. 1, take squared distances; sentence_similarity compares only by cosines, and so
+    does this loss. pooling: as Cosine's.
     """
 
     def __init__(self, weight: float, pooling: str):
@@ -192,6 +192,6 @@ class VectorLesson(AnswerLesson):
         return self.pairs.total(outputs, batch | {"labels": labels})
 
     def of_teacher(self, outputs, batch, is_taught):
-        own = torch.stack(self.pairs.vectors(outputs, batch), dim=1)  # (B, 2, D)
-        each = 1 - torch.nn.functional.cosine_similarity(own, batch[REFERENCE].view_as(own), dim=-1).mean(-1)
-        return each[is_taught]
+        vectors = torch.stack(self.pairs.vectors(outputs, batch), dim=1)  # (B, 2, D)
+        losses = 1 - torch.nn.functional.cosine_similarity(vectors, batch[REFERENCE].view_as(vectors), dim=-1).mean(-1)
+        return losses[is_taught]

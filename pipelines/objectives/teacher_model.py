@@ -1,4 +1,4 @@
-"""The teacher: a saved model that is asked and never trained. Loaded when it is first asked."""
+"""The teacher of a distillation: a saved model, never trained, and loaded when it is first used."""
 
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,9 @@ SETTING = "teacher.name_or_path"
 class Teacher:
     """A model of a folder or of the Hub, with the head of an Auto class.
 
-    Raises UserError where there is no model, or a folder without weights.
+    Raises UserError for a model that does not exist, or a folder without weights.
 
-    name: as the recipe names it. cut: texts that its tokenizer has cut.
+    name: as the recipe names it. cut: number of texts that its tokenizer has cut.
     """
 
     cut = 0
@@ -48,13 +48,13 @@ class Teacher:
 
     @cached_property
     def identity(self) -> list:
-        """JSON that changes whenever its answers do."""
+        """JSON that changes whenever the teacher's answers do."""
         files = [Path(self.path) / name for name in ("tokenizer.json", POOLING)]
         return weights_identity(self.path) + [[file.name, crc32(file)] for file in files if file.is_file()]
 
     @property
     def parameters(self) -> int:
-        """How many it has, without loading it where it is a folder."""
+        """Number of parameters; a folder's is known without loading the model."""
         if self.is_folder and not is_adapter(self.path):
             return open_model_folder(self.path).parameter_count()
         return self.model.num_parameters()
@@ -73,38 +73,38 @@ class Teacher:
             )
 
     def check_vectors(self) -> None:
-        """Raise UserError for a model that gives no vectors of a text alone."""
+        """Raise UserError for a model that gives no vector of a text."""
         if self.config.is_encoder_decoder or not hasattr(self.config, "hidden_size"):
             raise UserError(f"{self.words} is no encoder or decoder of texts, and gives no vector of one")
 
     @property
     def pooling(self) -> str:
-        """How its tokens' vectors become the text's: "mean" or "first"."""
+        """How the vectors of a text's tokens become one: "mean" or "first"."""
         return pooling_of(self.path)
 
     @cached_property
     def tokenizer(self) -> Any:
         with loading(self.words):
-            found = transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
-        if found.model_max_length > UNLIMITED:
-            found.model_max_length = getattr(self.config, "max_position_embeddings", None) or found.model_max_length
-        return found
+            loaded = transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+        if loaded.model_max_length > UNLIMITED:
+            loaded.model_max_length = getattr(self.config, "max_position_embeddings", None) or loaded.model_max_length
+        return loaded
 
     @property
     def processor(self) -> Any:
         return self.tokenizer
 
     def check_tokenizer(self, tokenizer) -> int:
-        """The number of token ids that it shares with the model; raises UserError where any means another token."""
-        own, there = self.tokenizer.get_vocab(), tokenizer.get_vocab()
-        if own != there:
-            same = len(own.items() & there.items())
+        """The number of token ids, which both models share. Raises UserError unless the two vocabularies are equal."""
+        teachers, models = self.tokenizer.get_vocab(), tokenizer.get_vocab()
+        if teachers != models:
+            same = len(teachers.items() & models.items())
             raise UserError(
-                f"{self.words} has another tokenizer: {len(own):,} entries, of which {same:,} are among the "
-                f"{len(there):,} here; set tokenizer.name_or_path={self.name}, or train on texts that it writes "
+                f"{self.words} has another tokenizer: {len(teachers):,} entries, of which {same:,} are among the "
+                f"{len(models):,} here; set tokenizer.name_or_path={self.name}, or train on texts that it writes "
                 f"(docs/learning/teachers.md)"
             )
-        return max(own.values()) + 1
+        return max(teachers.values()) + 1
 
     @cached_property
     def model(self):
@@ -112,32 +112,32 @@ class Teacher:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
         with loading(self.words), errors_only():
             dtype = torch.float32 if device.type == "cpu" else "auto"
-            how = {"dtype": dtype, "trust_remote_code": self.trust, "output_loading_info": True}
-            model, found = load_model(self.auto_class, self.path, **how)
-        if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
+            options = {"dtype": dtype, "trust_remote_code": self.trust, "output_loading_info": True}
+            model, info = load_model(self.auto_class, self.path, **options)
+        if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
             raise UserError(
                 f"{self.words} lacks the weights {', '.join(missing[:3])}; it cannot answer, train it first"
             )
         return model.to(device).eval().requires_grad_(False)
 
     def let_go(self) -> None:
-        """Free the memory of the model, which is loaded again where it is asked again."""
+        """Free the model's memory; the next use loads it again."""
         self.__dict__.pop("model", None)
 
     @torch.no_grad()
     def logits(self, inputs: dict) -> torch.Tensor:
-        """(B, T, V) of a batch without labels, wherever its tensors are."""
+        """Logits (B, T, V) of a batch without labels, to whose device the model is moved."""
         if self.model.device != inputs["input_ids"].device:
             self.model.to(inputs["input_ids"].device)
-        # Native decoders tell packed rows by their positions only where no cache is made.
+        # Native decoders recognise packed rows by position_ids only if no cache is made.
         cache = {"use_cache": False} if self.auto_class is transformers.AutoModelForCausalLM else {}
         return self.model(**inputs, **cache).logits
 
     def top_tokens(self, batch: dict, size: int, top_k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, T, K) ids, and (B, T, K + 1) log-probabilities of them and of all other tokens together."""
+        """The likeliest ids (B, T, K), and log-probabilities (B, T, K + 1): theirs, and that of all others together."""
         inputs = {name: x.to(self.model.device) for name, x in batch.items() if name != "labels"}
         logits = self.logits(inputs)[..., :size].float() / temperature
-        found = logits.topk(top_k)
+        top = logits.topk(top_k)
         norm = logits.logsumexp(-1, keepdim=True)
-        rest = logits.scatter(-1, found.indices, float("-inf")).logsumexp(-1, keepdim=True)
-        return found.indices.cpu(), (torch.cat([found.values, rest], dim=-1) - norm).cpu()
+        rest = logits.scatter(-1, top.indices, float("-inf")).logsumexp(-1, keepdim=True)
+        return top.indices.cpu(), (torch.cat([top.values, rest], dim=-1) - norm).cpu()

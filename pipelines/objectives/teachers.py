@@ -1,9 +1,9 @@
-"""Objectives whose model also learns what a teacher says of its rows (knowledge distillation, Hinton et al. 2015).
+"""Objectives whose model also learns from a teacher's outputs (knowledge distillation, Hinton et al. 2015).
 
-A recipe with a section `teacher` gets its objective as a subclass (plugins.taught): a `Taught` before the class that
-objective.name or task.name names. Tokens: the teacher's probabilities of every predicted token, asked in each step, or
-stored once. Classes and vectors: its answer to every text (taught_texts.py). Validation counts the labels alone, as
-without a teacher; the finished model needs none.
+The objective of a recipe with a section `teacher` is a subclass (plugins.taught) of `Taught` and of the class that
+objective.name or task.name names. Tokens: the teacher's probabilities of every predicted token, computed in each step
+or stored once. Classes and vectors: its answer to every text (taught_texts.py). Validation counts only the labels, as
+without a teacher; the finished model needs no teacher.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Taught:
-    """A mixin before an Objective. A subclass asks the teacher in `for_training`, and sets `lesson`."""
+    """Mixin, named before an Objective. A subclass prepares the teacher's answers and `lesson` in `for_training`."""
 
     in_stages = in_parts_of_rows = shares_batches = False
-    files_setting = ""  # of texts without labels; "": it takes none
-    lesson = None  # the loss of a training; what measures a finished model has no teacher
+    files_setting = ""  # the setting that names texts without labels; "": it takes none
+    lesson = None  # the loss of a training; None to measure a finished model, which needs no teacher
 
     def check(self) -> None:
         super().check()
@@ -46,7 +46,7 @@ class Taught:
         self.check_stored(section)
 
     def check_stored(self, section: TeacherSection) -> None:
-        """Raise UserError for settings of stored tokens, where none are stored."""
+        """Raise UserError for settings of stored tokens if none are stored."""
         for name in ("stored", "top_k"):
             value = getattr(section, name)
             if value != getattr(TeacherSection, name):
@@ -54,7 +54,7 @@ class Taught:
 
     @cached_property
     def teacher(self) -> "Teacher":
-        """The teacher, looked at, not loaded. Raises UserError."""
+        """The teacher, with its config read and its weights not yet loaded. Raises UserError."""
         from .teacher_model import Teacher
 
         return Teacher(self.recipe.teacher.name_or_path, self.auto_class, self.recipe.trust_remote_code)
@@ -73,10 +73,10 @@ class Taught:
 
 
 class TaughtTokens(Taught):
-    """Of predicted tokens, by a teacher with the same tokenizer."""
+    """Every predicted token, learned from a teacher with the same tokenizer."""
 
     def check_stored(self, section: TeacherSection) -> None:
-        if self.name != "causal":  # whose rows are hidden anew in each epoch
+        if self.name != "causal":  # masked, whose tokens are hidden anew in each epoch
             super().check_stored(section)
         elif not section.stored and section.top_k != TeacherSection.top_k:
             raise UserError(f"teacher.top_k={section.top_k} has no effect without teacher.stored=true; set it, too")
@@ -94,11 +94,11 @@ class TaughtTokens(Taught):
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
-        if "teacher" in self.__dict__:  # looked at: this is for a training
+        if "teacher" in self.__dict__:  # a training, in which before_training has read it
             self.shared_ids()
 
     def shared_ids(self) -> int:
-        """How many ids teacher and model share. Raises UserError for another tokenizer, or a top_k beyond it."""
+        """The number of ids of the shared tokenizer. Raises UserError for another tokenizer, or too high a top_k."""
         size, section = self.teacher.check_tokenizer(self.tokenizer), self.recipe.teacher
         if section.stored and section.top_k >= size:
             raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
@@ -115,18 +115,18 @@ class TaughtTokens(Taught):
             check_documents_apart(self.teacher.model, section.name_or_path, self, rows.values(), "teacher")
         if section.stored:
             rows, ask = rows | {"train": self.stored(rows["train"], size, cache)}, None
-            self.teacher.let_go()  # one whose answers are stored is not kept in memory
+            self.teacher.let_go()  # not needed after its answers are stored
         else:
-            self.teacher.model.eval()  # loaded before any step
+            self.teacher.model.eval()  # loads it before the first step
         self.lesson = TokenLesson(section.weight, section.temperature, self.shifts_labels, size, ask)
         return rows
 
     def stored(self, rows: "Rows", size: int, cache: Path) -> "Rows":
-        """The rows with the teacher's likeliest tokens of each place; it is asked for those that the cache lacks."""
+        """The rows with the teacher's likeliest tokens of each position; it computes those that the cache lacks."""
         from ..data.teacher_store import WithTopTokens
 
-        if rows.parts:  # sources of a mixture: in other shares they are the same rows
-            return rows.of({name: self.stored(own, size, cache) for name, own in rows.parts.items()})
+        if rows.parts:  # stored by source, so that other weights reuse them
+            return rows.of({name: self.stored(source_rows, size, cache) for name, source_rows in rows.parts.items()})
         section, collate = self.recipe.teacher, super().collator(rows.is_packed)
         key = sha(["top tokens", rows.fingerprint, self.teacher.identity, section.top_k, section.temperature, size])
 
@@ -134,8 +134,8 @@ class TaughtTokens(Taught):
             batch = collate([rows[number] for number in numbers])
             return self.teacher.top_tokens(batch, size, section.top_k, section.temperature)
 
-        how = {"width": self.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
-        return WithTopTokens.cached(rows, cache, key, answer, self.batch_size, self.teacher.name, **how)
+        options = {"width": self.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
+        return WithTopTokens.cached(rows, cache, key, answer, self.batch_size, self.teacher.name, **options)
 
     def further_costs(self) -> list[str]:
         from ..data.teacher_store import bytes_of_token

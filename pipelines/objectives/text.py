@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from .finished_model import FinishedModel
 
-UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
+UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
 
 
 @dataclass
 class TextSettings(ObjectiveSettings):
-    """What all objectives over plain text have."""
+    """Settings of all objectives over plain text."""
 
-    begins_documents: ClassVar[bool] = False  # what add_bos=null means
+    begins_documents: ClassVar[bool] = False  # the value of add_bos=null
 
     sequence_length: int = doc(
         "tokens per row of text; of an encoder-decoder's, the longest it reads", 1024, at_least=2, at_most=2**24
@@ -42,9 +42,9 @@ class TextSettings(ObjectiveSettings):
 
 
 class Tokenized:
-    """What objectives and tasks with a tokenizer share: the section of a tokenizer trained for them, its checks."""
+    """Mixin of objectives and tasks with a tokenizer: settings of one that is trained for them, and their checks."""
 
-    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
+    # {Auto class that a family is pretrained with: framing}, where the framing is not special_tokens.
     framing_of_head: ClassVar[dict[str, str]] = {}
 
     @property
@@ -52,11 +52,11 @@ class Tokenized:
         return self.framing_of_head.get(self.family and self.family.pretraining, self.special_tokens)
 
     def framing(self) -> str:
-        """What a tokenizer trained for this recipe puts around a text: as set, else what is needed."""
+        """What a tokenizer trained for this recipe puts around a text: as set, else as the objective needs."""
         return self.recipe.tokenizer.framing or self.needed_framing
 
     def further_tokens(self) -> list[str]:
-        """Special tokens that it needs beside those of the framing and the sentinels; a trained tokenizer has them."""
+        """Special tokens that it needs beside framing and sentinels; a tokenizer that is trained for it gets them."""
         return []
 
     def tokenizer_section(self) -> TokenizerSection:
@@ -67,10 +67,10 @@ class Tokenized:
         special = [*section.special_tokens, *further]
         return replace(section, framing=self.framing(), sentinels=sentinels, special_tokens=special)
 
-    given_tokenizer: Any = None  # taken instead of the recipe's: tasks that are learned together share one
+    given_tokenizer: Any = None  # replaces the recipe's: parts and stages of a run share one
 
     def train_or_load_tokenizer(self, texts: Any, cache: Path, progress: bool):
-        """The recipe's tokenizer; one that is trained reads `texts`, a corpus."""
+        """The recipe's tokenizer, loaded, or trained on the corpus `texts`."""
         if self.given_tokenizer is not None:
             return self.given_tokenizer
         from ..tokenizers.load import train_or_load_tokenizer
@@ -102,10 +102,10 @@ class Tokenized:
                     )
             return
         for name, types in WITHOUT_EFFECT.items():
-            given, default = getattr(section, name), getattr(TokenizerSection(), name)
-            if section.type in types and given != default:
+            value, default = getattr(section, name), getattr(TokenizerSection(), name)
+            if section.type in types and value != default:
                 raise UserError(
-                    f"tokenizer.{name}={show(given)} has no effect with tokenizer.type={section.type}; set it to "
+                    f"tokenizer.{name}={show(value)} has no effect with tokenizer.type={section.type}; set it to "
                     f"{show(default)}"
                 )
         self.check_framing()
@@ -131,7 +131,7 @@ class Tokenized:
             )
 
     def prompt_tokens(self, prompt: str) -> int:
-        """How many tokens the model reads of one of evaluation.sample_prompts."""
+        """Number of tokens that the model reads for one of evaluation.sample_prompts."""
         return len(self.tokenizer(prompt)["input_ids"])
 
     def check_prompts(self, most: int) -> None:
@@ -156,7 +156,7 @@ class Tokenized:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up rows; a mask covers it, so that any token does where the tokenizer has none for it."""
+        """The id that pads rows. Without a padding token it is 0: any id will do, as padding is masked."""
         return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
 
     def need_tokens(self, **words: str) -> None:
@@ -167,7 +167,7 @@ class Tokenized:
 
 
 class TokenPredictions:
-    """What objectives and tasks share whose metrics follow from the summed loss of the predicted tokens."""
+    """Mixin of objectives and tasks whose metrics follow from the summed loss of the predicted tokens."""
 
     compares = "tokens"
     default_metrics = ("perplexity",)
@@ -177,26 +177,26 @@ class TokenPredictions:
         return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        """With those of each part of the rows: {"perplexity": ..., "perplexity_causal": ...}."""
+        """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}."""
         from .perplexity import TokenLosses
 
-        train = train if getattr(train, "stores", ()) else None  # a stream has none, nor have examples
+        train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
         losses = TokenLosses(result["nll"], result["predictions"], rows, train, len(self.tokenizer))
         chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
-        found = {name: row.of_losses(losses) for name, row in chosen.items()}
+        results = {name: row.of_losses(losses) for name, row in chosen.items()}
         for part in [name for name in result if name.startswith(OF_PART)]:
             of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
             of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
-            found |= {part: result[part]}
-            found |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
-        return found
+            results |= {part: result[part]}
+            results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+        return results
 
 
 class TextObjective(TokenPredictions, Tokenized, Objective):
-    """Packed rows of text (data/packing.py). A subclass says what a batch is; most change `collator` alone.
+    """Packed rows of text (data/packing.py). A subclass defines what a batch is; most override only `collator`.
 
-    With shifts_labels a row that cuts a document is followed by one that begins with the cut document's last token
-    again; without it rows follow each other, and labels are all of a row's tokens, from which the collator chooses.
+    With shifts_labels, a row that continues a document begins with the last token of the row before. Without it, rows
+    do not overlap, and all tokens of a row are labels, from which the collator chooses.
     """
 
     Settings = TextSettings
@@ -206,7 +206,8 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
         "by one; what is drawn at random is drawn anew in each epoch"
     )
-    in_stream = False  # a part of a mixture (mixture.py) whose training rows are a stream
+    evaluation_overlap = 1  # tokens that a row of validation and test text repeats, where labels are shifted
+    in_stream = False  # whether it is a part of a mixture (mixture.py) with a streamed part
 
     def check_framing(self) -> None:
         needed = self.needed_framing
@@ -247,14 +248,14 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         self.processor = tokenizer
 
     def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
-        """The rows of the text, or of each source of data.mixture, which has a store of its own."""
+        """The rows of the text; each source of data.mixture has a token store of its own."""
         if not source.sources:
             return self.rows_of(source, split, cache, progress)
-        found = {name: self.rows_of(own, split, cache, progress) for name, own in source.sources.items()}
-        return self.mixed_sources(found, split)
+        rows = {name: self.rows_of(corpus, split, cache, progress) for name, corpus in source.sources.items()}
+        return self.mixed_sources(rows, split)
 
     def mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
-        """The rows of several sources as those of one split: of training by their weights, else each once."""
+        """Join the rows of several sources of a split: by their weights for training, else each row once."""
         from ..data.mixed_rows import SourceRows
         from ..data.mixture_order import MixtureOrder, shares_of
 
@@ -289,14 +290,14 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         if self.is_streamed(split):
             return 0
         sources = source.sources.values() or [source]
-        return sum(self.tokenization(own, cache).make_share(share, progress) for own in sources)
+        return sum(self.tokenization(corpus, cache).make_share(share, progress) for corpus in sources)
 
     def check_shares(self) -> None:
-        """Every text has shards."""
+        """Plain text can always be prepared in shares."""
 
     @property
     def has_one_width(self) -> bool:
-        """Whether all batches are as wide as the widest: several processes share those of a stream."""
+        """Whether all batches are padded to one width, as needed where processes share the batches of a stream."""
         return self.recipe.data.streaming or self.in_stream
 
     def batch_widths(self) -> tuple[int, int]:
@@ -307,26 +308,21 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return split == "train" and self.recipe.data.streaming
 
     def tokenization(self, source: "Corpus", cache: Path):
-        """The work that the store of a split's tokens is."""
+        """The tokenisation of a split, which makes its token store."""
         from ..data.tokenization import Tokenization
 
         return Tokenization(source, self.tokenizer, cache, **self.marks_around())
 
     def marks_around(self) -> dict[str, bool]:
-        """Which tokens stand around a document."""
+        """Whether bos and eos tokens stand around each document."""
         return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
 
-    @property
-    def evaluation_overlap(self) -> int:
-        """Tokens that a row of validation and test text repeats of the row before, if labels are shifted."""
-        return 1
-
     def pack(self, store, tail: str, overlap: int = 1) -> "Rows":
-        """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""
+        """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
         from ..data.packing import PackedDataset
 
-        how = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels, "overlap": overlap}
-        return PackedDataset(store, self.row_length, tail=tail, **how)
+        options = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels, "overlap": overlap}
+        return PackedDataset(store, self.row_length, tail=tail, **options)
 
     def describe(self, rows: "Rows") -> str:
         from ..data.packing import packing_report
@@ -336,7 +332,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     def show(
         self, console, rows: "Rows", number: int, row: dict, documents: list | None = None, marked: Sequence[int] = ()
     ) -> None:
-        """documents: of the row, where they are not those that it was made of. marked: tokens that are set off."""
+        """documents: shown instead of those that the row was made of. marked: ids of tokens to highlight."""
         from .showing import documents_line, head_table, is_label, row_text
 
         documents = rows.documents(number, row) if documents is None else documents
@@ -347,7 +343,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         console.print("\n".join(head_table(row, self.tokenizer)), markup=False, style="dim")
 
     def prepare_model(self, model) -> None:
-        """Give the tokenizer the model's context where it says none, or less than the rows have."""
+        """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
         if longest < length or longest > UNLIMITED:
             self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
@@ -369,9 +365,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         from ..generation import continue_text
 
         section = self.recipe.evaluation
-        how = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
-        how["seed"] = self.recipe.training.seed
+        options = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
+        options["seed"] = self.recipe.training.seed
         return [
-            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **how)}
+            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **options)}
             for prompt in section.sample_prompts
         ]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class TextTask(Tokenized, Objective):
-    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`)."""
+    """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`)."""
 
     section = "task"
     use = "anyformer predict {folder} FILE"
     labels_of_tokens: ClassVar[bool] = False
-    kind_of_rows: list[str] = []  # in the name of stored rows
+    kind_of_rows: list[str] = []  # further parts of the cache key of stored rows
     special_tokens = "cls_sep"
     row_noun = "example"
     legend_words = (
@@ -40,7 +40,7 @@ class TextTask(Tokenized, Objective):
         return self.columns()
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        """The text in one of the `text_columns` of an example; raises UserError for what is none."""
+        """The text in one of the `text_columns` of an example; raises UserError if there is none."""
         return filled_text_of(row, column, field, place)
 
     @property
@@ -54,7 +54,7 @@ class TextTask(Tokenized, Objective):
             yield texts, self.true_answer(row, place)
 
     def true_answer(self, row: dict, place: str) -> Any:
-        """The answer of an example, as a language model is asked for it; here a text. Raises UserError."""
+        """The answer of an example, as a language model is asked for it; by default a text. Raises UserError."""
         field, column = [*self.columns().items()][-1]
         return self.text_in(row, column, field, place)
 
@@ -96,10 +96,10 @@ class TextTask(Tokenized, Objective):
     def stored(
         self, source: "Examples", cache: Path, columns: dict[str, str], *settings: Any, make: Callable | None = None
     ) -> "EncodedExamples":
-        """What `_batches` makes of the examples, column-wise, stored with what `_facts` tells of each batch.
+        """The rows that `_batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
 
         columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make:
-        in place of `_batches`.
+        used instead of `_batches`.
         """
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint

@@ -17,9 +17,9 @@ from ..recipes.types import show
 from .label_values import Classes, check_names, number_of
 from .translation import Translation, WritingSettings
 
-# Kind of answers, which metrics compare -> those that are reported where the recipe names none.
+# Kind of answers -> the metrics that are reported where the recipe names none.
 USUAL_METRICS = {"texts": ["exact_match"], "classes": ["accuracy"], "numbers": ["pearson", "spearman"]}
-NO_NUMBER = -1.0  # what an answer counts as that is none, as in T5's own code
+NO_NUMBER = -1.0  # counts in place of an answer that is no number, as in T5's code
 
 
 @dataclass
@@ -46,9 +46,9 @@ class TextToTextSettings(WritingSettings, AnswerSettings):
 class TextToText(Translation):
     """Any labelled task as text from text (T5, Raffel et al. 2020): a class's word, a rounded number, or a text.
 
-    Metrics compare what is written, read back: an answer that is no class counts as a wrong one, one that is no number
-    as -1. Numbers are compared with those of the data, not with the rounded ones. `prepare` raises UserError for an
-    answer of the data that is neither.
+    Metrics compare what the written texts mean: an answer that is no class counts as a wrong class, one that is no
+    number as -1. Numbers are compared with those of the data, not with the rounded ones. `prepare` and `rows` raise
+    UserError for an answer in the data that is no class, or no number.
     """
 
     name = "text_to_text"
@@ -63,7 +63,7 @@ class TextToText(Translation):
 
     @property
     def metrics(self) -> list[str]:
-        """The recipe's metrics, or those that the kind of answers has."""
+        """The recipe's metrics, or the usual ones for the kind of answers."""
         return self.recipe.evaluation.metrics or USUAL_METRICS[self.settings.answers]
 
     @classmethod
@@ -120,7 +120,7 @@ class TextToText(Translation):
             self._written = self.names_as_written()
 
     def find_classes(self, splits, cache: Path) -> None:
-        """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
+        """Read the names of the classes where answers are classes. Raises UserError."""
         if self.settings.answers == "classes":
             column = self.settings.target_field
             field = f"task.target_field={column!r}"
@@ -128,21 +128,21 @@ class TextToText(Translation):
             self.label_names = self.classes.names
 
     def names_as_written(self) -> dict[str, int]:
-        """{a class's name as the tokenizer gives it back: the class}: in lower case, say, or with other spaces.
+        """{a class's name as the tokenizer decodes it: the class}, for example in lower case, or with other spaces.
 
-        Raises UserError where classes cannot be told apart by it.
+        Raises UserError for a name that becomes empty, or equal to that of another class.
         """
-        found: dict[str, int] = {}
+        classes: dict[str, int] = {}
         for number, (name, ids) in enumerate(zip(self.label_names, self.labels_of(self.label_names))):
             written = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            if not written or written in found:
-                other = f"as it writes {self.label_names[found[written]]!r}" if written else "which says nothing"
+            if not written or written in classes:
+                other = f"as it writes {self.label_names[classes[written]]!r}" if written else "which says nothing"
                 raise UserError(
                     f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
                     f"another tokenizer"
                 )
-            found[written] = number
-        return found
+            classes[written] = number
+        return classes
 
     def encoding_key(self) -> list:
         section = self.settings
@@ -154,26 +154,26 @@ class TextToText(Translation):
         return read, [written for written, _ in answers], [true for _, true in answers]
 
     def read(self, row: dict, place: str) -> str:
-        """What the model reads of an example.
+        """The text that the model reads for an example.
 
         Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
         several may be, such as the input of an instruction that needs none.
         """
-        found, columns = [], source_columns(self.settings.source)
+        pieces, columns = [], source_columns(self.settings.source)
         for literal, column, _, _ in string.Formatter().parse(self.settings.source):
-            found.append(literal)
+            pieces.append(literal)
             if column is not None:
                 value = row[column]
                 if not isinstance(value, str | int | float) or isinstance(value, bool):
                     raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
-                found.append(str(value))
+                pieces.append(str(value))
         if not any(str(row[column]).strip() for column in columns):
             names = " and ".join(map(repr, columns))
             raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
-        return "".join(found)
+        return "".join(pieces)
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
-        """(what has to be written of an example, what an answer is compared with). Raises UserError."""
+        """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
         if section.answers == "texts":
@@ -192,19 +192,19 @@ class TextToText(Translation):
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         if self.settings.answers == "texts":
-            given, true = predictions, references
+            predicted, true = predictions, references
         elif self.settings.answers == "numbers":
-            given, true = [read_number(text) for text in predictions], [float(text) for text in references]
+            predicted, true = [read_number(text) for text in predictions], [float(text) for text in references]
         else:
             true = [self.label_names.index(text) for text in references]
-            given = [self.class_written(text, right) for text, right in zip(predictions, true)]
-        return self.compare(given, true)
+            predicted = [self.class_written(text, right) for text, right in zip(predictions, true)]
+        return self.compare(predicted, true)
 
     def named(self, value: Any) -> Any:
         return self.label_names[value] if self.settings.answers == "classes" else value
 
     def class_written(self, text: str, right: int) -> int:
-        """The class whose name was written; where it is none, one that is wrong."""
+        """The class whose name was written; a wrong class if the text names none."""
         return self._written.get(text.strip(), (right + 1) % len(self.label_names))
 
 
@@ -220,7 +220,7 @@ def written_number(value: float, step: float) -> str:
 
 
 def read_number(text: str) -> float:
-    """The number that a text is; NO_NUMBER where it is none. Some tokenizers put spaces at a sign or point."""
+    """The number in a text, NO_NUMBER if it is none or infinite. Some tokenizers put spaces at a sign or point."""
     try:
         value = float(re.sub(r"(?<=[-.])\s+|\s+(?=\.)", "", text))
     except ValueError:

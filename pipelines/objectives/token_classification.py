@@ -54,9 +54,9 @@ class TokenClassificationSettings(NamedClassSettings):
 class TokenClassification(ClassTask, TextTask):
     """A tag for each word: named entities (BIO, BIOES), parts of speech.
 
-    The model reads the words joined by spaces, so that it later reads plain text with the same tokens whatever the kind
-    of tokenizer; tokens belong to words by their places in that text. `prepare` raises UserError for a tokenizer that
-    does not tell places, tags that are not of the scheme, and metrics of entities where tags mark none.
+    The model reads the words joined by spaces, so that plain text later gives the same tokens with any tokenizer; the
+    offsets of tokens in that text say to which words they belong. `prepare` raises UserError for a tokenizer without
+    offsets, tags that do not follow the scheme, and metrics of entities where tags mark none.
     """
 
     name = "token_classification"
@@ -105,8 +105,8 @@ class TokenClassification(ClassTask, TextTask):
         self.scheme = self.settings.scheme or tag_schemes.scheme_of(self.classes.names)
         tag_schemes.check_scheme(self.classes.names, self.scheme)
         section = self.recipe.evaluation
-        asked = [] if section.metrics == list(self.default_metrics) else section.metrics
-        for name in [*asked, section.best_metric]:
+        names = [] if section.metrics == list(self.default_metrics) else section.metrics
+        for name in [*names, section.best_metric]:
             if name in METRICS and METRICS[name].of_entities and self.scheme == "plain":
                 raise UserError(
                     f"evaluation.metrics={name!r} counts entities, but the tags {', '.join(self.label_names[:4])}, ... "
@@ -114,11 +114,11 @@ class TokenClassification(ClassTask, TextTask):
                 )
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The sentences as `columns_of_rows`: a label beside each token, -100 where none is learned, and for a teacher
-        WORDS, the number of the word, from 1, where its tag is measured, 0 elsewhere."""
+        """The sentences as `columns_of_rows`: labels of tokens, -100 where none is learned; for a teacher also WORDS,
+        the number of a word, from 1, at the token where its tag is measured, 0 elsewhere."""
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
-            labelled = "first"  # a word counts once
+            labelled = "first"  # metrics count a word once
         settings = [self.settings.max_length, self.classes.names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
@@ -128,25 +128,25 @@ class TokenClassification(ClassTask, TextTask):
         return rows
 
     def _batches(self, examples, labelled: str = "first", learns_spaces=False) -> Iterator[dict[str, list]]:
-        """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
+        """learns_spaces: whether tokens that are only spaces get tags, as pipelines take them for words."""
         tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length
         for batch in in_batches(examples):
             sentences = [self._sentence(row, place) for place, row in batch]
-            kept = [(words, tags) for words, tags in sentences if "".join(words).strip()]
-            facts = {"examples": len(kept), "empty": len(sentences) - len(kept)}
-            if not kept:
+            filled = [(words, tags) for words, tags in sentences if "".join(words).strip()]
+            facts = {"examples": len(filled), "empty": len(sentences) - len(filled)}
+            if not filled:
                 yield {"input_ids": [], "labels": [], WORDS: [], "facts": facts}
                 continue
             encoded = tokenizer(
-                [" ".join(words) for words, _ in kept],
+                [" ".join(words) for words, _ in filled],
                 truncation=True,
                 max_length=longest,
                 padding=False,
                 return_offsets_mapping=True,
             )
             all_labels, all_words = [], []
-            for (words, names), offsets in zip(kept, encoded["offset_mapping"]):
+            for (words, names), offsets in zip(filled, encoded["offset_mapping"]):
                 of_tokens, labels = tag_schemes.word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
                 measured = [0] * len(offsets)
                 tags = [name if name in self._numbers else tag_schemes.as_bio(name) for name in names]
@@ -187,7 +187,7 @@ class TokenClassification(ClassTask, TextTask):
         return words, tags
 
     def _name_in_data(self, tag: Any, place: str) -> str:
-        """A tag's name; where the names are those of a model, which has learned BIO, it may be one of BIOES."""
+        """The name of a tag: a class, or a BIOES tag in the data for a model that has learned its BIO tag."""
         known = self.classes.numbers
         if isinstance(tag, str) and tag not in known and tag_schemes.as_bio(tag) in known:
             return tag
@@ -210,26 +210,26 @@ class TokenClassification(ClassTask, TextTask):
             "words_cut": f"beyond max_length={section.max_length}, neither learned nor measured",
             "words_without_token": "of which the tokenizer leaves nothing, neither learned nor measured",
         }
-        lines = [f"{counted(facts[name], 'word')} {said}" for name, said in faults.items() if facts[name]]
+        lines = [f"{counted(facts[name], 'word')} {remark}" for name, remark in faults.items() if facts[name]]
         if facts["empty"]:
             lines.append(f"{counted(facts['empty'], 'sentence')} without a word skipped")
         return "\n".join([words, *lines])
 
     def config_fields(self) -> dict:
-        """The tags' names are what `pipeline()` answers with, and makes entities of."""
+        """Without a problem_type; `pipeline()` answers with the names of the tags, and makes entities of them."""
         return {name: value for name, value in super().config_fields().items() if name != "problem_type"}
 
     # ---- measuring
 
     @property
     def metrics(self) -> list[str]:
-        """Without those of entities where tags mark none: they are measured unless the recipe names others."""
+        """The recipe's metrics. Those of entities, a default, are dropped where tags mark no entities."""
         marks_none = getattr(self, "scheme", None) == "plain"
         return [name for name in super().metrics if not (marks_none and METRICS[name].of_entities)]
 
     def predictions(self, logits, labels):
-        """(B, T, C) and (B, T) -> float32 (words, 4): whether a sentence begins, the tag a word is given, its own, the
-        probability of the former."""
+        """(B, T, C) and (B, T) -> float32 (words, 4): whether the word begins a sentence, its predicted and true tags,
+        the probability of the predicted one."""
         counts = labels != IGNORE_INDEX
         first = counts & (counts.cumsum(-1) == 1)
         shares = logits[counts].float().softmax(-1).amax(-1)
@@ -239,21 +239,21 @@ class TokenClassification(ClassTask, TextTask):
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of all words, an array of shape (words, 4)."""
-        begins, given, true = predictions[:, :3].astype("int32").T
-        self.answers = Answers(given, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
+        begins, predicted, true = predictions[:, :3].astype("int32").T
+        self.answers = Answers(predicted, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
         return self.compare(*self.sentences())
 
     def sentences(self) -> tuple[list[list[str]], list[list[str]]]:
-        """The tags of the words of each sentence: given, and true."""
-        found: tuple[list[list[str]], list[list[str]]] = [], []
+        """(predicted, true) tags of the words of each sentence."""
+        both: tuple[list[list[str]], list[list[str]]] = [], []
         for number, *tags in zip(self.answers.rows.tolist(), self.answers.given.tolist(), self.answers.true.tolist()):
-            for sentences, tag in zip(found, tags):
+            for sentences, tag in zip(both, tags):
                 if number == len(sentences):
                     sentences.append([])
                 sentences[-1].append(self.label_names[tag])
-        return found
+        return both
 
-    # ---- single classes: types of entities, whose words are confused
+    # ---- single classes: types of entities; a confusion matrix of words
 
     unit = "words"
 
@@ -270,7 +270,7 @@ class TokenClassification(ClassTask, TextTask):
 
     def as_read(self, place: int, row: dict) -> dict[str, str]:
         """The sentence with the word in [[ ]]."""
-        which = int((self.answers.rows[:place] == self.answers.rows[place]).sum())  # of the words of the sentence
+        which = int((self.answers.rows[:place] == self.answers.rows[place]).sum())  # index in the sentence's words
         ids, at = row["input_ids"].tolist(), (row["labels"] >= 0).nonzero().ravel().tolist()
         if self.settings.labelled_token == "last":
             start, end = at[which - 1] + 1 if which else 0, at[which] + 1
@@ -296,26 +296,26 @@ class TokenClassification(ClassTask, TextTask):
         return texts_of(row, column, "tokens_field", place, "word")
 
     def predict(self, finished: FinishedModel, asked: list[str | list[str]]) -> list[dict[str, Any]]:
-        """Of texts the entities, as pipelines have them; of words a tag and a score each, None beyond max_length."""
+        """Of texts the entities, as pipelines return them; of words a tag and a score each, None beyond max_length."""
         strategy = STRATEGIES[self.settings.labelled_token] or "simple"
-        texts = [given for given in asked if isinstance(given, str)]
+        texts = [item for item in asked if isinstance(item, str)]
         entities = iter(piped(self, finished, "TokenClassification", texts, aggregation_strategy=strategy))
-        sentences = [" ".join(given) for given in asked if not isinstance(given, str)]
+        sentences = [" ".join(item) for item in asked if not isinstance(item, str)]
         tokens = iter(piped(self, finished, "TokenClassification", sentences, ignore_labels=[]))
         return [
-            {"prediction": next(entities)} if isinstance(given, str) else self._tags_in(given, next(tokens))
-            for given in asked
+            {"prediction": next(entities)} if isinstance(item, str) else self._tags_in(item, next(tokens))
+            for item in asked
         ]
 
     def _tags_in(self, words: list[str], tokens: list[dict[str, Any]]) -> dict[str, list]:
-        """The tag of each word, that of the token at which words are measured."""
-        found: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
+        """The tag of each word, read at the token at which words are measured."""
+        answers: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
         of_tokens = tag_schemes.word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
         pairs = list(zip(of_tokens, tokens))
         for word, token in pairs if self.settings.labelled_token == "last" else reversed(pairs):
             if word is not None:
-                found[word] = token
-        return {"prediction": [each["entity"] for each in found], "scores": [each["score"] for each in found]}
+                answers[word] = token
+        return {"prediction": [each["entity"] for each in answers], "scores": [each["score"] for each in answers]}
 
     # ---- words
 
@@ -335,7 +335,7 @@ class TokenClassification(ClassTask, TextTask):
 def tags_of_spaces(
     tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str]]:
-    """(token, tag) of the spaces that are tokens of their own."""
+    """(position, tag) of the tokens that are only spaces."""
     after = None
     for place in reversed(range(len(of_tokens))):
         start, end = offsets[place]

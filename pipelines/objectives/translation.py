@@ -19,7 +19,7 @@ from .text_task import TextTask
 
 @dataclass
 class WritingSettings(ObjectiveSettings):
-    """How long texts are that are read and written, and how the finished model searches for one."""
+    """Lengths of the texts that are read and written, and how the finished model searches for an answer."""
 
     max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
     max_target_length: int | None = doc("tokens per answer; null: as max_length", **TOKENS)
@@ -89,7 +89,7 @@ class Translation(TextTask):
         self.settle()
 
     def settle(self) -> None:
-        """What follows from the tokenizer and the settings; raises UserError for a tokenizer without eos or padding."""
+        """Set lengths that are null in the recipe. Raises UserError for a tokenizer without eos or padding."""
         self.need_tokens(eos="an end-of-text", pad="a padding")
         section = self.settings
         self.max_target_length = section.max_target_length or section.max_length
@@ -101,7 +101,7 @@ class Translation(TextTask):
         return PaddingCollator(self.tokenizer.pad_token_id)
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
+        """The examples as input_ids and labels (unshifted); for measuring also the raw texts."""
         columns = {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":
             columns |= {"source": "string", "target": "string"}
@@ -125,13 +125,13 @@ class Translation(TextTask):
             }
 
     def labels_of(self, texts: list[str], tokenizer=None) -> list[list[int]]:
-        """What the decoder has to write of each text. tokenizer: a copy of the model's, where there is one already."""
+        """The ids that the decoder has to write for each text. tokenizer: a copy of the model's, where one exists."""
         tokenizer = text_tokenizer(self.tokenizer) if tokenizer is None else tokenizer
         labels = tokenizer(text_target=texts, truncation=True, max_length=self.max_target_length)
         return [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]]
 
     def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
-        """(what is read, what has to be written, what an answer is compared with) of some examples (place, row)."""
+        """(texts to read, texts to write, texts that answers are compared with) of examples (place, row)."""
         source, target = (
             [self.text_in(row, column, field, place) for place, row in batch]
             for field, column in self.columns().items()
@@ -167,7 +167,7 @@ class Translation(TextTask):
     # ---- the model
 
     def config_fields(self) -> dict:
-        """Padding begins each target, as in T5 and Marian."""
+        """Each target begins with the padding token, as in T5 and Marian."""
         return {"decoder_start_token_id": self.tokenizer.pad_token_id, "is_encoder_decoder": True}
 
     def prepare_model(self, model) -> None:
@@ -176,7 +176,7 @@ class Translation(TextTask):
         config.update(
             num_beams=section.num_beams,
             max_new_tokens=self.max_new_tokens,
-            max_length=None,  # that of some checkpoints, which would compete with max_new_tokens
+            max_length=None,  # some checkpoints set it, and it would compete with max_new_tokens
             length_penalty=section.length_penalty if section.num_beams > 1 else None,
             early_stopping=section.num_beams > 1,
             do_sample=False,
@@ -190,7 +190,7 @@ class Translation(TextTask):
         return list(self.metrics)
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Metrics of answers; without metrics some rows alone are answered, to be shown."""
+        """Metrics of answers; without metrics only as many rows are answered as are shown."""
         numbers = numbers if self.metrics else numbers[:SAMPLES]
         texts, (sources, references) = self.answers(finished, rows, numbers), map(rows.texts, ("source", "target"))
         self.shown = [
@@ -212,24 +212,24 @@ class Translation(TextTask):
         return finished.shared(numbers, answer)
 
     def written(self, finished: FinishedModel, ids: list, watch: Callable = list) -> list[str]:
-        """What the model writes of some texts, as token ids, in their order, by its generation config."""
+        """The texts that the model writes for `ids`, token ids of texts, in their order, by its generation config."""
         from ..data.length_batching import batches_by_tokens
 
-        model, found = finished.model, {}
+        model, texts = finished.model, {}
         for batch in watch(batches_by_tokens(range(len(ids)), finished.batch_size, lambda number: len(ids[number]))):
             inputs = self.collator(packed=False)([{"input_ids": torch.as_tensor(ids[number])} for number in batch])
             with torch.inference_mode():
                 output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
-            found |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
-        return [found[number] for number in range(len(ids))]
+            texts |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
+        return [texts[number] for number in range(len(ids))]
 
     def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
-        """Answers to evaluation.sample_prompts, or to rows."""
+        """Answers to evaluation.sample_prompts; without prompts the first answers of the latest `measure`."""
         prompts = self.recipe.evaluation.sample_prompts
         if not prompts:
             return self.shown
         answers = self.predict(finished, prompts)
-        return [{"prompt": prompt, "text": each["prediction"]} for prompt, each in zip(prompts, answers)]
+        return [{"prompt": prompt, "text": answer["prediction"]} for prompt, answer in zip(prompts, answers)]
 
     # ---- rows without labels
 
@@ -238,8 +238,8 @@ class Translation(TextTask):
     answers_by = auto_class
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        *asked, _ = self.columns().items()
-        return dict(asked)
+        *sources, _ = self.columns().items()
+        return dict(sources)
 
     def asked(self, row: dict, place: str) -> str:
         """The text that the encoder reads."""
@@ -248,7 +248,7 @@ class Translation(TextTask):
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]
         end, longest = self.tokenizer.eos_token_id, self.settings.max_length
-        ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # some end in a language's token
+        ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # a language token may follow eos
         self.cut += sum(len(row) >= longest for row in ids)
         return [{"prediction": text} for text in self.written(finished, ids)]
 

@@ -1,1 +1,1 @@
-"""Answers of saved models to rows without labels."""
+"""Predictions of saved models for rows without labels."""

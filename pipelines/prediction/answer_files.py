@@ -1,7 +1,7 @@
-"""Answers on disk: parts that are complete or absent, and the one file of all of them in the end.
+"""The answers on disk: parts, each complete or absent, which are joined into one file at the end.
 
-While a prediction runs, its parts lie in a hidden folder beside the file, as JSON lines, under a name that says for
-which model, rows and settings they are. The same command finds them again, whatever ended the earlier one.
+While a prediction runs, its parts are JSON lines in a hidden folder beside the file, whose name depends on the model,
+the rows and the settings. The same command thus finds them again, whatever ended the earlier one.
 """
 
 import csv
@@ -21,7 +21,7 @@ Answer = dict[str, Any]
 
 
 class AnswerFile:
-    """The file `path` of answers, and its parts. Raises UserError for a name of no known format."""
+    """The file `path` of answers, and its parts. Raises UserError for a name of an unknown format."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -32,12 +32,12 @@ class AnswerFile:
         self.write: Callable[[Callable[[], Iterator[list[Answer]]], Path], None] = WRITERS[suffix]
 
     def begin(self, key: str) -> None:
-        """Find the folder of the parts of this key, or make it. key: changes with model, rows and settings."""
+        """Find or make the folder for the parts of this key. key: changes with model, rows and settings."""
         self.folder = self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
         self.folder.mkdir(exist_ok=True)
 
     def remove_others(self) -> None:
-        """Remove the parts of other models, rows and settings that were begun under this name."""
+        """Remove the parts for this file of other models, rows and settings."""
         for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.parts"):
             if other != self.folder:
                 shutil.rmtree(other)
@@ -68,7 +68,7 @@ def _write_lines(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> Non
 
 
 def _write_table(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
-    """Lists and mappings are JSON in their cell."""
+    """Write CSV; lists and mappings become JSON in their cell."""
     names = list(dict.fromkeys(name for rows in parts() for row in rows for name in row))
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, names)
@@ -80,7 +80,7 @@ def _write_table(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> Non
 
 
 def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
-    """A column whose values are of several kinds holds their texts."""
+    """Write Parquet; a column whose values have incompatible types becomes one of texts."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -88,16 +88,16 @@ def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> N
     for rows in parts():
         for name in dict.fromkeys(name for row in rows for name in row):
             try:
-                found = pyarrow.array([row.get(name) for row in rows]).type
-                pair = [pyarrow.schema([(name, kind)]) for kind in (types.get(name, found), found)]
+                type_of_part = pyarrow.array([row.get(name) for row in rows]).type
+                pair = [pyarrow.schema([(name, kind)]) for kind in (types.get(name, type_of_part), type_of_part)]
                 types[name] = pyarrow.unify_schemas(pair, promote_options="permissive").field(0).type
             except pyarrow.ArrowException:
                 types[name] = pyarrow.string()
     texts = [name for name, kind in types.items() if kind == pyarrow.string()]
     with ParquetWriter(path, schema := pyarrow.schema(types.items())) as writer:
         for rows in parts():
-            told = [row | {name: _text(row[name]) for name in texts if name in row} for row in rows]
-            writer.write_table(pyarrow.Table.from_pylist(told, schema=schema))
+            as_texts = [row | {name: _text(row[name]) for name in texts if name in row} for row in rows]
+            writer.write_table(pyarrow.Table.from_pylist(as_texts, schema=schema))
 
 
 def _text(value: Any) -> str | None:

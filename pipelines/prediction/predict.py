@@ -1,7 +1,7 @@
 """`anyformer predict`: a saved model's answers to rows without labels, for every task and head.
 
-What is read of a row and what an answer is, the model's objective says: that of the recipe beside it, else that of its
-head. The rows are answered in parts, so that an interrupted prediction goes on after its last whole part.
+The model's objective says what is read of a row and what an answer is: the objective of the recipe beside the model,
+else that of its head. Rows are answered in parts, so that an interrupted prediction goes on after its last whole part.
 """
 
 import json
@@ -33,15 +33,15 @@ from ..words import counted, human_time, watched
 from .answer_files import Answer, AnswerFile
 from .unlabelled import Columns, Row, Unlabelled, parts
 
-BATCHES = 16  # of a part: rows are put together by length within it
-NEW_TOKENS = 256  # that a model writes at most where nobody says, as transformers' pipelines have it
+BATCHES = 16  # in a part, within which rows of similar length are batched together
+NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
 
 
 @dataclass
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    objective: what reads the rows and answers. total: how many rows there are.
+    objective: reads the rows and answers them. wanted: the columns that it reads. total: the number of rows.
     """
 
     recipe: Recipe
@@ -62,51 +62,51 @@ class Prediction:
         return -(-self.total // self.part_size)
 
     def key(self) -> str:
-        """Changes with the model, the rows and the settings."""
+        """A hash of the model's name and files, the rows and the settings."""
         place = Path(self.recipe.model.name_or_path)
         files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(place.glob("*.*"))]
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens]
         return sha([str(place), files, self.rows.identity(), settings])
 
     def finished(self, device) -> FinishedModel:
-        """The model, loaded when it is first asked for, which writes the likeliest tokens where it writes any."""
+        """The model, loaded when it is first used; it decodes greedily where it generates text."""
 
         def made():
             auto_class = getattr(transformers, self.objective.answers_by)
             model = load(auto_class, self.recipe, (*self.objective.unused_weights, "pooler.")).to(device)
             config = getattr(model, "generation_config", None)
             if config is not None:
-                most = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
-                config.update(max_new_tokens=most, max_length=None, do_sample=False)
-                config.update(temperature=None, top_p=None, top_k=None)  # of drawing, of which greedy search would warn
+                max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
+                config.update(max_new_tokens=max_new_tokens, max_length=None, do_sample=False)
+                config.update(temperature=None, top_p=None, top_k=None)  # greedy search would warn about them
             return model
 
         return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
 
     def answers(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
         """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
-        asked = [self.objective.asked(self.columns.read(self.wanted, place, row), place) for place, row in part]
-        found = []
-        for (place, row), answer in zip(part, self.objective.predict(finished, asked), strict=True):
+        inputs = [self.objective.asked(self.columns.read(self.wanted, place, row), place) for place, row in part]
+        answers = []
+        for (place, row), answer in zip(part, self.objective.predict(finished, inputs), strict=True):
             taken = next((name for name in answer if name in row), None)
             if taken is not None:
                 raise UserError(f"{place} has a column {taken!r}, where an answer belongs; rename it")
-            # What JSON has no words for: a number of numpy as Python's, all else, such as a date, as a text.
+            # What JSON cannot hold: numpy numbers become Python's, everything else, such as a date, a text.
             plain = json.dumps(self._copied(row) | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
-            found.append(json.loads(plain))
-        return found
+            answers.append(json.loads(plain))
+        return answers
 
     def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The columns of a row that stand beside its answer: images do not."""
+        """The columns of a row that are written beside its answer: all but images and other bytes."""
         image = self.rows.image_column
-        kept = {name: value for name, value in row.items() if not _is_bytes(value)}
-        if image in kept and kept[image] == row.get("file"):
-            del kept[image]
-        return kept
+        columns = {name: value for name, value in row.items() if not _is_bytes(value)}
+        if image in columns and columns[image] == row.get("file"):
+            del columns[image]
+        return columns
 
 
 def _is_bytes(value: Any) -> bool:
-    """Whether a cell holds an image or other bytes, also as datasets' Image feature does."""
+    """Whether a cell holds an image or other bytes, also in the form of datasets' Image feature."""
     inner = value.get("bytes") if isinstance(value, dict) else value
     return isinstance(inner, bytes | bytearray) or hasattr(inner, "getbbox")
 
@@ -120,14 +120,14 @@ def prepare_prediction(
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> Prediction:
-    """Check model and rows, of which every one is read once. Arguments and errors as anyformer.predict's."""
+    """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
     rows = Unlabelled(given)
     recipe = _recipe_of(str(model), trust_remote_code)
     config = open_config(recipe)
     named = Columns(columns or {})
-    there = named.there(rows.first[1])
-    objective = _objective(recipe, config, there)
-    fields = objective.asked_columns(there)
+    available = named.there(rows.first[1])
+    objective = _objective(recipe, config, available)
+    fields = objective.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
     named.check(wanted)
     if objective.tokenizer is None:
@@ -136,14 +136,14 @@ def prepare_prediction(
     total = 0
     for place, row in rows:
         total += 1
-        found = named.read(wanted, place, row)
-        if objective.tokenizer is not None:  # images are decoded once, when they are answered
-            objective.asked(found, place)
+        values = named.read(wanted, place, row)
+        if objective.tokenizer is not None:  # images are decoded only when they are answered
+            objective.asked(values, place)
     return Prediction(objective.recipe, objective, rows, named, wanted, total, batch_size, max_new_tokens)
 
 
 def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
-    """The recipe beside a model, bound to it; of one that has none a recipe of nothing but the model."""
+    """The recipe beside a model, bound to that model; without one, a recipe that holds only the model."""
     from transformers.utils import cached_file
 
     place = locate_model(model)
@@ -160,7 +160,7 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
 
 
 def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
-    """What reads rows and answers, with its tokenizer or image processor."""
+    """The objective that reads rows and answers them, with its tokenizer or image processor."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")
     reads_images = hasattr(config, "num_channels") or "Image" in head
@@ -174,14 +174,14 @@ def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
     objective.processor = processor
     longest = None if reads_images else objective.lengths().get("max_length")
     if longest is not None:
-        processor.model_max_length = min(processor.model_max_length, longest)  # where pipelines cut a text
+        processor.model_max_length = min(processor.model_max_length, longest)  # transformers' pipelines truncate there
     return objective
 
 
 def run_prediction(
     prediction: Prediction, out: AnswerFile | None, take: Callable[[list[Answer]], None] = lambda answers: None
 ) -> None:
-    """Answer the rows, each process every n-th part; the first one then writes `out`.
+    """Answer the rows, each process every n-th part; the first process then writes `out`.
 
     out: None: `take` gets the answers, part by part, in the order of the rows.
     """
@@ -192,17 +192,17 @@ def run_prediction(
     if out is not None:
         out.begin(prediction.key())
         missing = [number for number in numbers if not out.part(number).exists()]
-        state.wait_for_everyone()  # the first process removes the parts in the end
+        state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:
             out.remove_others()
         if len(missing) < len(numbers) and state.is_main_process:
             _say(f"going on: {len(numbers) - len(missing):,} of {counted(len(numbers), 'part')} are there")
         numbers = missing
-    finished, wanted = prediction.finished(state.device), set(numbers)
+    finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = parts(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces)
-        if number in wanted:
+        if number in to_answer:
             answers = prediction.answers(finished, part)
             take(answers) if out is None else out.add(number, answers)
     if not state.is_main_process:
@@ -210,7 +210,7 @@ def run_prediction(
     if prediction.objective.cut:
         _say(f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once")
     if out is not None:
-        while not all(out.part(number).exists() for number in range(prediction.count)):  # those of the others
+        while not all(out.part(number).exists() for number in range(prediction.count)):  # parts of other processes
             time.sleep(0.1)
         out.join(prediction.count)
     where = "" if out is None else f" -> {out.path}"

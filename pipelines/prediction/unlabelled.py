@@ -1,4 +1,4 @@
-"""Rows without labels: of tables, of image and text files, of folders of them, or given in Python."""
+"""Rows without labels: from tables, image and text files, folders of such files, or Python objects."""
 
 import json
 import os
@@ -19,15 +19,15 @@ from ..storage.cache import sha
 from ..storage.packed_files import unpacked_name
 
 Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
-FIELD = "FILE"  # how errors call what is read
+FIELD = "FILE"  # what errors call the argument
 
 
 class Unlabelled:
-    """Rows in a fixed order, from files or as they are given; each of files has the column `file` beside its own.
+    """Rows in a fixed order, from files or given in Python; rows from files have a column `file` beside their own.
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
-    file the column `image`, a text file `text`. image_column: whose paths are relative to the folder of their table.
-    Raises UserError for a file that is missing or of no known format, and where there is no row.
+    file the column `image`, a text file `text`. image_column: the column whose paths are relative to the table's
+    folder. Raises UserError for a file that is missing or of an unknown format, and where there is no row.
     """
 
     image_column: str | None = None
@@ -65,11 +65,11 @@ class Unlabelled:
     def _rows(self, path: Path) -> Iterator[Row]:
         file_format = format_of(path)
         if file_format is not None:
-            there = file_format.columns(FIELD, path)
-            names = [name for name in there if "." not in name] if there else []
+            columns = file_format.columns(FIELD, path)
+            names = [name for name in columns if "." not in name] if columns else []
             for number, row in file_format.rows(FIELD, path, names, self.limits):
                 place = f"{path}, {file_format.counts} {number}"
-                if isinstance(row, UserError):  # a line that is no row
+                if isinstance(row, UserError):  # a line that could not be read as a row
                     raise row
                 if isinstance(row, str):
                     raise UserError(f"{FIELD}: {place} is {FAULTS[row]}")
@@ -85,7 +85,7 @@ class Unlabelled:
                 yield str(path), {"text": text}
 
     def identity(self) -> Any:
-        """JSON that changes whenever the rows do: of files their names, sizes and times."""
+        """JSON that changes whenever the rows do; for files it holds their names, sizes and times."""
         rows = sha(json.loads(json.dumps(self.mappings, default=str)))
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
         return [files, rows]
@@ -102,40 +102,40 @@ def is_text_file(path: Path) -> bool:
 
 
 class Columns:
-    """Finds the columns that a model reads in rows that may call them otherwise.
+    """Finds the columns that a model reads in rows where they may have other names.
 
-    renamed: {name that the model's recipe has: name in the rows}.
+    renamed: {name in the model's recipe: name in the rows}.
     """
 
     def __init__(self, renamed: dict[str, str]):
         self.renamed = renamed
 
     def there(self, row: dict[str, Any]) -> set[str]:
-        """The columns of a row, also by the names that the recipe has."""
+        """The columns of a row, also under the names that the recipe has for them."""
         names = set(cell_names(row))
-        return names | {name for name, own in self.renamed.items() if own in names}
+        return names | {name for name, in_rows in self.renamed.items() if in_rows in names}
 
     def check(self, wanted: Sequence[str]) -> None:
-        """Raise UserError for names that say nothing."""
+        """Raise UserError for renamed columns that the model does not read."""
         for name in self.renamed:
             if name not in wanted:
                 near = did_you_mean(name, wanted)
                 raise UserError(f"--columns {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
 
     def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
-        """The row with the columns that the model reads, by the recipe's names. Raises UserError."""
-        found = {}
+        """The row, with the columns that the model reads by the recipe's names. Raises UserError for a missing one."""
+        columns = {}
         for name in wanted:
-            own = self.renamed.get(name, name)
+            alias = self.renamed.get(name, name)
             try:
-                found[name] = cell(row, own)
+                columns[name] = cell(row, alias)
             except KeyError:
                 names = [known for known in row if known != "file"]
                 raise UserError(
-                    f"{place} has no column {own!r}, which the model reads; it has {', '.join(names[:12])}: name the "
+                    f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
                     f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
                 ) from None
-        return row | found
+        return row | columns
 
 
 def parts(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

@@ -1,1 +1,1 @@
-"""The model card, and the way to the Hub."""
+"""The model card, and publishing on the Hub."""

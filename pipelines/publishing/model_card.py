@@ -1,7 +1,7 @@
 """The model card: README.md of a model folder, written from the files in the folder and from nothing else.
 
-The text is in model_card.md.jinja; this module gathers what it shows. What is not known is left out, so the card of a
-folder from plain `save_pretrained` is short, never invented.
+The text is in model_card.md.jinja; this module gathers its values. What is not known is left out, so the card of a
+folder from plain `save_pretrained` is short and nothing in it is invented.
 """
 
 import json
@@ -26,7 +26,7 @@ from .run_facts import SIZES, RunFacts, validated_on
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
-OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at", "stages")  # what the card tells of run.json's facts
+OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at", "stages")  # facts in run.json that the card shows
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -34,7 +34,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 class Kind:
     """What a model with this head is for.
 
-    head: end of its class's name. task: the Hub's name of it. config_field: the field is set in the config, too.
+    head: suffix of the model's class name. task: the Hub's name of it. config_field: a config field that must be set.
     """
 
     head: str
@@ -55,7 +55,7 @@ class Kind:
         return is_so and any(name.endswith(self.head) for name in heads)
 
 
-# The first that fits.
+# The first kind that fits a config counts.
 KINDS = (
     Kind(
         "ForCausalLM",
@@ -127,8 +127,8 @@ def render_model_card(
 ) -> str:
     """Return the card's text; arguments as in `write_model_card`.
 
-    facts: what is known of the run; None: read from the folder's recipe.yaml and run.json. checked: what
-    `anyformer check` found, in a line.
+    facts: what is known of the run; None: read from the folder's recipe.yaml and run.json. checked: the result of
+    `anyformer check` in a line.
     """
     facts = RunFacts.read(model.path) if facts is None else facts
     name = name or (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
@@ -148,12 +148,12 @@ def _template():
 
 
 def python(value: Any) -> str:
-    """A text, a dictionary of texts or None as Python has them, in double quotes."""
+    """A text, a dictionary of texts or None as Python source, in double quotes."""
     return "None" if value is None else json.dumps(value)
 
 
 def fence(text: str) -> str:
-    """The line around a code block: backticks, more than any row of them in the text, which a model may generate."""
+    """The line around a code block: more backticks than any run of them in the text, which may be generated."""
     return "`" * (max((len(ticks) for ticks in re.findall(r"`{3,}", text)), default=2) + 1)
 
 
@@ -191,7 +191,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,
         "splits": splits,
-        "sizes": [size for size in SIZES if any(size in known for known in splits.values())],
+        "sizes": [size for size in SIZES if any(size in of_split for of_split in splits.values())],
         "fingerprint": (run.get("data") or {}).get("fingerprint"),
         "metrics": facts.metrics,
         "validated_on": validated_on(run | {"recipe": facts.recipe}),
@@ -209,7 +209,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     task = objective_facts(facts.recipe).hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
-    # (type and name of the data, split, metric, value); by the type and the split the Hub tells results apart.
+    # (type and name of the data, split, metric, value); the Hub distinguishes results by type and split.
     rows = [
         (source or "custom", source or facts.source_names or "custom", *row)
         for row in facts.metrics
@@ -248,14 +248,14 @@ def _kind(config: dict[str, Any]) -> Kind:
 
 
 def _norm_positions(form: str | dict[str, str] | None) -> str | None:
-    """`pre-norm`, or of several kinds of attention `pre-norm (linear_attention), inside-norm (full_attention)`."""
+    """`pre-norm`; for several kinds of attention `pre-norm (linear_attention), inside-norm (full_attention)`."""
     if isinstance(form, dict):
         return ", ".join(f"{each}-norm ({kind})" for kind, each in form.items())
     return form and f"{form}-norm"
 
 
 def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
-    """The rows of the architecture table; those without a value are left out of it."""
+    """The rows of the architecture table; the template leaves out those without a value."""
     get, positions, channels = config.get, config.get("position_encoding"), config.get("num_channels")
     is_classifier = _kind(config).head.endswith("Classification")
     return {
@@ -282,14 +282,14 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
 
 
 def _backends(run: dict[str, Any]) -> dict[str, str]:
-    """{what the training computed: by which backend}, and the engine where there was one."""
-    found = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
+    """{what the training computed: by which backend}, and the engine of several processes."""
+    backends = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
     engine = run.get("engine") if (run.get("world_size") or 1) > 1 else None
-    return found | ({"engine": engine} if engine else {})
+    return backends | ({"engine": engine} if engine else {})
 
 
 def _engines(model: ModelFolder) -> dict[str, str]:
-    """{engine for serving: how it runs this model, or why it does not}; of causal language models of ours."""
+    """{engine for serving: how it runs this model, or why it does not}; only for causal language models of ours."""
     if not model.is_ours or _kind(model.config).task != "text-generation":
         return {}
     config = introspection.family_config(model.config["model_type"].removeprefix(introspection.OURS), model.config)
@@ -305,7 +305,7 @@ def _rotary(rope: dict | None) -> str | None:
 
 
 def _words(*parts: str | None) -> str | None:
-    """The parts that are known, in one line; None if the first is not."""
+    """The parts that are known, joined by commas; None if the first is not known."""
     return ", ".join(str(part) for part in parts if part is not None) if parts[0] is not None else None
 
 

@@ -1,11 +1,11 @@
-"""What a model card says of the objective or task that a model learned: the words its Objective has for itself."""
+"""What a model card says of the objective or task that a model learned: attributes of its Objective class."""
 
 from types import SimpleNamespace
 from typing import Any
 
 from ..plugins import OBJECTIVES
 
-# Of a model that names none which is registered, what most have.
+# The most common values, for a recipe that names no registered objective.
 UNKNOWN = SimpleNamespace(hub_task=None, loss_unit="nats per token", samples_are_answers=False, picture=None)
 UNKNOWN.hub_tags = UNKNOWN.unused_weights = ()
 UNKNOWN.example_of_use = lambda settings: ("your text", {})

@@ -1,4 +1,4 @@
-"""Publishing on the Hub: weights, tokenizer, the code the model loads with and its card, in one commit.
+"""Publishing on the Hub: weights, tokenizer, the code that the model loads with, and its card, in one commit.
 
 The folder is only read, so publishing can be repeated after any failure.
 """
@@ -25,7 +25,7 @@ from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
 from .run_facts import RunFacts, is_on_hub
 
-# Of the modules that sentence-transformers puts on a model.
+# Files of the modules that sentence-transformers adds to a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDERS = "[0-9]_*"
 # Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
@@ -45,7 +45,7 @@ PUBLISHED = [
     *("router.jsonl", "loss.png"),
     *MODULE_FILES,
 ]
-LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that name folders of the machine that trained
+LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that may name folders of the training machine
 HUB_TOKEN = re.compile(secrets.HUB_TOKEN.encode())
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
@@ -69,9 +69,9 @@ def publish(
         private: create the repository as private; an existing public one is refused.
         revision: branch, created where it does not exist; None: main.
         license: licence named in the card; None: the recipe's `publish.license`.
-        check: gives a line for the card and the contents of check.json; None: neither is published.
+        check: returns a line for the card and the contents of check.json; None: neither is published.
         facts: what the card says of the run; None: read from the folder.
-        code: files that take the place of the folder's own of the same names.
+        code: files that replace those of the same names in the folder.
 
     Raises:
         UserError: `folder` is no model folder or holds a secret, `repo_id` is malformed, nobody is logged in, or the
@@ -109,12 +109,12 @@ def with_card(
 ) -> dict[str, Path | bytes]:
     """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`."""
     contents, checked, card = dict(files), None, model.path / "README.md"
-    if check is not None and (found := check(model.path)) is not None:
-        checked, findings = found
+    if check is not None and (result := check(model.path)) is not None:
+        checked, findings = result
         contents["check.json"] = json_text(findings).encode()
     if is_own_card(card):
-        about = {"repo_id": repo_id, "license": license, "facts": facts, "checked": checked}
-        contents["README.md"] = render_model_card(model, **about).encode()
+        arguments = {"repo_id": repo_id, "license": license, "facts": facts, "checked": checked}
+        contents["README.md"] = render_model_card(model, **arguments).encode()
     else:
         print(f"{card} was not written by anyformer; it is published as it is")
         contents["README.md"] = card
@@ -126,7 +126,7 @@ def with_card(
 
 
 def listing(contents: dict[str, Path | bytes]) -> str:
-    """A line for each file, the largest first, and one of all."""
+    """A line for each file, the largest first, and a line with their number and total size."""
     sizes = {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
     lines = [f"  {size / 1e6:10.3f} MB  {name}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])]
     return "\n".join([*lines, f"{counted(len(sizes), 'file')}, {sum(sizes.values()) / 1e6:.1f} MB,"])
@@ -149,7 +149,7 @@ def resolve_repo_id(repo_id: str) -> str:
     """Return `repo_id` as owner/name, after asking the Hub who is logged in; one request, made before a run trains.
 
     Raises:
-        UserError: malformed id, not logged in, Hub not reachable.
+        UserError: the id is malformed, nobody is logged in, or the Hub cannot be reached.
     """
     try:
         hub.utils.validate_repo_id(repo_id)
@@ -169,7 +169,7 @@ def resolve_repo_id(repo_id: str) -> str:
 
 
 def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
-    """Path in the repository -> file on disk, or its published content where folders of this machine become names.
+    """Path in the repository -> file on disk, or its content where paths of this machine were replaced by names.
 
     The card is not among them.
 
@@ -181,7 +181,7 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
             f"{model.path} is an adapter of {base_of(model.path)}, a folder of this machine that nobody else could "
             f"load it with; publish a whole model instead, made by: anyformer merge {model.path} OUT"
         )
-    model.parameter_count()  # reads the header of every weight file, so a damaged one is found before the upload
+    model.parameter_count()  # reads the header of every weight file: a damaged one is noticed before the upload
     picture = objective_facts(RunFacts.read(model.path).recipe).picture
     patterns = PUBLISHED if picture is None else [*PUBLISHED, picture]
     texts = {
@@ -201,10 +201,10 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
 
 
 def published_text(file: Path) -> Path | bytes:
-    """The file, or its content without signatures, paths (their names stand for them) and facts of loading."""
+    """The file, or its content without URL signatures, facts of loading, and paths (replaced by their names)."""
     is_yaml = file.suffix == ".yaml"
     content = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if is_yaml else read_json(file)
-    if file.name == "tokenizer_config.json":  # whose other texts are tokens and templates
+    if file.name == "tokenizer_config.json":  # all other texts in it are tokens and templates
         public = {name: value for name, value in content.items() if name not in LOADING}
         public |= names_only({name: value for name, value in public.items() if name == "name_or_path"})
     else:

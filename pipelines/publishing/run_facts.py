@@ -1,4 +1,4 @@
-"""What the files of a run's folder say of the run: its recipe, data, metrics and samples."""
+"""The facts about a run in the files of its folder: recipe, data, metrics and samples."""
 
 import re
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class RunFacts:
     recipe_text: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
-    suites: list[dict[str, Any]] = field(default_factory=list)  # what evaluation-SUITE.json hold
+    suites: list[dict[str, Any]] = field(default_factory=list)  # the contents of evaluation-SUITE.json files
 
     @classmethod
     def read(cls, folder: Path) -> "RunFacts":
@@ -51,19 +51,19 @@ class RunFacts:
         return cls(text, recipe if isinstance(recipe, dict) else {}, run, _suites(folder))
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the recipe, empty where it is not there."""
+        """A section of the recipe, empty if the recipe has none of this name."""
         value = self.recipe.get(name)
         return value if isinstance(value, dict) else {}
 
     @property
     def public_recipe_text(self) -> str | None:
-        """The recipe as it may be read by all: folders of the machine that trained are names."""
+        """The recipe as it may be published: folders of the training machine are replaced by their names."""
         public = names_only(self.recipe)
         return self.recipe_text if public == self.recipe else format_yaml(public)
 
     @property
     def own_recipe_text(self) -> str | None:
-        """The settings that the recipe's preset and the defaults do not say, as YAML, paths likewise."""
+        """The settings that neither the recipe's preset nor a default gives, as YAML, with folders replaced, too."""
         return format_yaml(own_settings(names_only(self.recipe))) if self.recipe else None
 
     @property
@@ -74,19 +74,19 @@ class RunFacts:
 
     @property
     def teacher(self) -> str | None:
-        """The model whose answers it learned from, likewise."""
+        """The model whose answers it learned from: a repository's id, or the name of a folder."""
         name = self.section("teacher").get("name_or_path")
         return path_name(name) if isinstance(name, str) else None
 
     @property
     def hub_base_model(self) -> str | None:
-        """The same where it is a model on the Hub."""
+        """The id of the base model, if it is on the Hub."""
         name = self.run.get("converted_from") or self.section("model").get("name_or_path")
         return name if isinstance(name, str) and is_on_hub(name) else None
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What the run read; a mixture is its sources."""
+        """The data sources of the run; a mixture is replaced by its sources."""
         return [source for data in self.data_sections for source in data.get("mixture") or [data]]
 
     @property
@@ -94,39 +94,39 @@ class RunFacts:
         """The recipe's data section and those of its parts."""
         learned = self.section("task") or self.section("objective")
         parts = [part.get("data") for part in learned.get("parts") or [] if isinstance(part, dict)]
-        own = [data for data in parts if data]
-        if not own or None in parts:
-            own.insert(0, self.section("data"))
-        return [data for data in own if data]
+        sections = [data for data in parts if data]
+        if not sections or None in parts:
+            sections.insert(0, self.section("data"))
+        return [data for data in sections if data]
 
     @property
     def source_names(self) -> str:
-        """The data in words: as the recipe describes them, and by their sources: `owner/corpus, split train`."""
+        """The data in words: the recipe's description, and the sources, such as `owner/corpus, split train`."""
         described = self.section("data").get("description")
         public = [source for source in self.sources if not source.get("files")]
         named = [described] if described else ["local data"] if len(public) < len(self.sources) else []
         names = "; ".join([*named, *filter(None, map(_source_name, public))])
-        made = dict.fromkeys(data["derive"] for data in self.data_sections if data.get("derive"))
-        return f"{names} ({', '.join(made)})" if made else names
+        derived = dict.fromkeys(data["derive"] for data in self.data_sections if data.get("derive"))
+        return f"{names} ({', '.join(derived)})" if derived else names
 
     @property
     def local_files(self) -> list[str]:
         """Names of the local files that the run read."""
-        found = []
+        names = []
         for source in self.sources:
             files = source.get("files") or []
-            found += [Path(file).name for file in ([files] if isinstance(files, str) else files)]
-        return found
+            names += [Path(file).name for file in ([files] if isinstance(files, str) else files)]
+        return names
 
     @property
     def hub_datasets(self) -> list[str]:
-        """Ids of the data sets on the Hub that the run read; a folder that `load_dataset` reads is none."""
+        """Ids of the data sets on the Hub that the run read, without local folders that `load_dataset` reads."""
         named = {source.get("dataset") or "" for source in self.sources}
         return sorted(name for name in named if is_on_hub(name))
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
-        """The sizes that are known of each split: {"train": {"documents": 12, "tokens": 3456}}."""
+        """The known sizes of each split: {"train": {"documents": 12, "tokens": 3456}}."""
         data = {split: of for split, of in (self.run.get("data") or {}).items() if isinstance(of, dict)}
         sizes = {split: {size: of[size] for size in SIZES if size in of} for split, of in data.items()}
         return {split: of for split, of in sizes.items() if of}
@@ -143,7 +143,7 @@ class RunFacts:
 
     @property
     def suite_metrics(self) -> list[tuple[str, str, str, float]]:
-        """What suites measured, as rows (task, split, metric, value); of a task in two suites the last one counts."""
+        """The results of suites as rows (task, split, metric, value); for a task in two suites the last one counts."""
         rows = {}
         for suite in self.suites:
             for task, result in suite["tasks"].items():
@@ -157,23 +157,23 @@ class RunFacts:
 
 
 def validated_on(run: dict[str, Any]) -> str:
-    """`on 32 of 1,821 rows`: what validations measured during training; empty where that is all, or not known.
+    """`on 32 of 1,821 rows`: the rows that validations during training used; empty if all, or not known.
 
-    run: what run.json holds.
+    run: the contents of run.json.
     """
     facts = (run.get("data") or {}).get("validation") or {}
-    rows, most = facts.get("rows", facts.get("examples")), (run["recipe"].get("evaluation") or {}).get("max_rows")
-    return f"on {most:,} of {rows:,} rows" if rows and most and most < rows else ""
+    rows, used = facts.get("rows", facts.get("examples")), (run["recipe"].get("evaluation") or {}).get("max_rows")
+    return f"on {used:,} of {rows:,} rows" if rows and used and used < rows else ""
 
 
 def _suites(folder: Path) -> list[dict[str, Any]]:
-    """The results of suites that `anyformer evaluate` has left in a model's folder."""
-    found = []
+    """The results of suites that `anyformer evaluate` has written into a model's folder."""
+    suites = []
     for file in sorted(folder.glob("evaluation-*.json")):
         result = read_json(file, "delete it to go on")
-        if isinstance(result, dict) and "suite" in result and "models" not in result:  # of this model alone
-            found.append(result)
-    return found
+        if isinstance(result, dict) and "suite" in result and "models" not in result:  # of one model, not a comparison
+            suites.append(result)
+    return suites
 
 
 def _source_name(source: dict[str, Any]) -> str | None:
@@ -186,6 +186,6 @@ def _source_name(source: dict[str, Any]) -> str | None:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether a name is a repository's; a folder that is there, or one for runs, is none."""
+    """Whether a name is that of a repository on the Hub; an existing folder, or a path in runs/, is none."""
     is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
     return bool(is_id) and not Path(name).exists() and not name.startswith("runs/")

@@ -1,4 +1,4 @@
-"""A training on the Hub: each checkpoint of a run on a branch of its own, named by its steps or by the words it saw."""
+"""The checkpoints of a run on the Hub, each on a branch that is named by the steps or the words seen so far."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ def publish_trajectory(
 ) -> dict[str, str]:
     """Publish the checkpoints of a run, oldest first, as `publish` does: {branch: its URL}.
 
-    AutoModel.from_pretrained(repo_id, revision="step-1000") loads one. Published again, a branch is replaced.
+    AutoModel.from_pretrained(repo_id, revision="step-1000") loads one. Publishing again replaces the branches.
 
     Args:
-        by: steps, for branches such as step-1000; words, for 10M-words: those of the training text that were seen.
+        by: steps, for branches such as step-1000; words, for 10M-words: words of the training text seen so far.
 
     Raises:
         UserError: no checkpoint, a damaged one, or words that the run has not counted; and as `publish`.
@@ -32,9 +32,9 @@ def publish_trajectory(
     described = {branch: of_step(facts, step_of(checkpoint)) for branch, checkpoint in branches.items()}
     for checkpoint in checkpoints:
         files_to_publish(open_model_folder(checkpoint))
-    how = {"private": private, "license": license, "code": run.code_files()}
+    options = {"private": private, "license": license, "code": run.code_files()}
     return {
-        branch: publish(checkpoint, repo_id, revision=branch, facts=described[branch], **how)
+        branch: publish(checkpoint, repo_id, revision=branch, facts=described[branch], **options)
         for branch, checkpoint in branches.items()
     }
 
@@ -57,8 +57,8 @@ def branch_names(folder: Path, steps: list[int], by: str) -> list[str]:
 
 
 def of_step(facts: RunFacts, step: int) -> RunFacts:
-    """What is known of a run after some steps, for the card: its recipe and data, and the validation of that step."""
+    """The facts of a run after some steps, for the card: its recipe and data, and the validation at that step."""
     validation = next((each for each in facts.run.get("validations") or [] if each["step"] == step), {})
     metrics = {f"validation_{name}": value for name, value in validation.items() if name != "step"}
-    kept = {name: facts.run[name] for name in ("data", "versions", "seed", "world_size") if name in facts.run}
-    return RunFacts(facts.recipe_text, facts.recipe, kept | {"steps": step, "metrics": metrics})
+    run = {name: facts.run[name] for name in ("data", "versions", "seed", "world_size") if name in facts.run}
+    return RunFacts(facts.recipe_text, facts.recipe, run | {"steps": step, "metrics": metrics})

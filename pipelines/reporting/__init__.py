@@ -1,1 +1,1 @@
-"""Runs made visible: the page of a run, several compared, figures. All of it from what lies in the runs' folders."""
+"""Reports of runs: the page of one run, of several compared, figures; all made from the runs' folders."""

@@ -55,7 +55,7 @@ function logTicks(low, high) {
 
 // ---- series
 
-function place(run, step) { // what a step stands for on the chosen axis: straight between two logged ones
+function place(run, step) { // the x of a step on the chosen axis, interpolated linearly between logged steps
   if (state.x === "step") return step;
   const {step: steps, [state.x]: values} = page.axes[run];
   if (!steps.length) return step;
@@ -65,7 +65,7 @@ function place(run, step) { // what a step stands for on the chosen axis: straig
   while (high - low > 1) { const middle = (low + high) >> 1; if (steps[middle] <= step) low = middle; else high = middle; }
   return values[low] + (values[high] - values[low]) * (step - steps[low]) / (steps[high] - steps[low]);
 }
-function smoothed(y) { // mean of the values around, fewer of them at the beginning: it does not lag behind a steep fall
+function smoothed(y) { // centred moving mean, narrower at the beginning, so that it does not lag behind a steep fall
   const half = Math.max(1, Math.round(y.length / 60)), sums = [0];
   for (const one of y) sums.push(sums[sums.length - 1] + one);
   return y.map((_, n) => { const from = n - Math.min(n, half), to = Math.min(y.length, n + 1 + Math.min(n, half)); return (sums[to] - sums[from]) / (to - from); });
@@ -120,7 +120,7 @@ function Chart(chart, box) {
     const faint = (line) => isSmooth(line.one) && !line.edges.length;
     let all = lines.flatMap((line) => [line.ys, ...line.edges].flatMap((ys) => inside(line, ys)));
     const sorted = lines.flatMap((line) => faint(line) ? inside(line, line.raw) : []).sort((a, b) => a - b);
-    if (sorted.length) all = all.concat(sorted[Math.floor(sorted.length * 0.005)], sorted[Math.ceil(sorted.length * 0.995) - 1]); // what is drawn faint may leave the chart
+    if (sorted.length) all = all.concat(sorted[Math.floor(sorted.length * 0.005)], sorted[Math.ceil(sorted.length * 0.995) - 1]); // faint curves may leave the chart
     if (!all.length) all = lines.flatMap((line) => line.ys);
     let low = Math.min(...all), high = Math.max(...all);
     if (self.log) { const room = (high / low) ** 0.05 || 1.1; low /= room; high *= room; if (low === high) { low /= 2; high *= 2; } }

@@ -1,10 +1,10 @@
 """The curves of runs as plain data, which the page's script and matplotlib draw alike.
 
 A chart: {"id", "title", "unit", "kind", "series", "marks"}. kind: how its numbers are written (number, percent, rate).
-A series: {"name", "run", "x", "y"} and, where they hold, "noisy" (drawn faint below its moving mean), "points" (each
-value is a measurement of its own), "of" ("training" or "validation"), and "low" and "high" (y is the mean of several
-seeds, which lie between them). x are steps; "axes" of each run say what
-tokens and seconds they stand for. zero: the axis begins at 0. A chart with "across" has x of its own, such as layers.
+zero: its y axis begins at 0. across: what its x are, such as layers; without it x are steps, and the "axes" of each run
+say which tokens and seconds they stand for.
+A series: {"name", "run", "x", "y"} and optionally "noisy" (drawn faint below its moving mean), "points" (each value is
+a separate measurement), "of" ("training" or "validation"), "low" and "high" (y is the mean of seeds between them).
 """
 
 import re
@@ -20,12 +20,12 @@ from ..recipes.schema import MINIMAL_PAIRS
 from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 
-MOST = 1000  # points of a series: more than a screen has columns for a chart
+MOST = 1000  # points of a series, more than a chart has pixel columns on a screen
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured while a run goes on: where it stands in the log, and how it is drawn."""
+    """A quantity measured during training: its key in the log, and how it is drawn."""
 
     key: str
     title: str
@@ -56,7 +56,7 @@ OF_ROUTERS = (
 
 
 def thinned(x: list, y: list, *columns: list) -> tuple[list, ...]:
-    """At most about MOST points: the least and the greatest y of each stretch, so that no spike is lost."""
+    """At most about MOST points: the lowest and the highest y of each stretch, so that no spike is lost."""
     if len(x) <= MOST:
         return x, y, *columns
     size, places = len(x) / (MOST // 2), set()
@@ -68,12 +68,12 @@ def thinned(x: list, y: list, *columns: list) -> tuple[list, ...]:
 
 
 def rounded(value: float) -> float:
-    """Five digits: more than can be seen, and half the page."""
+    """The value to five digits: more than can be seen, and the page is half as large."""
     return float(f"{value:.5g}")
 
 
 def series(lines: Iterable[dict], key: str, name: str, **more: Any) -> dict | None:
-    """The values of a key in some lines of a log; None where it is in none of them."""
+    """The values of a key in some lines of a log; None if it is in none of them."""
     return curve([values_of(lines, key)], name, 0, **more)
 
 
@@ -88,24 +88,24 @@ def curve(of_runs: list[dict], name: str, run: int, **more: Any) -> dict | None:
     points = {x: [y, *(one[x] for one in others)] for x, y in first.items() if all(x in one for one in others)}
     if not points:
         return None
-    how = {"y": fmean, "low": min, "high": max} if others else {"y": fmean}
-    x, *columns = thinned(list(points), *(list(map(summary, points.values())) for summary in how.values()))
+    summaries = {"y": fmean, "low": min, "high": max} if others else {"y": fmean}
+    x, *columns = thinned(list(points), *(list(map(summary, points.values())) for summary in summaries.values()))
     rounds = ([rounded(value) for value in column] for column in columns)
-    return {"name": name, "run": run, "x": x} | dict(zip(how, rounds)) | more
+    return {"name": name, "run": run, "x": x} | dict(zip(summaries, rounds)) | more
 
 
 def chart(name: str, title: str, unit: str, found: list[dict | None], **more: Any) -> dict | None:
-    """A chart of those series that there are; None where there is none."""
-    kept = [one for one in found if one is not None]
-    if kept and all(len(one["x"]) == 1 for one in kept):  # a chart of points does without a scale to read them by
-        values = [f"{one['name']} {number_in_words(one['y'][0])}" for one in kept]
+    """A chart of those series that are not None; None if all are."""
+    present = [one for one in found if one is not None]
+    if present and all(len(one["x"]) == 1 for one in present):  # points without a curve: the unit names their values
+        values = [f"{one['name']} {number_in_words(one['y'][0])}" for one in present]
         unit = ", ".join([unit, *values] if unit else values)
-    about = {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []}
-    return about | more if kept else None
+    result = {"id": name, "title": title, "unit": unit, "kind": "number", "series": present, "marks": []}
+    return result | more if present else None
 
 
 def axes_of(log: RunLog) -> dict[str, list[float]]:
-    """The run's axes, thinned: between two of their points they are straight."""
+    """The run's axes, thinned; the page interpolates linearly between their points."""
     columns, every = log.axes, max(1, len(log.train) // 300)
     chosen = sorted({*range(0, len(log.train), every), len(log.train) - 1} - {-1})
     return {
@@ -115,13 +115,13 @@ def axes_of(log: RunLog) -> dict[str, list[float]]:
 
 
 def marks_of(log: RunLog) -> list[dict]:
-    """Steps worth a line across a chart: the best one, those at which warm-up and decay began anew, stages' borders."""
-    best, found = log.run.get("best_step"), []
+    """Steps marked by a line across a chart: the best one, restarts of warm-up and decay, the beginnings of stages."""
+    best, marks = log.run.get("best_step"), []
     if best and best != log.steps:
-        found.append({"x": best, "label": "best"})
-    found += [{"x": step, "label": "restart"} for step in log.section("training").get("restarts") or []]
+        marks.append({"x": best, "label": "best"})
+    marks += [{"x": step, "label": "restart"} for step in log.section("training").get("restarts") or []]
     stages = log.run.get("stages") or []
-    return found + [{"x": each["steps"][0], "label": f"stage {n}"} for n, each in enumerate(stages, 1) if n > 1]
+    return marks + [{"x": each["steps"][0], "label": f"stage {n}"} for n, each in enumerate(stages, 1) if n > 1]
 
 
 # ---------------------------------------------------------------------------------------------------- one run
@@ -137,12 +137,12 @@ def parts_in(log: RunLog) -> list[str]:
 
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
-    marks, some = marks_of(log), validated_on(log.run)
-    found = [
+    marks, on_rows = marks_of(log), validated_on(log.run)
+    charts = [
         chart(
             "loss",
             "Loss",
-            f"{loss_unit}, validation {some}" if some else loss_unit,
+            f"{loss_unit}, validation {on_rows}" if on_rows else loss_unit,
             [
                 series(log.train, "loss", "training", noisy=True, of="training"),
                 series(log.validations, "validation_loss", "validation", points=True, of="validation"),
@@ -168,7 +168,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
         *_others(log),
         by_position({"perplexity": [log.by_position]}),
     ]
-    return [one for one in found if one is not None]
+    return [one for one in charts if one is not None]
 
 
 def _of_training(log: RunLog, quantity: Quantity) -> dict | None:
@@ -185,41 +185,41 @@ def _words(key: str) -> str:
 
 
 def _parts_of_loss(log: RunLog, unit: str) -> list[dict | None]:
-    found = []
+    charts = []
     for key in parts_in(log):
         name = _words(key.removeprefix("loss_").removesuffix("_loss"))
         pair = [
             series(log.train, key, "training", noisy=True, of="training"),
             series(log.validations, f"validation_{key}", "validation", points=True, of="validation"),
         ]
-        found.append(chart(key, f"Loss of {name}", unit, pair))
-    return found
+        charts.append(chart(key, f"Loss of {name}", unit, pair))
+    return charts
 
 
 def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
-    """Metrics of the validations: shares in one chart, each other one in its own."""
+    """Metrics of the validations: shares together in one chart, each other metric in its own."""
     names = [key for key in _keys(log.validations) if is_metric(key) and not is_part_of_loss(key.partition("_")[2])]
-    found = {
+    series_of = {
         name: series(log.validations, name, _words(name.partition("_")[2]), points=True)
         for name in names
         if name != "validation_loss"
     }
-    there = {name: one for name, one in found.items() if one is not None}
-    pairs, some = f"validation_{MINIMAL_PAIRS}", validated_on(log.run)  # pairs are no rows of the validation data
-    shares = [one for name, one in there.items() if name != pairs and min(one["y"]) >= -1 and max(one["y"]) <= 1]
-    together = chart("shares", "Validation", some, shares[:8], marks=marks) if shares else None
+    present = {name: one for name, one in series_of.items() if one is not None}
+    pairs, on_rows = f"validation_{MINIMAL_PAIRS}", validated_on(log.run)  # pairs are not rows of the validation data
+    shares = [one for name, one in present.items() if name != pairs and min(one["y"]) >= -1 and max(one["y"]) <= 1]
+    together = chart("shares", "Validation", on_rows, shares[:8], marks=marks) if shares else None
     if together is not None and len(shares) == 1:
         together["title"] = f"Validation {shares[0]['name']}"
     rest = [
-        chart(name, f"Validation {_words(name.partition('_')[2])}", "" if name == pairs else some, [one])
-        for name, one in there.items()
+        chart(name, f"Validation {_words(name.partition('_')[2])}", "" if name == pairs else on_rows, [one])
+        for name, one in present.items()
         if one not in shares
     ]
     return [together, *rest]
 
 
 def _others(log: RunLog) -> list[dict | None]:
-    """What an objective measures of its own while it trains, such as the accuracy of a second head."""
+    """Charts of what an objective itself measures during training, such as the accuracy of a second head."""
     return [
         chart(name, f"Training {_words(name)}", "", [series(log.train, name, _words(name), noisy=True)])
         for name in _keys(log.train)
@@ -232,12 +232,12 @@ def _others(log: RunLog) -> list[dict | None]:
 
 def layers_of(line: dict) -> dict[str, dict[int, float]]:
     """{stack: {number of a layer, from 1: the norm of its gradient}} of a line of gradients.jsonl."""
-    found: dict[str, dict[int, float]] = {}
+    stacks: dict[str, dict[int, float]] = {}
     for name, norm in line["layers"].items():
         stack, _, number = name.rpartition(".")
         if number.isdecimal() and is_number(norm) and norm - norm == 0:
-            found.setdefault(stack, {})[int(number) + 1] = norm
-    return found
+            stacks.setdefault(stack, {})[int(number) + 1] = norm
+    return stacks
 
 
 def _norms_chart(stack: str, stacks: int, when: str, rows: list[dict | None]) -> dict | None:
@@ -249,22 +249,22 @@ def _norms_chart(stack: str, stacks: int, when: str, rows: list[dict | None]) ->
 
 
 def _norms_of_layers(log: RunLog) -> list[dict | None]:
-    """The norms of the gradients from the first layer to the last, in a few steps of the run."""
+    """The gradient norms from the first layer to the last, at a few steps of the run."""
     lines = [line for line in log.gradients if isinstance(line.get("layers"), dict)]
     if not lines:
         return []
     chosen = sorted({0, len(lines) // 4, len(lines) // 2, len(lines) - 1})
     stacks = layers_of(lines[0])
-    found = []
+    charts = []
     for stack in stacks:
         norms = {f"step {lines[place]['step']:,}": [layers_of(lines[place]).get(stack, {})] for place in chosen}
         rows = [curve(of_step, name, 0, points=True) for name, of_step in norms.items()]
-        found.append(_norms_chart(stack, len(stacks), "", rows))
-    return found
+        charts.append(_norms_chart(stack, len(stacks), "", rows))
+    return charts
 
 
 def _norms_of_runs(variants: dict[str, list[RunLog]]) -> list[dict | None]:
-    """The same of several variants, a series each: in the first step that was logged, and in the last one."""
+    """The gradient norms by layer of several variants, one series each: at the first and at the last logged step."""
     lines_of = {
         name: [[line for line in log.gradients if isinstance(line.get("layers"), dict)] for log in logs]
         for name, logs in variants.items()
@@ -273,22 +273,22 @@ def _norms_of_runs(variants: dict[str, list[RunLog]]) -> list[dict | None]:
     if not logged:
         return []
     stacks = layers_of(logged[0][0])
-    found = []
+    charts = []
     for stack in stacks:
         for place, when in ((0, ", first step logged"), (-1, ", last step logged")):
             rows = []
             for number, (name, of_runs) in enumerate(lines_of.items()):
                 norms = [layers_of(lines[place]).get(stack, {}) for lines in of_runs if lines]
                 rows.append(curve(norms, name, number, points=True))
-            found.append(_norms_chart(stack, len(stacks), when, rows))
-    return found
+            charts.append(_norms_chart(stack, len(stacks), when, rows))
+    return charts
 
 
 def by_position(variants: dict[str, list[dict]]) -> dict | None:
-    """The perplexity by how many tokens stand before. variants: {name: what `--by-position` has measured of runs}."""
+    """The perplexity by the number of tokens before. variants: {name: the `--by-position` results of its runs}."""
     rows, trained = [], set()
-    for number, (name, found) in enumerate(variants.items()):
-        measured = [one for one in found if one.get("perplexity")]
+    for number, (name, results) in enumerate(variants.items()):
+        measured = [one for one in results if one.get("perplexity")]
         perplexities = [dict(zip(one["tokens_before"], one["perplexity"])) for one in measured]
         rows.append(curve(perplexities, name, number, points=True))
         trained |= {one["trained_length"] for one in measured if one.get("trained_length")}
@@ -302,14 +302,14 @@ def by_position(variants: dict[str, list[dict]]) -> dict | None:
 
 def charts_of_runs(variants: dict[str, list[RunLog]], loss_unit: str = "nats") -> list[dict]:
     """A chart for each quantity, with a series for each variant that has it: of its run, or the mean of its seeds."""
-    found, all_logs = [], [log for logs in variants.values() for log in logs]
+    charts, all_logs = [], [log for logs in variants.values() for log in logs]
 
     def add(key: str, title: str, unit: str, lines, noisy=False, points=False, **more):
         rows = [
             curve([values_of(lines(log), key) for log in logs], name, number, noisy=noisy, points=points)
             for number, (name, logs) in enumerate(variants.items())
         ]
-        found.append(chart(key, title, unit, rows, **more))
+        charts.append(chart(key, title, unit, rows, **more))
 
     add("loss", "Training loss", loss_unit, lambda log: log.train, noisy=True, wide=True)
     metrics = list(dict.fromkeys(key for log in all_logs for key in _keys(log.validations) if is_metric(key)))
@@ -320,11 +320,11 @@ def charts_of_runs(variants: dict[str, list[RunLog]], loss_unit: str = "nats") -
         add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
     for one in (*OF_TRAINING, *OF_ROUTERS):
         add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)
-    found += _norms_of_runs(variants)
-    found.append(by_position({name: [log.by_position for log in logs] for name, logs in variants.items()}))
-    return [one for one in found if one is not None]
+    charts += _norms_of_runs(variants)
+    charts.append(by_position({name: [log.by_position for log in logs] for name, logs in variants.items()}))
+    return [one for one in charts if one is not None]
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric is better, that of a part of the loss included."""
+    """Whether lower values of a metric are better; a part of the loss counts as a metric."""
     return is_part_of_loss(metric) or less_is_better(metric)

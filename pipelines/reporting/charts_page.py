@@ -12,7 +12,7 @@ from ..storage.atomic import write_atomically
 
 @cache
 def environment():
-    """The templates; whatever they show is escaped."""
+    """The templates, with every value escaped."""
     import jinja2
 
     return jinja2.Environment(loader=jinja2.FunctionLoader(part), autoescape=True)
@@ -20,12 +20,12 @@ def environment():
 
 @cache
 def part(name: str) -> str:
-    """A file beside this one."""
+    """The text of a file in this folder."""
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict], runs: list[str], **values) -> int:
-    """Write a page; returns its bytes. charts, axes, runs: what charts.js draws."""
+    """Write a page and return its size in bytes. charts, axes, runs: what charts.js draws."""
     from anyformer import __version__
 
     text = (

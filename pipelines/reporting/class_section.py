@@ -1,4 +1,4 @@
-"""How single classes came off in a run, for its page: what classes.json holds of each split, made ready to be drawn."""
+"""The scores of single classes in a run, for its page: classes.json, prepared for drawing."""
 
 import json
 from typing import Any
@@ -11,14 +11,14 @@ SPLITS = ("test", "validation")
 
 
 def classes_of(log: RunLog) -> list[dict[str, Any]]:
-    """The reports of a finished run's splits, the test split first: those of Objective.class_report, "split" and, where
+    """The reports of a finished run's splits, the test split first: those of Objective.class_report, "split" and, if
     classes are confused, "picture" (`picture_of`). Empty where there is no report, or none that can be read."""
     file = log.folder / CLASSES_FILE
     if not log.is_finished or not file.is_file():
         return []
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        reports = [{"split": split, **found[split]} for split in SPLITS if split in found]
+        of_splits = json.loads(file.read_text(encoding="utf-8"))
+        reports = [{"split": split, **of_splits[split]} for split in SPLITS if split in of_splits]
         return [one | ({"picture": picture_of(**one["matrix"])} if one.get("matrix") else {}) for one in reports]
     except (ValueError, KeyError, TypeError):
         log.damaged.append(f"{CLASSES_FILE} is damaged and not shown; anyformer evaluate measures the classes again")
@@ -37,8 +37,8 @@ def picture_of(names: list[str], counts: list[list[int]]) -> dict[str, Any]:
 
     def cell(row: int, column: int) -> tuple[int, float, bool, str]:
         number = counts[row][column]
-        what = "right" if row == column else f"taken for {names[column]}"
-        words = f"{names[row]}: {number:,} of {totals[row]:,} {what}"
+        outcome = "right" if row == column else f"taken for {names[column]}"
+        words = f"{names[row]}: {number:,} of {totals[row]:,} {outcome}"
         return number, number / max(1, totals[row]), row == column, words
 
     return {

@@ -1,4 +1,4 @@
-"""Several runs on one page: curves on common axes, the settings that differ, metrics and what is sure of them."""
+"""Several runs on one page: curves on common axes, differing settings, metrics, and how certain differences are."""
 
 import os
 import re
@@ -23,15 +23,15 @@ from .settings import MISSING, in_words
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters
-MOST_PAIRS = 45  # differences between two runs or variants that are told one by one
+MOST_PAIRS = 45  # differences between two variants that are listed one by one
 FEWEST_SEEDS = 3  # of a variant; the deviation of fewer says next to nothing
 
 
 def compare_runs(folders: list[Path], out: Path) -> int:
-    """Write the page of several runs, and return its bytes.
+    """Write the page of several runs, and return its size in bytes.
 
     Args:
-        folders: of runs, finished or not; of the latter the last validation counts.
+        folders: of runs, finished or not; for unfinished ones the last validation counts.
 
     Raises:
         UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
@@ -68,7 +68,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
 
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
-    """The runs; raises UserError for a folder without one, for one that is named twice or has logged nothing."""
+    """The runs; raises UserError for a folder without one, a run that is named twice or has logged nothing."""
     logs = [read_run(folder) for folder in folders]
     for first, second in combinations(logs, 2):
         if first.folder.resolve() == second.folder.resolve():
@@ -85,7 +85,7 @@ def names_of(logs: list[RunLog]) -> list[str]:
 
 
 def ends_of(paths: list[Path]) -> list[str]:
-    """The ends of some paths, as long as it takes to tell them apart."""
+    """The ends of some paths, just long enough to tell them apart."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -94,7 +94,7 @@ def ends_of(paths: list[Path]) -> list[str]:
 
 
 def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
-    """{name: runs that differ in the seed alone}; where no two runs do, each run is a variant, named as `names_of`.
+    """{name: runs that differ only in the seed}; where no two runs do, each run is a variant, named as by `names_of`.
 
     Variants are named by what the folders of their runs have in common, else by the settings that differ.
     """
@@ -112,13 +112,13 @@ def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
 
 
 def common_folder(runs: list[RunLog]) -> Path:
-    """What the folders of a variant's runs begin with, without the word seed: of v/seed-1 and v/seed-2, v."""
+    """The common beginning of a variant's folders, without the word seed: v for v/seed-1 and v/seed-2."""
     common = os.path.commonprefix([str(log.folder.resolve()) for log in runs])  # noqa: RUF071 (also of a-1 and a-2)
     return Path(re.sub(r"([-_/.=,]+s(eed)?[-_=]*\d*)?[-_/.=,]*$", "", common))
 
 
 def labels_of(names: list[str]) -> list[str]:
-    """What stands beside the curves: the names where they are short, else numbers, which the table of the runs has."""
+    """The labels beside the curves: the names if they are short, else the numbers in the table of the runs."""
     is_short = max(map(len, names)) <= LONGEST_LABEL
     return names if is_short else [str(number) for number in range(1, len(names) + 1)]
 
@@ -135,12 +135,12 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
 
 
 def row_settings(differing: dict[str, list[Any]]) -> list[str]:
-    """The settings that stand in the table of the runs: what differs, where it is little."""
+    """The settings in the table of the runs: those that differ, if they are few."""
     return list(differing) if len(differing) <= 5 else []
 
 
 def row_metrics(logs: list[RunLog]) -> list[str]:
-    """At most three metrics that stand in the table of the runs: those of the test split that all have, else others."""
+    """At most three metrics, which all runs have, for the table of the runs: of the test split if there are any."""
     common = [name for name in logs[0].metrics if all(name in log.metrics for log in logs)]
     common = [name for name in common if "unigram" not in name]
     chosen = [name for name in common if name.startswith("test_")] or common
@@ -148,12 +148,12 @@ def row_metrics(logs: list[RunLog]) -> list[str]:
 
 
 def row_columns(logs: list[RunLog]) -> list[str]:
-    """What a sweep has measured of the runs beside their metrics."""
+    """The columns that a sweep has measured on the runs, beside their metrics."""
     return list(dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)))
 
 
 def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int) -> dict[str, Any]:
-    """What the table of the runs says of one. variant: the number of its own."""
+    """The row of a run in the table of the runs. variant: the number of its variant."""
     parameters = log.run.get("parameters")
     total = log.total_steps
     return {
@@ -171,7 +171,7 @@ def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int
 
 
 def page_of(log: RunLog, out: Path) -> str:
-    """The page of a run, as a link from `out`; nothing where it does not lie below the folder of `out`."""
+    """The page of a run, as a link from `out`; empty where it does not lie below the folder of `out`."""
     page, beside = (log.folder / REPORT).resolve(), out.resolve().parent
     return page.relative_to(beside).as_posix() if page.is_file() and page.is_relative_to(beside) else ""
 
@@ -184,16 +184,16 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
 
     A cell: {"words", "interval", "is_best"}; None for a run without it.
     """
-    found = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
+    of_runs = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
     rows = []
-    for key in dict.fromkeys(key for of_run in found for key in of_run):
-        row: list[Measured | None] = [of_run.get(key) for of_run in found]
-        known = [one for one in row if one is not None and one.value == one.value]
-        best = (min if lower_is_better(known[0].metric) else max)(one.value for one in known) if known else None
+    for key in dict.fromkeys(key for of_run in of_runs for key in of_run):
+        row: list[Measured | None] = [of_run.get(key) for of_run in of_runs]
+        numbers = [one for one in row if one is not None and one.value == one.value]
+        best = (min if lower_is_better(numbers[0].metric) else max)(one.value for one in numbers) if numbers else None
         cells = [
             None
             if one is None
-            else {"words": one.words, "interval": one.interval, "is_best": len(known) > 1 and one.value == best}
+            else {"words": one.words, "interval": one.interval, "is_best": len(numbers) > 1 and one.value == best}
             for one in row
         ]
         split, _, metric = key.partition("_")
@@ -202,15 +202,15 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
 
 
 def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
-    """What two variants differ by in each metric, over their seeds, and how sure that is.
+    """The difference of two variants in each metric, over their seeds, and how certain it is.
 
-    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each. By Welch's t-test (1947), whose
-    variants may scatter differently; p of all pairs of a metric by Holm. A variant of one run, or whose runs do not
-    scatter, is left out; of many variants each is compared with the best one.
+    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each. By Welch's t-test (1947), which
+    allows different variances; the p of all pairs of a metric by Holm. A variant of one run, or whose runs do not
+    scatter, is left out; with many variants each is compared with the best one.
     """
     from scipy.stats import ttest_ind
 
-    found = []
+    rows = []
     for key in metrics:
         values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
         values = {name: row for name, row in values.items() if len(set(row)) > 1}
@@ -227,18 +227,18 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
             row["difference"] = f"{means[second] - means[first]:+.{digits_of(low, high)}f}"
             row["interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
             row["verdict"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
-            found.append(row | {"test": f"Welch, p = {p:.4f}"})
-    return found[:MOST_PAIRS]
+            rows.append(row | {"test": f"Welch, p = {p:.4f}"})
+    return rows[:MOST_PAIRS]
 
 
 def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:
     """The variants and their metrics over the seeds: {"name", "runs", "metrics": {name: words}} of each."""
-    found = []
+    table = []
     for name, runs in variants.items():
         rows = compared({str(log.folder): log.metrics for log in runs})
         words = {key: with_deviation(row["mean"], row["deviation"]) for key, row in rows.items()}
-        found.append({"name": name, "runs": len(runs), "metrics": words})
-    return found
+        table.append({"name": name, "runs": len(runs), "metrics": words})
+    return table
 
 
 def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
@@ -246,27 +246,27 @@ def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
 
     deviation: the standard deviation of a sample (divided by n - 1); None of a single run.
     """
-    found = {}
+    summary = {}
     for name in next(iter(runs.values())):
         if all(metrics.get(name) is not None for metrics in runs.values()):
             values = {run: metrics[name] for run, metrics in runs.items()}
             spread = statistics.stdev(values.values()) if len(values) > 1 else None
-            found[name] = {"mean": statistics.fmean(values.values()), "deviation": spread, "values": values}
-    return found
+            summary[name] = {"mean": statistics.fmean(values.values()), "deviation": spread, "values": values}
+    return summary
 
 
 def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str]:
-    """Sentences on what a reader must know before comparing."""
-    found = [f"{log.name}: {sentence}" for log in logs for sentence in log.damaged]
+    """Sentences that a reader must know before comparing the runs."""
+    notes = [f"{log.name}: {sentence}" for log in logs for sentence in log.damaged]
     prints = {(log.run.get("data") or {}).get("fingerprint") for log in logs}
     if len(prints) > 1:
-        found.append("The runs did not train on the same data; their fingerprints differ.")
+        notes.append("The runs did not train on the same data; their fingerprints differ.")
     if len(units) > 1:
-        found.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
+        notes.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
     some = sorted({validated_on(log.run) for log in logs} - {""})
     if some:
-        found.append(f"Validations during training were {' or '.join(some)}; metrics of finished runs are of all rows.")
-    open_ones = [name for log, name in zip(logs, names) if not log.is_finished]
-    if open_ones:
-        found.append(f"Not finished: {', '.join(open_ones)}; their last validation counts.")
-    return found
+        notes.append(f"Validations during training were {' or '.join(some)}; metrics of finished runs are of all rows.")
+    unfinished = [name for log, name in zip(logs, names) if not log.is_finished]
+    if unfinished:
+        notes.append(f"Not finished: {', '.join(unfinished)}; their last validation counts.")
+    return notes

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPE_WIDTH = 220  # a pipe has none
+PIPE_WIDTH = 220  # characters; a pipe has no width
 
 
 def wide_console(**how: Any) -> "Console":
-    """A console as wide as the terminal; in a pipe no row of ours is broken, so that grep finds whole lines.
+    """A console as wide as the terminal; in a pipe it is so wide that no row is broken and grep finds whole lines.
 
     how: as for rich's Console.
     """
@@ -24,7 +24,7 @@ def wide_console(**how: Any) -> "Console":
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: slice = slice(1, None)
 ) -> "Console":
-    """Print a line and a table below it; returns the console, for what stands below both.
+    """Print a line and a table below it; returns the console, for further output.
 
     numbers: the columns that are aligned to the right.
     """

@@ -10,7 +10,7 @@ from .plots import figure
 from .run_log import RunLog, read_run
 
 KINDS = ("png", "svg")
-# The colours of the page on white (report.css), told apart by people who see fewer of them.
+# The page's colours on white (report.css), which colour-blind people can tell apart.
 COLORS = ("#0068b8", "#b84a00", "#00734f", "#a03c82", "#7d6200", "#00788c", "#6e4f9e", "#57606a")
 
 
@@ -45,16 +45,16 @@ def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
 
 
 def smoothed(values: list[float]) -> list[float]:
-    """As charts.js has it: the mean of the values around, fewer of them at the beginning."""
-    half, count, found = max(1, round(len(values) / 60)), len(values), []
+    """The mean of the values around each one, as in charts.js, over fewer of them at the beginning."""
+    half, count, means = max(1, round(len(values) / 60)), len(values), []
     for place in range(count):
         near = values[place - min(place, half) : min(count, place + 1 + min(place, half))]
-        found.append(sum(near) / len(near))
-    return found
+        means.append(sum(near) / len(near))
+    return means
 
 
 def draw(chart: dict, runs: list[str], path: Path, width: float = 5.4, height: float = 3.2) -> None:
-    """Draw one chart (charts.py) into a file, whose ending says what it is."""
+    """Draw one chart (charts.py) into a file, whose suffix says its format."""
     with figure(path, width=width, height=height) as axes:
         for number, one in enumerate(chart["series"]):
             color = COLORS[(one["run"] if len(runs) > 1 else number) % len(COLORS)]

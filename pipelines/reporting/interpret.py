@@ -1,10 +1,10 @@
-"""What the numbers at the end of a run say, in sentences, and how sure they are."""
+"""The meaning of the numbers at the end of a run, in sentences, and how certain they are."""
 
 from ..plugins import METRICS
 from ..publishing.run_facts import validated_on
 from ..words import counted, short_metric
 
-# A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
+# A validation better than the last one by less than this share is within the noise of the rows it was measured on.
 CLEARLY_BETTER = 0.005
 
 
@@ -20,9 +20,9 @@ def digits_of(low: float, high: float) -> int:
 
 
 def interval_of_share(metric: str, value: float, facts: dict) -> tuple[float, float] | None:
-    """The bounds that hold the true share of examples in 95 % of samples; None for what is no share of known examples.
+    """The 95 % interval of a metric that is a share of a known number of examples; None for other metrics.
 
-    facts: of the rows that it was measured on; `examples` says how many they are, `parts` how many are of which task.
+    facts: of the rows that it was measured on: `examples`, their number, and `parts`, the number of each task's.
     """
     examples = facts.get("examples")
     for part, number in facts.get("parts", {}).items():
@@ -33,7 +33,7 @@ def interval_of_share(metric: str, value: float, facts: dict) -> tuple[float, fl
 
 
 def with_interval(metric: str, value: float, facts: dict) -> str:
-    """A metric for people, with its interval where it is a share of examples; facts: as interval_of_share's."""
+    """A metric as it is printed, with its interval where it is a share of examples; facts: as interval_of_share's."""
     bounds = interval_of_share(metric, value, facts)
     return short_metric(value) + (f"  {between(*bounds)}" if bounds else "")
 
@@ -41,14 +41,14 @@ def with_interval(metric: str, value: float, facts: dict) -> str:
 def interpret(run: dict) -> list[str]:
     """Sentences about a finished run that its numbers do not say by themselves.
 
-    run: what run.json holds; `validations` are those during training, {"step", "loss", ...} each.
+    run: the contents of run.json; `validations` are those during training, {"step", "loss", ...} each.
     """
-    metrics, found = run.get("metrics", {}), [run["ended_early"]] if "ended_early" in run else []
+    metrics, sentences = run.get("metrics", {}), [run["ended_early"]] if "ended_early" in run else []
     more = "try more training.max_steps, or another training.learning_rate"
     for split in ("validation", "test"):
         ours, unigrams = metrics.get(f"{split}_perplexity"), metrics.get(f"{split}_unigram_perplexity")
         if ours is not None and unigrams is not None and ours >= unigrams:
-            found.append(
+            sentences.append(
                 f"the {split} perplexity is not below that of counting tokens alone ({short_metric(unigrams)}): the "
                 f"model has learned nothing of their order yet; {more}"
             )
@@ -57,40 +57,40 @@ def interpret(run: dict) -> list[str]:
             frequent = max(classes, key=classes.get)
             share = classes[frequent] / sum(classes.values())
             if accuracy <= share:
-                found.append(
+                sentences.append(
                     f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
                 )
-    if run.get("validations") and (some := validated_on(run)):
-        found.append(f"validations during training were {some}; the numbers here are of all rows")
-    return [*found, *better_before(run), *mishaps(run)]
+    if run.get("validations") and (on_rows := validated_on(run)):
+        sentences.append(f"validations during training were {on_rows}; the numbers here are of all rows")
+    return [*sentences, *better_before(run), *mishaps(run)]
 
 
 def mishaps(run: dict) -> list[str]:
     """What the guards of the training have reported (step_guard.py, router_statistics.py)."""
-    found = []
+    sentences = []
     if "skipped_steps" in run:
         number, steps = run["skipped_steps"]["number"], [str(one["step"]) for one in run["skipped_steps"]["steps"]]
         shown = f"{', '.join(steps[:8])}{', ...' if number > 8 else ''}"
-        found.append(
+        sentences.append(
             f"{counted(number, 'step')} of {run['steps']} {'was' if number == 1 else 'were'} left out, for a bad loss "
             f"or gradient norm ({shown}); run.json says why"
         )
     if "grad_norm_warnings" in run:
         warnings = counted(run["grad_norm_warnings"], "gradient norm")
-        found.append(f"{warnings} far above the usual; metrics.jsonl has them")
+        sentences.append(f"{warnings} far above the usual; metrics.jsonl has them")
     if "collapsed_layers" in run:
         layers = ", ".join(map(str, run["collapsed_layers"]))
-        found.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")
-    return found
+        sentences.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")
+    return sentences
 
 
 def better_before(run: dict) -> list[str]:
-    """The step whose validation was clearly better than the last one, where nothing keeps it."""
+    """A sentence on the step whose validation was clearly better than the last one, if no setting keeps its model."""
     section, validations = run.get("recipe", {}).get("evaluation", {}), run.get("validations", [])
     validations = [entry for entry in validations if entry["loss"] is not None]
     if len(validations) < 2 or section.get("best_metric") or section.get("average_checkpoints"):
         return []
-    # Metrics of answers tell validations apart otherwise than the loss does.
+    # Metrics of answers may order the validations otherwise than the loss does.
     named = (name for name in section.get("metrics") or [] if name in METRICS and METRICS[name].of_losses is None)
     measured = next((n for n in named if all(entry.get(n) is not None for entry in validations)), "loss")
     sign = 1 if measured == "loss" or METRICS[measured].lower else -1

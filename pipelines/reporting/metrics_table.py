@@ -1,6 +1,6 @@
-"""The metrics of a run with their intervals: of shares of examples Wilson's (1927).
+"""The metrics of a run with their intervals: for shares of examples Wilson's (1927).
 
-For other metrics `anyformer evaluate` gives the bootstrap's.
+`anyformer evaluate` computes bootstrap intervals for other metrics.
 """
 
 import math
@@ -13,7 +13,7 @@ from .run_log import RunLog
 
 @dataclass
 class Measured:
-    """A metric of a split. low, high: its 95 % interval, None where it has no formula or the examples are not known."""
+    """A metric of a split. low, high: its 95 % interval; None without a formula or a known number of examples."""
 
     split: str
     metric: str
@@ -24,17 +24,17 @@ class Measured:
 
     @property
     def words(self) -> str:
-        """The value for people."""
+        """The value as it is printed."""
         return short_metric(self.value)
 
     @property
     def interval(self) -> str:
-        """The interval for people; empty where there is none."""
+        """The interval as it is printed; empty where there is none."""
         return "" if self.low is None else between(self.low, self.high)[1:-1].removeprefix("95 %: ")
 
 
 def measured(log: RunLog) -> list[Measured]:
-    found = []
+    table = []
     for name, value in log.metrics.items():
         split, _, metric = name.partition("_")
         facts = log.run.get("data", {}).get(split) or {}
@@ -45,5 +45,5 @@ def measured(log: RunLog) -> list[Measured]:
         bounds = interval_of_share(metric, value, facts | {"examples": examples})
         if bounds is not None:
             one.low, one.high = bounds
-        found.append(one)
-    return found
+        table.append(one)
+    return table

@@ -60,7 +60,7 @@ def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2
 def plot_shots(shots: dict[int, dict], path: Path) -> None:
     """Plot the metrics of a few-shot result against the number of solved examples, with their 95 % intervals.
 
-    shots: of evaluate_few_shot. Raises UserError where matplotlib is not installed.
+    shots: those of evaluate_few_shot's result. Raises UserError where matplotlib is not installed.
     """
     with figure(path, width=6.4, height=3.8) as axes:
         for name in next(iter(shots.values()))["metrics"]:
@@ -86,14 +86,14 @@ def plot_scaling(result: dict, loss, path: Path) -> None:
         for axes, along, across in zip(panels, ("parameters", "tokens"), ("tokens", "parameters")):
             curves = sorted({run[across] for run in runs})
             for number, value in enumerate(curves):
-                own = sorted((run for run in runs if run[across] == value), key=lambda run: run[along])
+                on_curve = sorted((run for run in runs if run[across] == value), key=lambda run: run[along])
                 color = (0.2, 0.25 + 0.6 * number / max(1, len(curves) - 1), 0.6)
                 line = np.geomspace(min(run[along] for run in runs), max(run[along] for run in runs), 50)
                 other = np.full_like(line, value)
                 axes.plot(line, loss(line, other) if along == "parameters" else loss(other, line), color=color, lw=0.9)
                 for fitted, marker in ((True, "o"), (False, "*")):
-                    points = [run for run in own if run["fitted"] == fitted]
-                    is_first = fitted or not any(run["fitted"] for run in own)
+                    points = [run for run in on_curve if run["fitted"] == fitted]
+                    is_first = fitted or not any(run["fitted"] for run in on_curve)
                     label = f"{short_number(value)} {across}" if is_first else None
                     if points:
                         place = [run[along] for run in points], [run["loss"] for run in points]

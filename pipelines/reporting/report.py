@@ -1,4 +1,4 @@
-"""The page of a run, made of what lies in its folder: report.html."""
+"""The page of a run, report.html, made from the files in its folder."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate"
 
 
 def write_report(folder: Path | str, out: Path | None = None) -> int:
-    """Write the page of a run, finished or not, and return its bytes. Nothing but its folder is read.
+    """Write the page of a run, finished or not, from the run's folder, and return its size in bytes.
 
     Args:
         out: the page; None: report.html in the folder.
@@ -57,8 +57,8 @@ def write_report(folder: Path | str, out: Path | None = None) -> int:
 
 
 def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """(id, words) of the page's parts that there are."""
-    there = {
+    """(id, title) of those parts that the page has."""
+    parts = {
         "curves-of": ("Curves", True),
         "metrics": ("Metrics", values["metrics"]),
         "classes": ("Classes", values["classes"]),
@@ -68,7 +68,7 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
         "data": ("Data", True),
         "environment": ("Environment", True),
     }
-    return [(name, words) for name, (words, is_there) in there.items() if is_there]
+    return [(name, words) for name, (words, is_there) in parts.items() if is_there]
 
 
 # ---------------------------------------------------------------------------------------------------- the top
@@ -79,57 +79,57 @@ def kind_of(log: RunLog) -> str:
     learned = (log.section("task") or log.section("objective")).get("name") or "training"
     model = log.section("model")
     base = model.get("name_or_path")
-    what = f"from {Path(base).name}" if base else model.get("preset") or model.get("family")
+    origin = f"from {Path(base).name}" if base else model.get("preset") or model.get("family")
     teacher = log.section("teacher").get("name_or_path")
     taught = f", taught by {Path(teacher).name}" if teacher else ""
-    return f"{learned.replace('_', ' ')}{f', {what}' if what else ''}{taught}"
+    return f"{learned.replace('_', ' ')}{f', {origin}' if origin else ''}{taught}"
 
 
 def goes_on(log: RunLog) -> str:
-    """Where a run that has not finished would go on from."""
+    """A sentence on where an unfinished run would be resumed; empty for a finished run."""
     if log.is_finished:
         return ""
-    found = list_checkpoints(log.folder)
-    start = f"{found[0].name}, its newest checkpoint" if found else "its beginning, for it has no checkpoint yet"
+    saved = list_checkpoints(log.folder)
+    start = f"{saved[0].name}, its newest checkpoint" if saved else "its beginning, for it has no checkpoint yet"
     return f"If it is not running any more, the same training command goes on from {start}."
 
 
 def tiles(log: RunLog) -> list[tuple[str, str, str]]:
-    """(label, value, more) of the numbers that matter most."""
-    found = [
+    """(label, value, more) of the most important numbers."""
+    rows = [
         (f"{one.split} {one.metric.replace('_', ' ')}", one.words, f"95 %: {one.interval}" if one.interval else "")
         for one in main_metrics(log)
     ]
-    if not found and log.train:
-        found.append(("training loss", short_metric(log.train[-1]["loss"]), f"at step {log.train[-1]['step']:,}"))
+    if not rows and log.train:
+        rows.append(("training loss", short_metric(log.train[-1]["loss"]), f"at step {log.train[-1]['step']:,}"))
     total = log.total_steps
-    found.append(("steps", f"{log.steps:,}", f"of {total:,}" if total and not log.is_finished else ""))
+    rows.append(("steps", f"{log.steps:,}", f"of {total:,}" if total and not log.is_finished else ""))
     if log.tokens:
-        found.append(("tokens trained on", short_number(log.tokens), throughput(log)))
+        rows.append(("tokens trained on", short_number(log.tokens), throughput(log)))
     if log.seconds:
         processes = counted(log.run.get("world_size") or 1, "process", "processes")
-        found.append(("time", human_time(log.seconds), f"on {processes}"))
+        rows.append(("time", human_time(log.seconds), f"on {processes}"))
     parameters, trained = log.run.get("parameters"), log.run.get("trained_parameters")
     if parameters:
         part = f"{short_number(trained)} of them trained" if trained and trained < parameters else ""
-        found.append(("parameters", short_number(parameters), part))
-    return found
+        rows.append(("parameters", short_number(parameters), part))
+    return rows
 
 
 def main_metrics(log: RunLog) -> list[Measured]:
-    """Two metrics that say most: of the test split where there is one, and no loss where there is another."""
-    found = measured(log)
+    """Two metrics of the test split, else of the validations: first those that the recipe names, in its order."""
+    metrics = measured(log)
     for split in ("test", "validation"):
-        own = [one for one in found if one.split == split and "unigram" not in one.metric]
-        asked = log.section("evaluation").get("metrics") or []
-        own.sort(key=lambda one: (one.metric not in asked, asked.index(one.metric) if one.metric in asked else 0))
-        if own:
-            return own[:2]
+        of_split = [one for one in metrics if one.split == split and "unigram" not in one.metric]
+        named = log.section("evaluation").get("metrics") or []
+        of_split.sort(key=lambda one: (one.metric not in named, named.index(one.metric) if one.metric in named else 0))
+        if of_split:
+            return of_split[:2]
     return []
 
 
 def throughput(log: RunLog) -> str:
-    """The median of the tokens per second."""
+    """The median of the tokens per second, in words."""
     rates = sorted(line["tokens_per_second"] for line in log.train if is_number(line.get("tokens_per_second")))
     return f"{rates[len(rates) // 2]:,.0f} a second" if rates else ""
 
@@ -138,18 +138,18 @@ def throughput(log: RunLog) -> str:
 
 
 def metrics_note(log: RunLog, loss_unit: str) -> str:
-    """How the metrics are to be read."""
-    found, some = "", validated_on(log.run)
+    """How to read the metrics."""
+    when, on_rows = "", validated_on(log.run)
     if not log.is_finished and log.validations:
-        found = f"Of the last validation, at step {log.validations[-1]['step']:,}{f', {some}' if some else ''}. "
+        when = f"Of the last validation, at step {log.validations[-1]['step']:,}{f', {on_rows}' if on_rows else ''}. "
     with_bounds = any(one.low is not None for one in measured(log))
     which = "Intervals of shares of examples are" if with_bounds else "Shares of examples would have"
     bounds = f"{which} Wilson's{'' if with_bounds else ' intervals'}; anyformer evaluate gives the bootstrap's"
-    return f"{found}The loss is in {loss_unit}. {bounds} for the other metrics."
+    return f"{when}The loss is in {loss_unit}. {bounds} for the other metrics."
 
 
 def samples_of(log: RunLog) -> list[dict[str, str]]:
-    """What the finished model was asked and what it said."""
+    """The prompts of the finished model and its answers."""
     answers = objective_facts(log.recipe).samples_are_answers
     return [
         {"title": f"{'asked' if answers else 'begun with'}: {str(one.get('prompt', ''))[:1000]}", **one}
@@ -159,7 +159,7 @@ def samples_of(log: RunLog) -> list[dict[str, str]]:
 
 
 def loads_of(log: RunLog) -> dict[str, Any] | None:
-    """The last line of router.jsonl, in equal shares."""
+    """The loads of the experts in the last line of router.jsonl, as multiples of an equal share."""
     if not log.routers or "load" not in log.routers[-1]:
         return None
     last = log.routers[-1]
@@ -171,7 +171,7 @@ def loads_of(log: RunLog) -> dict[str, Any] | None:
 
 
 def recipe_values(log: RunLog) -> dict[str, Any]:
-    """The recipe, and what of it is not as it was shipped."""
+    """The recipe, and how it differs from the shipped one."""
     table = settings_table(log.recipe)
     name, preset = table["shipped"], table["preset"]
     beside = f"the preset {preset} and the defaults" if preset else "the defaults"
@@ -185,56 +185,56 @@ def recipe_values(log: RunLog) -> dict[str, Any]:
 
 
 def recipe_text(log: RunLog) -> str:
-    """The composed recipe, as the run has written it."""
+    """The composed recipe, as the run wrote it."""
     file = log.folder / "recipe.yaml"
     return file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
 
 
 def data_values(log: RunLog) -> dict[str, Any]:
     """Sizes of the splits, and rows of the training data."""
-    found, source_names = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe).source_names
-    known = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
-    known |= {f"{split}, {name}": own for split, of in known.items() for name, own in of.get("sources", {}).items()}
-    names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
+    shown_rows, source_names = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe).source_names
+    facts = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
+    facts |= {f"{split}, {name}": part for split, of in facts.items() for name, part in of.get("sources", {}).items()}
+    names = dict.fromkeys(name for of in facts.values() for name, value in of.items() if is_number(value))
     columns = sorted(names, key=lambda name: FIRST_COLUMNS.index(name) if name in FIRST_COLUMNS else len(FIRST_COLUMNS))
-    sizes = {split: {name: of[name] for name in columns if is_number(of.get(name))} for split, of in known.items()}
+    sizes = {split: {name: of[name] for name in columns if is_number(of.get(name))} for split, of in facts.items()}
     splits = {split: {name: number(size) for name, size in of.items()} for split, of in sizes.items()}
     shares = [
         f"{split}, {name.replace('_', ' ')}: {', '.join(f'{key} {value:,}' for key, value in of[name].items())}"
-        for split, of in known.items()
+        for split, of in facts.items()
         for name in of
         if isinstance(of[name], dict)
         and 0 < len(of[name]) <= 12
         and all(map(is_number, of[name].values()))
         and any(of[name].values())
     ]
-    shown = [training_rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
+    shown = [training_rows.as_html(row) for row in shown_rows.get("rows", []) if isinstance(row, str)]
     return {
         "source_names": f"Trained on: {source_names}." if source_names else "",
         "splits": splits,
         "columns": columns,
         "shares": shares,
-        "notes_of_data": [f"{split}: {note}" for split, of in known.items() for note in of.get("notes", [])],
+        "notes_of_data": [f"{split}: {note}" for split, of in facts.items() for note in of.get("notes", [])],
         "rows": shown,
-        "legend": training_rows.as_html(found.get("legend") or ""),
-        "is_picture": found.get("is_picture", False),
+        "legend": training_rows.as_html(shown_rows.get("legend") or ""),
+        "is_picture": shown_rows.get("is_picture", False),
         "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
     }
 
 
 def number(value: float) -> str:
-    """A size for people; a rate in per cent."""
+    """A size as it is printed; a rate in per cent."""
     if isinstance(value, float) and value <= 1:
         return f"{value:.2%}"
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
 def environment_of(log: RunLog) -> dict[str, Any]:
-    """What it ran on and with."""
+    """What a run was trained on and with: hardware, processes, seed, versions."""
     run = log.run
-    found = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
-    found |= {"hardware": run.get("hardware"), "processes": run.get("world_size"), "engine": run.get("engine")}
+    environment = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
+    environment |= {"hardware": run.get("hardware"), "processes": run.get("world_size"), "engine": run.get("engine")}
     if energy := run.get("energy"):
-        found["energy"] = f"{energy['kwh']:.3g} kWh, {energy['how']}"
-    found |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
-    return {name: value for name, value in found.items() if value is not None}
+        environment["energy"] = f"{energy['kwh']:.3g} kWh, {energy['how']}"
+    environment |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
+    return {name: value for name, value in environment.items() if value is not None}

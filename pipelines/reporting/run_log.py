@@ -1,4 +1,4 @@
-"""What the folder of a run says of it, finished, running or killed: settings, curves, metrics, how far it is."""
+"""The facts in the folder of a run, finished, running or killed: settings, curves, metrics, progress."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from ..storage.model_folder import read_json
 
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
-CLASSES_FILE = "classes.json"  # of each split: how single classes came off
+CLASSES_FILE = "classes.json"  # the scores of single classes, for each split
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured
@@ -25,9 +25,9 @@ BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a s
 
 @dataclass
 class RunLog:
-    """A run, from its folder alone.
+    """A run, read from its folder alone.
 
-    run: what run.json holds. entries: the lines of metrics.jsonl. routers: those of router.jsonl. gradients: those of
+    run: the contents of run.json. entries, routers, gradients: the lines of metrics.jsonl, router.jsonl and
     gradients.jsonl. damaged: sentences about files that cannot be read whole.
     """
 
@@ -44,7 +44,7 @@ class RunLog:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The composed recipe as plain data, without settings that are gone since."""
+        """The composed recipe as plain data, without settings that no longer exist."""
         return without_former(self.run["recipe"])
 
     @property
@@ -53,60 +53,60 @@ class RunLog:
         return self.run.get("status") in (COMPLETING, "finished")
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the recipe, empty where it is not there."""
+        """A section of the recipe, empty if the recipe has none of this name."""
         return self.recipe.get(name) or {}
 
     # ---- curves
 
     @cached_property
     def train(self) -> list[dict[str, Any]]:
-        """The lines of the training itself: loss, learning rate and whatever is measured beside them."""
+        """The lines of the training itself: loss, learning rate and whatever is logged with them."""
         return [line for line in self.entries if "loss" in line and "learning_rate" in line]
 
     @cached_property
     def validations(self) -> list[dict[str, Any]]:
-        """The lines of the validations during training; the last measurement, after its end, is none of them."""
+        """The lines of the validations during training, without the last measurement, which follows its end."""
         last = self.train[-1]["step"] if self.train else 0
         ends = [number for number, line in enumerate(self.entries) if "train_runtime" in line and line["step"] >= last]
         lines = self.entries[: ends[-1]] if ends else self.entries
-        found = {line["step"]: line for line in lines if "validation_loss" in line}
-        return list(found.values())
+        of_steps = {line["step"]: line for line in lines if "validation_loss" in line}
+        return list(of_steps.values())
 
     @cached_property
     def axes(self) -> dict[str, list[float]]:
         """{"step", "tokens", "seconds"} of each line of the training, from its beginning.
 
-        Tokens are counted anew when a run goes on, and the time between its processes is not its own.
+        The logged tokens begin at 0 again when a run is resumed; the time between its processes does not count.
         """
-        found: dict[str, list[float]] = {"step": [], "tokens": [], "seconds": []}
+        columns: dict[str, list[float]] = {"step": [], "tokens": [], "seconds": []}
         tokens = seconds = before = clock = 0.0
         for line in self.train:
             counted = line.get("tokens", 0)
-            is_begun_anew = counted < before or not found["step"]
+            is_begun_anew = counted < before or not columns["step"]
             new = counted if is_begun_anew else counted - before
             at_work = new / line["tokens_per_second"] if line.get("tokens_per_second") else 0.0
             seconds += at_work if is_begun_anew else max(at_work, line.get("time", clock) - clock)
             tokens, before, clock = tokens + new, counted, line.get("time", clock)
             for name, value in (("step", line["step"]), ("tokens", tokens), ("seconds", seconds)):
-                found[name].append(value)
-        return found
+                columns[name].append(value)
+        return columns
 
     # ---- how far it is
 
     @property
     def steps(self) -> int:
-        """The last step that is known of."""
-        known = [self.run.get("steps") or 0, *(line["step"] for line in self.entries[-1:])]
-        return max(known + [step_of(checkpoint) for checkpoint in list_checkpoints(self.folder)[:1]])
+        """The last known step."""
+        candidates = [self.run.get("steps") or 0, *(line["step"] for line in self.entries[-1:])]
+        return max(candidates + [step_of(checkpoint) for checkpoint in list_checkpoints(self.folder)[:1]])
 
     @property
     def total_steps(self) -> int | None:
-        """All steps of the whole run, as far as the folder says."""
+        """The number of steps of the whole run; None if the folder does not say it."""
         return self.run.get("steps" if self.is_finished else "total_steps")
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole run: its steps, the evaluations between them, and of the last command its start and end."""
+        """Of all training lines and the evaluations between them, or of the last command where that is more."""
         trained = self.axes["seconds"][-1] if self.train else None
         return max(trained or 0, self.run.get("wall_seconds") or 0) or None
 
@@ -116,7 +116,7 @@ class RunLog:
 
     @property
     def progress(self) -> str:
-        """How far the run is, in a sentence."""
+        """How far the run has got, in a sentence."""
         if self.is_finished:
             return f"finished after {self.steps:,} steps"
         total, step = self.total_steps, self.steps
@@ -131,7 +131,7 @@ class RunLog:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """{"test_accuracy": ...} of the finished model; of a run that is not, those of the last validation."""
+        """{"test_accuracy": ...} of the finished model; for an unfinished run, those of the last validation."""
         if self.is_finished:
             return {name: value for name, value in self.run.get("metrics", {}).items() if is_number(value)}
         last = self.validations[-1] if self.validations else {}
@@ -139,7 +139,7 @@ class RunLog:
 
     @cached_property
     def columns(self) -> dict[str, float | None]:
-        """{name: what a sweep has measured of the finished run}, beside its metrics."""
+        """{name: number} that a sweep has measured on the finished run, beside its metrics."""
         return _object(self.folder / COLUMNS_FILE, self.damaged)
 
     @cached_property
@@ -149,7 +149,7 @@ class RunLog:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its path, with the defaults of those that the saved recipe does not have."""
+        """Every setting by its path, with defaults for those that the saved recipe does not have."""
         return flat_settings(Recipe().to_dict()) | flat_settings(self.recipe)
 
 
@@ -157,7 +157,7 @@ NOT_METRICS = ("nll", "predictions", "runtime", "samples_per_second", "steps_per
 
 
 def is_metric(name: str) -> bool:
-    """Whether a logged name, such as validation_accuracy, is of a metric of a split."""
+    """Whether a logged name, such as validation_accuracy, is a metric of a split."""
     split, _, metric = name.partition("_")
     return split in ("validation", "test") and bool(metric) and metric not in NOT_METRICS
 
@@ -167,7 +167,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_run(folder: Path | str) -> RunLog:
-    """What a run's folder says.
+    """Read a run's folder.
 
     Raises:
         UserError: there is no run in it, or its run.json is damaged.
@@ -201,14 +201,14 @@ def _lines(file: Path, damaged: list[str]) -> list[dict]:
 
 
 def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
-    """The JSON object of a file; empty where there is none, or a damaged one."""
+    """The JSON object in a file; empty if the file is missing or damaged."""
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
         return {}
-    return found
+    return content

@@ -1,4 +1,4 @@
-"""Rows of the training data as people read them, from what the run left in its folder at its beginning (rows.json)."""
+"""Rows of the training data as people read them, from rows.json, which a run writes when it begins."""
 
 import html
 import json
@@ -12,16 +12,16 @@ COLORS = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
 
 
 def read_rows(folder: Path) -> dict[str, Any]:
-    """{"legend", "rows": texts with the colours of a terminal, "is_picture"}; {} where the run has left none."""
+    """{"legend", "rows": texts with terminal colours, "is_picture"}; {} if the run has written none."""
     try:
-        found = json.loads((folder / ROWS_FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / ROWS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # of an older run, or half a file: the page does without
-    return found if isinstance(found, dict) and isinstance(found.get("rows"), list) else {}
+        return {}  # an older run, or half a file: the page shows no rows
+    return content if isinstance(content, dict) and isinstance(content.get("rows"), list) else {}
 
 
 def as_html(ansi: str) -> str:
-    """A text with the colours of a terminal as HTML: a span with the names of the styles for each piece."""
+    """A text with terminal colours as HTML: a span with the names of the styles for each piece."""
     from rich.ansi import AnsiDecoder
 
     return "\n".join(map(line_as_html, AnsiDecoder().decode(ansi)))
@@ -34,14 +34,14 @@ def line_as_html(line: "rich_text.Text") -> str:
     for piece in line.divide(sorted(edges)):
         styles = dict.fromkeys(name for span in piece.spans for name in style_names(span.style))
         plain = html.escape(piece.plain)
-        if "reverse" in styles:  # light on dark, whatever its colour is
+        if "reverse" in styles:  # light on dark, in any colour
             plain = f"<span>{plain}</span>"
         shown.append(f'<span class="{" ".join(styles)}">{plain}</span>' if styles else plain)
     return "".join(shown)
 
 
 def style_names(style) -> list[str]:
-    """The classes of a style of rich."""
+    """The CSS classes of a style of rich."""
     color = COLORS.get(style.color.number) if style.color is not None else None
     shown = [name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)]
     return [color, *shown] if color else shown

@@ -1,1 +1,1 @@
-"""A saved model in other hands: a file that other engines run, a chat in the terminal, a server."""
+"""Uses of a saved model: a file that other engines run, a chat in the terminal, a server."""

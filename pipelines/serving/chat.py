@@ -12,8 +12,8 @@ COMMANDS = "/reset forgets what was said, /exit ends the chat"
 def converse(model, tokenizer, lines: Iterable[str], show: Callable[[str], None], *, seed: int = 42, **how) -> None:
     """Answer each line, word by word, until the lines end or one is /exit; Ctrl-C stops an answer.
 
-    A chat template puts each line after all that was said since /reset. Without one each line is continued by itself.
-    show: called with each piece of what is to be read. seed: of the first answer; the next one's is one higher.
+    With a chat template each line continues the conversation since /reset, without one each is continued by itself.
+    show: called with each piece of the output. seed: of the answer to the first line; each next line's is one higher.
     how: as for continue_text.
     """
     chats, history = bool(tokenizer.chat_template), []
@@ -28,10 +28,10 @@ def converse(model, tokenizer, lines: Iterable[str], show: Callable[[str], None]
             show(f"{line.strip()}: no such command; {COMMANDS}\n")
         elif line.strip():
             pieces: list[str] = []
-            told = lambda piece, pieces=pieces: pieces.append(piece) or show(piece)  # noqa: E731
+            on_text = lambda piece, pieces=pieces: pieces.append(piece) or show(piece)  # noqa: E731
             try:
                 text = continue_text(
-                    model, tokenizer, line, chat=chats, history=history, seed=seed + turn, on_text=told, **how
+                    model, tokenizer, line, chat=chats, history=history, seed=seed + turn, on_text=on_text, **how
                 )
             except KeyboardInterrupt:
                 show("\nstopped; this answer is forgotten\n")

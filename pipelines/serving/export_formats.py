@@ -1,4 +1,4 @@
-"""Formats of exported models, asked before torch is loaded."""
+"""Formats of exported models, checked before torch is loaded."""
 
 from ..errors import UserError, did_you_mean, need_package
 
@@ -6,7 +6,7 @@ FORMATS = {"onnx": "model.onnx", "torch_export": "model.pt2"}  # the file in the
 
 
 def check_format(to: str, model: str) -> None:
-    """Raise UserError for a format that is not made here, or whose packages are missing."""
+    """Raise UserError for a format that is not supported, or whose packages are missing."""
     if to == "gguf":
         raise UserError(
             f"--to gguf: llama.cpp makes such a file, of a native model; run anyformer convert {model} NATIVE --to "

@@ -1,4 +1,4 @@
-"""`anyformer export`: a saved model as one file, without Python code of a model, once it has computed the same."""
+"""`anyformer export`: a saved model as one file without Python code, kept only if its outputs equal the model's."""
 
 import inspect
 import io
@@ -25,8 +25,8 @@ from ..transformers_logging import silent
 from ..words import working
 from .export_formats import FORMATS
 
-TRACED, COMPARED = (2, 12), ((1, 7), (3, 17))  # rows and tokens
-TOLERANCE = 1e-4  # of the largest number: other kernels add in another order
+TRACED, COMPARED = (2, 12), ((1, 7), (3, 17))  # (rows, tokens)
+TOLERANCE = 1e-4  # of the largest output: other kernels sum in another order
 
 
 def export(source: str, to: str, destination: str | os.PathLike, *, trust_remote_code: bool = False) -> str:
@@ -36,12 +36,12 @@ def export(source: str, to: str, destination: str | os.PathLike, *, trust_remote
     compared with the model's on two shapes that it was not traced with; the folder appears complete or not at all.
 
     Args:
-        source: folder of a run or a model, or a Hub repository; ours or native. to: of FORMATS.
+        source: folder of a run or a model, or a Hub repository; ours or native. to: one of FORMATS.
         destination: a folder that does not exist yet, or is empty.
 
     Raises:
-        UserError: no such model, a destination in use, a model that transformers' exporter cannot take, or outputs
-            that differ.
+        UserError: no such model, a destination in use, a model that transformers' exporter cannot take, or outputs that
+            differ.
     """
     folder, source = destination_folder(destination, "--out"), locate_model(source)
     refuse_adapter(source)
@@ -54,16 +54,16 @@ def export(source: str, to: str, destination: str | os.PathLike, *, trust_remote
         with working(f"exporting to {to}"):
             write_program(model, to, aside)
         with working("comparing outputs"):
-            said = compared(model, runner(aside / FORMATS[to]))
+            comparison = compared(model, runner(aside / FORMATS[to]))
         for part in (saved_tokenizer(source, **trust), saved_image_processor(source, "anyformer", **trust)):
             if part is not None:
                 part.save_pretrained(aside)
         share_files(file for file in aside.iterdir() if file.is_file())
-    return f"{to}: {said}; written to {folder}"
+    return f"{to}: {comparison}; written to {folder}"
 
 
 def write_program(model, to: str, folder: Path) -> None:
-    """Export a model by transformers' exporter, with free rows and lengths, and save the program in a folder.
+    """Export a model by transformers' exporter, with dynamic rows and lengths, and save the program in a folder.
 
     Raises UserError where the exporter cannot take the model, or would fix one of these axes.
     """
@@ -72,20 +72,20 @@ def write_program(model, to: str, folder: Path) -> None:
     made_by = {"onnx": (exporters.OnnxExporter, exporters.OnnxConfig)}
     exporter, config = made_by.get(to, (exporters.DynamoExporter, exporters.DynamoConfig))
     inputs = example(model, *TRACED)
-    # Of images the sides are the model's.
+    # The sides of images are fixed by the model.
     axes = {name: (0,) if name == "pixel_values" else (0, tensor.dim() - 1) for name, tensor in inputs.items()}
     free = {name: dict.fromkeys(each, torch.export.Dim.DYNAMIC) for name, each in axes.items()}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of operators of packages that are not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of operators of packages that are not installed
     try:
         with silent(), redirect_stdout(io.StringIO()):
-            made = exporter().export(model, inputs | flags(model), config(dynamic=True, dynamic_shapes=free))
-            if hasattr(made, "save_pretrained"):
-                made.save_pretrained(folder)
+            graph = exporter().export(model, inputs | flags(model), config(dynamic=True, dynamic_shapes=free))
+            if hasattr(graph, "save_pretrained"):
+                graph.save_pretrained(folder)
                 return
             # transformers < 5.23
             model.config.save_pretrained(folder)
-            made.save(str(folder / FORMATS[to])) if to == "onnx" else torch.export.save(made, folder / FORMATS[to])
-    except Exception as error:  # torch's own, and those of a model's code under tracing
+            graph.save(str(folder / FORMATS[to])) if to == "onnx" else torch.export.save(graph, folder / FORMATS[to])
+    except Exception as error:  # torch's errors, and those of a model's code under tracing
         raise UserError(
             f"{type(model).__name__} cannot be exported to {to} by transformers {transformers.__version__}: "
             f"{first_line(error)}"
@@ -93,12 +93,12 @@ def write_program(model, to: str, folder: Path) -> None:
 
 
 def flags(model) -> dict[str, bool]:
-    """What keeps a cache out of the outputs."""
+    """Arguments that keep a cache out of the outputs."""
     return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
 
 def example(model, rows: int, tokens: int) -> dict[str, torch.Tensor]:
-    """What a model reads: images, or texts (rows, tokens) of ordinary tokens with the end of the last row padded."""
+    """Inputs for a model: images, or texts (rows, tokens) of ordinary tokens, with the end of the last row padded."""
     config, head, takes = model.config, type(model).__name__, inspect.signature(model.forward).parameters
     if model.main_input_name == "pixel_values":
         return {"pixel_values": pixels(config, rows)}
@@ -106,7 +106,7 @@ def example(model, rows: int, tokens: int) -> dict[str, torch.Tensor]:
     if rows > 1:
         mask[-1, -3:] = 0
         ids[-1, -3:] = config.pad_token_id if (config.pad_token_id or -1) >= 0 else ids[-1, -3:]
-    if config.is_encoder_decoder and head.endswith("ForSequenceClassification"):  # it reads the end of a text
+    if config.is_encoder_decoder and head.endswith("ForSequenceClassification"):  # it reads the end-of-text token
         ids.scatter_(1, mask.sum(1, keepdim=True) - 1, config.eos_token_id)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if getattr(config, "type_vocab_size", 0) > 1:
@@ -119,7 +119,7 @@ def example(model, rows: int, tokens: int) -> dict[str, torch.Tensor]:
 
 
 def runner(file: Path) -> Callable[[dict[str, torch.Tensor]], list[torch.Tensor]]:
-    """What computes the outputs of an exported file, in the order of the model's own."""
+    """A function that computes the outputs of an exported file, in the order of the model's."""
     if file.suffix == ".pt2":
         program = torch.export.load(file).module()
         return lambda inputs: tree_leaves(program(**inputs))
@@ -137,9 +137,9 @@ def runner(file: Path) -> Callable[[dict[str, torch.Tensor]], list[torch.Tensor]
 
 @torch.no_grad()
 def compared(model, run: Callable) -> str:
-    """What a comparison of the exported file's outputs with the model's has found; raises UserError where they differ.
+    """Compare the exported file's outputs with the model's; return a sentence, or raise UserError where they differ.
 
-    Padding is left out: what stands there is undefined.
+    Padding is left out: the outputs there are undefined.
     """
     sizes, differences, name = [], [], type(model).__name__
     for rows, tokens in COMPARED:
@@ -147,7 +147,7 @@ def compared(model, run: Callable) -> str:
         ours = [each for each in tree_leaves(model(**inputs, **flags(model))) if torch.is_tensor(each)]
         try:
             theirs = run(inputs)
-        except Exception as error:  # of torch's and onnxruntime's guards
+        except Exception as error:  # from torch's and onnxruntime's guards
             raise UserError(
                 f"the file of {name} does not take {rows} x {tokens} ({first_line(error)}); nothing was written"
             ) from error

@@ -1,4 +1,4 @@
-"""`anyformer serve`: the server of another project, started on a saved model, converted for it where that is needed."""
+"""`anyformer serve`: the server of another project, started on a saved model or on its native conversion."""
 
 import shutil
 import sys
@@ -17,9 +17,9 @@ from ..transformers_logging import silent
 
 
 def server_command(source: str, host: str, port: int, *, trust_remote_code: bool = False) -> list[str]:
-    """The words that start a server of a saved model: vLLM's where it is installed, else transformers'.
+    """The command line that starts a server for a saved model: vLLM's if it is installed, else transformers'.
 
-    vLLM runs a model of ours from its folder where its code may run and the table of serving allows it. All other
+    vLLM runs a model of ours from its folder if its code is trusted and the rules for serving allow it. All other
     models of ours are converted first, into the folder MODEL-native, which is used again.
 
     Raises:
@@ -53,18 +53,18 @@ def server_command(source: str, host: str, port: int, *, trust_remote_code: bool
 
 
 def native_twin(source: str, vllm: str) -> str:
-    """The folder of a model's native twin, made where there is none. vllm: why vLLM does not serve the model itself."""
+    """The folder of a model's native conversion, made if it is missing. vllm: why vLLM does not serve the model."""
     folder = Path(source)
-    twin = Path(f"{source if folder.is_dir() else folder.name}-native")
-    saved, made = (path / "config.json" for path in (folder, twin))
-    if not made.is_file():
+    native = Path(f"{source if folder.is_dir() else folder.name}-native")
+    saved, converted = (path / "config.json" for path in (folder, native))
+    if not converted.is_file():
         try:
-            print(convert(source, twin, to="native"), flush=True)
+            print(convert(source, native, to="native"), flush=True)
         except UserError as error:
             raise UserError(
                 f"MODEL={source} cannot be served: vLLM {vllm}, transformers serve knows transformers' own classes "
                 f"alone, and the model has no native twin: {error}"
             ) from error
-    elif saved.is_file() and saved.stat().st_mtime > made.stat().st_mtime:
-        raise UserError(f"{twin} is older than MODEL={source}; remove it, and the same command makes it anew")
-    return str(twin)
+    elif saved.is_file() and saved.stat().st_mtime > converted.stat().st_mtime:
+        raise UserError(f"{native} is older than MODEL={source}; remove it, and the same command makes it anew")
+    return str(native)

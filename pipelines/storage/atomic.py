@@ -43,12 +43,12 @@ def write_atomically(path: Path, text: str) -> None:
 def make_sibling_folder(target: Path) -> Path:
     """An empty hidden folder beside `target`, to be filled and then renamed to it."""
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
-    folder.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
+    folder.chmod(0o777 & ~_umask())  # only the owner can enter folders that mkdtemp makes
     return folder
 
 
 def destination_folder(destination: str | os.PathLike, what: str = "DST") -> Path:
-    """The folder to write; raises UserError where something is there already. what: the argument that names it."""
+    """The folder to write; raises UserError where it is a file or not empty. what: the argument that names it."""
     path = Path(destination).expanduser()
     if path.is_dir():
         if any(path.iterdir()):
@@ -60,7 +60,7 @@ def destination_folder(destination: str | os.PathLike, what: str = "DST") -> Pat
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside `destination`, which becomes it at the block's end; where that fails, it is gone."""
+    """Yield a hidden folder, renamed to `destination` at the block's end; it is removed where the block fails."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     aside = make_sibling_folder(destination)
     try:
@@ -72,7 +72,7 @@ def new_folder(destination: Path) -> Iterator[Path]:
 
 
 def share_files(files: Iterable[Path]) -> None:
-    """Give saved files the mode that the umask wants: safetensors makes its own for their owner alone."""
+    """Give saved files the mode that the umask asks for: safetensors lets only their owner read its files."""
     mode = 0o666 & ~_umask()
     for file in files:
         file.chmod(mode)

@@ -17,7 +17,7 @@ from .atomic import make_sibling_folder, sync_file
 from .checksums import States, check_unchanged, find_change, write_checksums
 from .full_disk import is_disk_full
 
-_ABANDONED = 24 * 3600  # seconds without a write after which nobody fills a temporary folder any more
+_ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
 
 
 def cache_folder(chosen: str | None = None) -> Path:
@@ -35,8 +35,8 @@ def cached_folder(
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
-    set aside and built again, and one line on standard error says so. files: what `build` reads, as it was before the
-    key was made of its hashes.
+    set aside and built again, and one line on standard error says so. files: the files that `build` reads, with their
+    states before they were hashed for the key.
 
     A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
     may build the same entry at once: the first one to finish wins, and all get equal content.
@@ -53,7 +53,7 @@ def cached_folder(
         work = make_sibling_folder(target)
         if is_there:
             _set_aside(target, fault)
-    except FileNotFoundError:  # another process has removed the folder of all such entries (tokenization.py)
+    except FileNotFoundError:  # another process has removed the entries' folder (tokenization.py)
         raise
     except OSError as error:
         raise _unwritable(root, error.strerror) from None
@@ -105,7 +105,7 @@ def _set_aside(target: Path, fault: str) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove temporary folders into which nobody has written for a day: those of killed runs, and damaged entries."""
+    """Remove temporary folders without a write for a day: those of killed runs, and damaged entries."""
     for folder in parent.glob(".*.tmp"):
         try:
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
@@ -128,13 +128,13 @@ def _rename(work: Path, target: Path) -> None:
 
 
 def remove_at_once(folder: Path, beside: Path) -> None:
-    """Remove a folder that others may be reading or filling: they see all of it or nothing. beside: an entry."""
+    """Remove a folder that other processes may use, after moving it beside an entry: they see all of it or nothing."""
     if folder.exists():
         aside = make_sibling_folder(beside)
         with suppress(OSError):
             os.rename(folder, aside / "removed")
-        for each in (aside, folder):
-            shutil.rmtree(each, ignore_errors=True)
+        for remains in (aside, folder):
+            shutil.rmtree(remains, ignore_errors=True)
 
 
 def _unwritable(root: Path, reason: str) -> UserError:

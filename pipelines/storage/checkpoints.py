@@ -1,7 +1,7 @@
 """Checkpoints that are complete or invisible.
 
-One is written to `.incomplete/checkpoint-N`, gets a manifest of its files (size and sha256) and is then renamed. Before
-a run resumes the manifest is verified; a damaged one becomes `corrupt-checkpoint-N`, and the one before it is used.
+Each is written to `.incomplete/checkpoint-N`, gets a manifest of its files (size and sha256), and is then renamed.
+Before a run resumes, it checks the manifest; a damaged checkpoint becomes `corrupt-checkpoint-N`, an older one is used.
 """
 
 import hashlib
@@ -58,11 +58,11 @@ def find_corruption(checkpoint: Path) -> str | None:
 
 
 def first_difference(folder: Path, entries: dict[str, tuple], checksum: Callable[[Path], Any]) -> str | None:
-    """The first difference between files of a folder and what is known of them, {name: (bytes, checksum)}, in words."""
+    """The first difference between files of a folder and their known {name: (bytes, checksum)}, in words."""
     for name, (size, _) in entries.items():
-        found = (folder / name).stat().st_size
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
+        actual = (folder / name).stat().st_size
+        if actual != size:
+            return f"{name} has {actual} bytes instead of {size}"
     for name, (_, known) in entries.items():
         if checksum(folder / name) != known:
             return f"{name} has changed since it was written"
@@ -70,7 +70,7 @@ def first_difference(folder: Path, entries: dict[str, tuple], checksum: Callable
 
 
 def check_intact(checkpoints: list[Path], what: str, without: str) -> None:
-    """Raise UserError for a damaged checkpoint. what: it is. without: what the command does when it is deleted."""
+    """Raise UserError for a damaged checkpoint. what: what it is. without: what the command does without it."""
     for checkpoint in checkpoints:
         problem = find_corruption(checkpoint)
         if problem is not None:
@@ -82,8 +82,8 @@ def check_intact(checkpoints: list[Path], what: str, without: str) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, newest step first."""
-    found = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name) and p.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
+    checkpoints = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name) and p.is_dir()]
+    return sorted(checkpoints, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -94,7 +94,7 @@ def step_of(checkpoint: Path) -> int:
 def prune(folder: Path, keep: int | None, best: str | Path | None = None) -> None:
     """Delete all but the newest `keep` checkpoints and the best one; keep=None deletes none.
 
-    Each is first renamed into the staging folder: a run killed while deleting leaves no half of one visible.
+    Each is first renamed into the staging folder: a run killed while deleting leaves no half checkpoint visible.
     """
     for checkpoint in list_checkpoints(folder)[keep:] if keep else []:
         if best is None or checkpoint.resolve() != Path(best).resolve():

@@ -1,7 +1,7 @@
 """Checksums of the files of a folder: written once, compared before the files are trusted.
 
-CRC-32 finds accidents, at 1.9 GB/s on one core of a cloud machine (SHA-256: 0.56). Of folders above ALWAYS the files
-are read again only where sizes, inodes or times of change say that they were touched since they were last compared.
+CRC-32 finds accidents, at 1.9 GB/s on one core of a cloud machine (SHA-256: 0.56). The files of folders above
+ALWAYS are read again only if sizes, inodes or times of change show that they were touched since the last comparison.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def write_checksums(folder: Path) -> None:
 def find_change(folder: Path) -> str | None:
     """The first difference between a folder's files and their checksums, in words; None where nothing has changed.
 
-    Raises PermissionError for a file that another user keeps for himself: that is no damage.
+    Raises PermissionError for a file that this user may not read, which is no damage.
     """
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
@@ -53,7 +53,7 @@ def find_change(folder: Path) -> str | None:
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
     if is_large and difference is None:
-        with contextlib.suppress(OSError):  # of a cache that is for reading alone the files are compared at each start
+        with contextlib.suppress(OSError):  # files of a read-only cache are compared at each start
             write_atomically(folder / COMPARED, json.dumps(states))
     return difference
 
@@ -78,7 +78,7 @@ _watching: ContextVar[tuple[States, ...]] = ContextVar("watching", default=())
 
 @contextlib.contextmanager
 def hashed_files() -> Iterator[States]:
-    """The files whose `content_hash` is asked for within, each with its state before it was read."""
+    """Yields the files whose `content_hash` the block computes, each with its state before it was read."""
     states: States = {}
     token = _watching.set((*_watching.get(), states))
     try:
@@ -88,9 +88,9 @@ def hashed_files() -> Iterator[States]:
 
 
 def check_unchanged(states: States) -> None:
-    """Raise UserError for a file that is not as it was before it was hashed: what was read may not be what was hashed.
+    """Raise UserError for a file that has changed since its hash was asked for: other content may have been read.
 
-    Without this, data made of the new content would stand in the cache under the fingerprint of the old one.
+    Without this, data made of the new content could lie in the cache under the fingerprint of the old content.
     """
     for path, state in states.items():
         if _content_state(path) != state:

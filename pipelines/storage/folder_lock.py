@@ -21,9 +21,9 @@ class FolderInUse(Exception):
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of an existing folder for the block; raise FolderInUse where another process holds it.
 
-    What counts is the system's record lock on the file `.lock`: it ends with its process, however that ends, and forked
-    workers do not inherit it. So what a killed process leaves is stale at once. The text in the file says who holds it.
-    A file system without locks keeps nobody out.
+    The lock is the system's record lock on the file `.lock`: it ends with its process, however that ends, and forked
+    workers do not inherit it. So the lock of a killed process is stale at once. The text in the file names the holder.
+    On a file system without locks no process is kept out.
     """
     path, descriptor = folder / LOCK, _open_locked(folder / LOCK)
     try:
@@ -31,7 +31,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.write(descriptor, f"{socket.gethostname()} {os.getpid()} {time.strftime('%Y-%m-%d %H:%M:%S')}".encode())
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is locked: nobody can have locked a file that is about to go
+        path.unlink(missing_ok=True)  # while it is locked: so no other process holds a lock on the file that is deleted
         os.close(descriptor)
 
 
@@ -41,7 +41,7 @@ def _open_locked(path: Path) -> int:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in HELD:  # there are no locks
+            if error.errno not in HELD:  # the file system has no locks
                 return descriptor
             host, process, since = _holder(descriptor)
             os.close(descriptor)
@@ -59,6 +59,6 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder(descriptor: int) -> tuple[str, str, str]:
-    """(host, process, time) as the lock's file names them; unknown where its holder has not written them yet."""
+    """(host, process, time) from the lock's file; unknown if its holder has not written them yet."""
     words = os.pread(descriptor, 1000, 0).decode(errors="replace").split(" ", 2)
     return tuple(words) if len(words) == 3 else ("an unknown host", "unknown", "a moment ago")

@@ -1,4 +1,4 @@
-"""A full disk, recognised in whatever error a writer makes of it."""
+"""A full disk, recognised in the errors of all the writers."""
 
 import errno
 import shutil

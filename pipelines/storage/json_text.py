@@ -1,4 +1,4 @@
-"""JSON that every parser reads: Python itself writes NaN and Infinity, of which JSON knows nothing."""
+"""JSON that every parser reads: Python itself writes NaN and Infinity, which are not JSON."""
 
 import json
 import math
@@ -11,7 +11,7 @@ def json_text(value: Any, indent: int | None = 1) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON has no words for, as a run that has diverged gives them."""
+    """The same with None for NaN and infinities, which a diverged run produces."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Facts of this machine alone, which published files leave out: folders become names, loading leaves no trace."""
+"""Facts about this machine that published files leave out: paths become names, loading leaves no trace."""
 
 import re
 from pathlib import PurePosixPath, PureWindowsPath
@@ -6,10 +6,10 @@ from typing import Any
 
 # What transformers notes in a tokenizer's settings about its loading, and then saves.
 LOADING = ("is_local", "local_files_only")
-# From the root of a disk, through a folder at least; from the home folder; out of the working folder.
+# Paths from the root through at least one folder, from a home folder, or out of the working folder.
 POSIX = re.compile(r"(file://)?(/[^/\n]+/|~[^/\n]*/|\.\./)[^\n]*")
 WINDOWS = re.compile(r"[A-Za-z]:[\\/][^\n]*|\\\\[^\n]*")
-# Texts for people and models, in which a slash is no path.
+# Keys of texts for people and models, in which a slash does not make a path.
 TEXTS = ("description", "sample_prompts", "samples", "special_tokens", "label_names", "signatures", "chat_template")
 
 

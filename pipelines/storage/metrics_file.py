@@ -7,7 +7,7 @@ METRICS_FILE, ROUTER_FILE, GRADIENTS_FILE = "metrics.jsonl", "router.jsonl", "gr
 
 
 def read_metrics(path: Path) -> tuple[list[dict], int]:
-    """(the entries of a metrics.jsonl, how many lines were damaged); the half of a last line is not counted as such."""
+    """(the entries of a metrics.jsonl, how many lines were damaged); an incomplete last line is not counted."""
     entries, damaged = [], 0
     for line in path.read_bytes().splitlines(keepends=True):
         try:

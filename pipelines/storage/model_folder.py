@@ -33,7 +33,7 @@ class ModelFolder:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether its weights are an adapter's; `config` is then that of the adapted model."""
+        """Whether its weights are an adapter's; `config` is then the adapted model's."""
         return is_adapter(self.path)
 
     @property
@@ -43,10 +43,10 @@ class ModelFolder:
         for name in PROCESSORS:
             if (self.path / name).is_file():
                 content = read_json(self.path / name)
-                for part in (content, *content.values()):  # a processor holds those it is made of
-                    own = part.get("auto_map") or {} if isinstance(part, dict) else {}
-                    # Older tokenizers of transformers name the classes alone, slow and fast.
-                    joined |= own if isinstance(own, dict) else {"AutoTokenizer": own}
+                for part in (content, *content.values()):  # a processor's file nests those of its parts
+                    classes = part.get("auto_map") or {} if isinstance(part, dict) else {}
+                    # Older tokenizers of transformers list only the two classes, slow and fast.
+                    joined |= classes if isinstance(classes, dict) else {"AutoTokenizer": classes}
         return joined
 
     def weight_files(self) -> list[Path]:
@@ -90,27 +90,27 @@ class ModelFolder:
         from transformers.dynamic_module_utils import get_relative_imports
 
         if self.is_adapter:
-            return {}  # its base has them
+            return {}  # its base model has them
         if self.is_ours and not self.config.get("auto_map"):
             raise UserError(
                 f"{self.path / 'config.json'} has no auto_map, so the model cannot load without anyformer; load it "
                 f"with from_pretrained and save it again"
             )
-        found: dict[str, Path] = {}
-        wanted = _auto_map_modules(self.auto_map)
-        while wanted:
-            name = f"{wanted.pop()}.py"
-            if name in found:
+        files: dict[str, Path] = {}
+        modules = _auto_map_modules(self.auto_map)
+        while modules:
+            name = f"{modules.pop()}.py"
+            if name in files:
                 continue
             file = self.path / name
             if not file.is_file() and self.is_ours:
                 file = OUR_CODE / name
             if not file.is_file():
                 raise UserError(f"{self.path} lacks {name}, which its code needs; save the model again to write it")
-            found[name] = file
-            wanted |= set(get_relative_imports(file))
-        self._check_one_version(found)
-        return dict(sorted(found.items()))
+            files[name] = file
+            modules |= set(get_relative_imports(file))
+        self._check_one_version(files)
+        return dict(sorted(files.items()))
 
     def _check_one_version(self, files: dict[str, Path]) -> None:
         supplied = [name for name, file in files.items() if file.parent == OUR_CODE]
@@ -125,7 +125,7 @@ class ModelFolder:
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:
-    """{tensor: its numbers} of a safetensors file, from its header; raises UserError for a file that is none."""
+    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -137,13 +137,13 @@ def tensor_sizes(file: Path) -> dict[str, int]:
 
 
 def remove_supplied_code(folder: Path) -> None:
-    """Delete from a saved model of ours the code files that the installed package has just the same.
+    """Delete from a saved anyformer model the code files that the installed package has, too, byte for byte.
 
     `from_pretrained` with the package needs none, and `code_files` supplies them again.
     """
     for file in folder.glob("*.py"):
-        own = OUR_CODE / file.name
-        if own.is_file() and own.read_bytes() == file.read_bytes():
+        installed = OUR_CODE / file.name
+        if installed.is_file() and installed.read_bytes() == file.read_bytes():
             file.unlink()
 
 
@@ -166,7 +166,7 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
 
 
 def read_json(file: Path, way_out: str = "save the model again") -> Any:
-    """The content of a JSON file; raises UserError, which names the way out, where it is none."""
+    """The content of a JSON file; raises UserError, which ends with `way_out`, for other content."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

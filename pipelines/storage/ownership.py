@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: files that can hold code are loaded from one's own folder alone, and only as written.
+"""Ownership of checkpoints: files that can hold code are loaded only from the user's folders, and only unchanged.
 
 DeepSpeed and FSDP read their parts of a checkpoint with pickle, which runs what a file tells it to.
 """
@@ -11,7 +11,7 @@ from .checkpoints import MANIFEST
 
 
 def find_foreign(checkpoint: Path) -> str | None:
-    """What in a checkpoint, whose manifest has been verified, is not this user's; None: all is, and all is listed."""
+    """A path of a verified checkpoint that is a link, another user's or not in the manifest, in words; None: none."""
     listed = set(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     for path in (checkpoint.parent, checkpoint, *sorted(checkpoint.rglob("*"))):
         name = "the folder" if path in (checkpoint, checkpoint.parent) else str(path.relative_to(checkpoint))

@@ -11,7 +11,7 @@ from typing import IO
 
 
 def _zstd():
-    """The module that reads zstd: Python's own from 3.14 on, the same one as a package before."""
+    """The module that reads zstd: Python's own from 3.14 on, its backport before."""
     try:
         from compression import zstd
     except ImportError:
@@ -49,8 +49,8 @@ def unpacked_name(name: str) -> str:
 def open_packed(path: Path) -> IO[bytes]:
     """The file's bytes, unpacked where its suffix says that they are packed; a buffered stream.
 
-    Raises OSError where it cannot be opened, also for want of a package. Of errors in reading `is_damage` tells those
-    of a damaged file.
+    Raises OSError where it cannot be opened, also because a package is missing. `is_damage` tells whether an error in
+    reading it means that it is damaged.
     """
     return PACKED.get(path.suffix.lower(), ("", open))[1](path, "rb")
 

@@ -1,6 +1,6 @@
 """The code of position schemes and kinds of attention that plug-ins have added, saved with a model that uses them.
 
-A folder's `auto_map` then names a file that imports the plug-in, which registers its parts, and then the family's own.
+A folder's `auto_map` then names a file that imports the plug-in, which registers its parts, then the family's module.
 """
 
 import ast
@@ -23,9 +23,9 @@ ROLES = ("position", "patch position", "scheme attention", "attention", "mask")
 def plugin_code(config) -> dict[str, str]:
     """{name of a file: source} of the plug-ins whose scheme or kind of attention a config names.
 
-    Raises UserError for a plug-in that imports other parts of anyformer than its models, which do not travel.
+    Raises UserError for a plug-in that imports other parts of anyformer than modeling, which are not saved.
     """
-    if not hasattr(config, "attention_kinds"):  # another library's
+    if not hasattr(config, "attention_kinds"):  # a config of another library
         return {}
     names = {config.position_encoding, *config.attention_kinds}
     made = [implementation(role, name) for role in ROLES for name in names]
@@ -36,7 +36,7 @@ def plugin_code(config) -> dict[str, str]:
 
 
 def _with_siblings(file: Path) -> str:
-    """The source of a plug-in as it stands beside the files of modeling/: it imports from them with one dot."""
+    """The source of a plug-in as saved beside the files of modeling/, from which it then imports with one dot."""
     source = file.read_text(encoding="utf-8")
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):

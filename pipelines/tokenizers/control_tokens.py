@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from ..lazy import tokenizers, transformers
 
-_UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode keeps it free for what programs tell themselves
+_UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode reserves it for internal use by programs
 
 
 def text_backend(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """A copy that reads texts alone: it neither cuts nor pads, and takes no control token from a text.
+    """A copy that reads plain text only: it neither truncates nor pads, and recognises no control token in a text.
 
-    Control tokens keep their ids under names that no text holds. The switch of tokenizers, `encode_special_tokens`, is
-    not enough: vocabularies of Unigram and WordLevel hold control tokens as words, and no copy keeps the switch.
+    Control tokens keep their ids under names that no text holds. The tokenizers library's `encode_special_tokens` is
+    not enough: vocabularies of Unigram and WordLevel hold control tokens as words, and copies lose the setting.
     """
     state = json.loads(backend.to_str())
     state["truncation"] = state["padding"] = None
@@ -36,13 +36,13 @@ def text_backend(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
 
 
 def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transformers.PreTrainedTokenizerFast":
-    """A copy for calls with texts: control tokens stand around them, none is taken from them.
+    """A copy for calls with texts: it puts control tokens around them, but recognises none in them.
 
     A copy also because truncation stays switched on in a tokenizer that was called with it, and would be saved.
     """
     copied = copy.deepcopy(tokenizer)
     copied.split_special_tokens = True
-    if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):  # such a one finds its languages by their names
+    if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):  # these tokenizers find languages by token names
         copied._tokenizer = text_backend(tokenizer.backend_tokenizer)
     return copied
 
@@ -56,11 +56,11 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """How often each of them is written in the texts."""
+        """How often each control token is written in the texts."""
         return Counter(name for text in texts for name in self._pattern.findall(text))
 
     def hide(self, text: str) -> str:
-        """The text with a mark in place of each of them; `split` finds the marks again."""
+        """The text with a mark in place of each control token; `split` finds the marks again."""
         return self._pattern.sub(lambda found: _UNWRITTEN + chr(2**20 + self.names.index(found[0])), text)
 
     def split(self, text: str) -> list[tuple[str, str | None]]:

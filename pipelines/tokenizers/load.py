@@ -21,9 +21,9 @@ _CHUNK = 2**20  # characters; the trainers keep several times a text's size in m
 
 
 def planned_size(section: TokenizerSection) -> int | None:
-    """Entries of the tokenizer of a recipe before there is any text; None: of a pretrained one, which is not loaded.
+    """The vocabulary size of a recipe's tokenizer before any text is read; None for a pretrained one.
 
-    A character tokenizer has as many as the text has characters, of which ASSUMED_CHARACTERS are assumed.
+    A character tokenizer has an entry for each character of the text; ASSUMED_CHARACTERS are assumed.
     """
     if section.name_or_path is not None:
         return None
@@ -42,8 +42,8 @@ def train_or_load_tokenizer(
 
     corpus: a data.documents.Corpus.
 
-    A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest is its
-    framing's (None: as `none`; an Objective fills in what it needs):
+    A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest
+    depends on the framing (None: as `none`; an Objective fills in what it needs):
     none: `<|endoftext|>` is beginning and end of text, and nothing is put around a text.
     cls_sep: `<|cls|>` text `<|sep|>`, and for a pair `<|cls|>` a `<|sep|>` b `<|sep|>` with token_type_ids 0 and 1; the
     two are beginning and end of text as well, and there is a `<|mask|>`.
@@ -68,13 +68,13 @@ def train_or_load_tokenizer(
 
 
 def tokenizer_fingerprint(tokenizer: "transformers.PreTrainedTokenizerFast") -> str:
-    """Equal for tokenizers that give every text the same tokens and frame it with the same ones."""
+    """Equal for tokenizers that give every text the same tokens and frame it with the same special tokens."""
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
     return sha([plain_backend(tokenizer).to_str(), ids])
 
 
 def plain_backend(tokenizer: "transformers.PreTrainedTokenizerFast") -> "tokenizers.Tokenizer":
-    """The tokenizers.Tokenizer inside where it neither cuts nor pads, else a copy that does not."""
+    """The tokenizers.Tokenizer inside if it neither truncates nor pads, else a copy that does neither."""
     backend = tokenizer.backend_tokenizer
     if backend.truncation is None and backend.padding is None:
         return backend
@@ -133,7 +133,7 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Any) -> str:
 def _train(
     plan: Plan, section: TokenizerSection, corpus: Any, progress: bool
 ) -> "transformers.PreTrainedTokenizerFast":
-    # tokenizers' own bars break lines on a terminal that is not theirs alone.
+    # The progress bars of tokenizers break lines on a terminal to which others write, too.
     with working("training the tokenizer") if progress else nullcontext():
         backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan)
     begin, end = begin_and_end(section.framing)
@@ -158,7 +158,7 @@ def _train(
 
 
 def _placeholder(token: str, section: TokenizerSection):
-    """A token that stands for words, taking the space before it where words carry theirs, as RoBERTa's mask does.
+    """A token in place of words, which takes the space before it where words carry theirs, as RoBERTa's mask does.
 
     Otherwise "a <|mask|> b" would hold a token for the space before the mask, which no training row does.
     """

@@ -1,6 +1,6 @@
 """Training of the five kinds of tokenizer with the tokenizers library, each deterministic.
 
-Deterministic needs care: the trainers keep words in hash maps whose order differs from run to run, which leaks into the
+Determinism needs care: the trainers keep words in hash maps whose order differs from run to run, which leaks into the
 numbering of WordPiece's alphabet and into the last digits of Unigram's scores.
 """
 
@@ -19,7 +19,7 @@ DEFAULT_VOCAB_SIZE = 8192
 _WORDS = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+| +(?= )|\s"
 
 _SPACE = "▁"  # SentencePiece's mark for a space
-# A code point that Unicode keeps for uses like this one, and which text does not hold (and if it does, it comes back).
+# A code point that Unicode reserves for such uses. Texts do not hold it; if one does, it is escaped and comes back.
 _ESCAPE = "\ufdd0"
 _CHARACTER_COVERAGE = 0.9995  # SentencePiece's default; the rarer characters are written in bytes
 
@@ -55,8 +55,8 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     """BPE over characters as SentencePiece makes it for LLaMA-2 and Mistral: `▁` for a space, rare characters in bytes.
 
     Every text comes back exactly, and no text is unknown. Two things differ from LLaMA-2's. No space is put in front of
-    a text, so that the tokens of " a" and "a" differ and a text can be cut into parts; there is nothing to strip from
-    the front of a decoded text, then. And a `▁` of the text itself is escaped, so that it is no space afterwards.
+    a text, so that the tokens of " a" and "a" differ, a text can be cut into parts, and nothing needs to be stripped
+    from the front of a decoded text. And a `▁` of the text itself is escaped, so that it is not decoded as a space.
     """
 
     def untrained(model):
@@ -77,10 +77,10 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     letters = {"initial_alphabet": [_SPACE, *alphabet], "limit_alphabet": 1 + len(alphabet)}  # no other character
     trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=first, **letters)
     tokenizer = untrained(tk.models.BPE())
-    # The trainer leaves out characters without an entry and would merge what stands around them.
+    # The trainer leaves out characters without an entry and would merge their neighbours.
     apart = str.maketrans(dict.fromkeys(rare, "\n"))
     tokenizer.train_from_iterator((text.translate(apart) if rare else text for text in texts()), trainer)
-    model = json.loads(tokenizer.to_str())["model"]  # the tokenizer itself takes the bytes for special tokens
+    model = json.loads(tokenizer.to_str())["model"]  # `tokenizer` itself takes the byte tokens for special
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = untrained(tk.models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True))
     tokenizer.add_special_tokens(plan.special)
@@ -88,23 +88,23 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
 
 
 def _covering_alphabet(texts: Texts, most: int) -> tuple[list[str], list[str]]:
-    """The commonest characters, which make up 99.95 % of the text but are at most `most`, and the other ones.
+    """The most frequent characters, up to 99.95 % of the text but at most `most`, and the other ones.
 
-    Without the space, which always has an entry, and the two characters that stand for something else.
+    Neither holds the space, which always has an entry, or _SPACE and _ESCAPE, which stand for something else.
     """
     counts: Counter[str] = Counter()
     for text in texts():
         counts.update(text)
-    wanted = _CHARACTER_COVERAGE * counts.total()
+    target = _CHARACTER_COVERAGE * counts.total()
     covered = counts.pop(" ", 0)
     for character in (_SPACE, _ESCAPE):
         covered += counts.pop(character, 0)
     ordered = sorted(counts, key=lambda character: (-counts[character], character))
-    kept = 0
-    while kept < min(most, len(ordered)) and covered < wanted:
-        covered += counts[ordered[kept]]
-        kept += 1
-    return ordered[:kept], ordered[kept:]
+    number = 0
+    while number < min(most, len(ordered)) and covered < target:
+        covered += counts[ordered[number]]
+        number += 1
+    return ordered[:number], ordered[number:]
 
 
 def train_wordpiece(texts: Texts, plan: Plan):
@@ -167,10 +167,10 @@ def _words_with_marked_spaces():
 
 
 def _with_settled_scores(tokenizer, special: list[str]):
-    """The tokenizer with reproducible scores, pieces in order of them.
+    """The tokenizer with reproducible scores, its pieces ordered by score.
 
-    The trainer sums in the order of a hash map, so its scores are equal to about 1e-11 only: four decimals are kept.
-    And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that order: all get the lowest.
+    The trainer sums in the order of a hash map, so that its scores agree to about 1e-11 only: four decimals are kept.
+    Characters that won no place get, in that order, the lowest score plus 0.0001, 0.0002, ...: here all get the lowest.
     """
     state = json.loads(tokenizer.to_str())
     scores = {piece: score for piece, score in state["model"]["vocab"] if piece not in special}
@@ -204,16 +204,16 @@ def train_char(texts: Texts, plan: Plan):
 
 
 def _trainer(kind, plan: Plan, **options):
-    """A trainer of the plan's size, without a bar of its own."""
+    """A trainer of the plan's size, without a progress bar."""
     settings = {"vocab_size": plan.vocab_size, "min_frequency": plan.min_frequency, "show_progress": False}
     return kind(**settings | options)
 
 
 def _characters(texts: Texts, change: Callable[[str], str] = str) -> set[str]:
-    found: set[str] = set()
+    characters: set[str] = set()
     for text in texts():
-        found.update(change(text))
-    return found
+        characters.update(change(text))
+    return characters
 
 
 def _require(plan: Plan, smallest: int, reason: str) -> None:

@@ -11,17 +11,17 @@ WORD_MARK = "▁"  # SentencePiece's space
 SENTENCE_ENDS, WIDE_ENDS = ".!?…", "。！？"  # after the latter no space follows
 CLOSERS, OPENERS = "\"'”’»)]", "\"'“‘«([¿¡—–-"
 SIGN_BYTES = (0xC2, 0xE2, 0xF0)  # first bytes, in UTF-8, of blocks of signs: « and °, quotes and dashes, emoji
-PIECE, BEFORE = 2**22, 256  # tokens looked at together; tokens of the piece before that are looked at once more
+PIECE, BEFORE = 2**22, 256  # tokens read at once; tokens before them that are read again as context
 
 
 class WordMarks:
     """Word and sentence beginnings of token ids of one vocabulary.
 
     A token continues the word of the token before it where its mark says so (WordPiece's ##, the rest of a character in
-    bytes), or where both meet in the same kind of character, letters, digits, signs or white space, without a space
-    between them: the division that byte-level BPE and Unigram make before they look for tokens, read off the
-    vocabulary. A space belongs to the word after it. Of a character that falls into several tokens the first byte says
-    what it counts as, a letter or a sign.
+    bytes), or where both meet in characters of the same kind (letters, digits, signs, white space) without a space
+    between them: this is the pre-tokenization of byte-level BPE and Unigram, read off the vocabulary. A space belongs
+    to the word after it. If a character falls into several tokens, its first byte decides whether it counts as a letter
+    or as a sign.
 
     after_space: int array, the entry of the same text with a space before it; where there is none, the entry itself.
     """
@@ -32,15 +32,15 @@ class WordMarks:
         size = max(vocabulary.values()) + 1
         self.spaced = np.zeros(size, dtype=bool)  # begins with white space, and has more than that
         self.lone = np.zeros(size, dtype=bool)  # a space alone, which the rest of its word may follow
-        self.continues = np.zeros(size, dtype=bool)  # can only go on with the token before it
+        self.continues = np.zeros(size, dtype=bool)  # can only continue the token before it
         self.hangs = np.zeros(size, dtype=bool)  # holds only bytes of the character that the token before it begins
         self.first = np.full(size, LETTER, dtype=np.int8)  # kinds of the first and the last character
         self.last = np.full(size, LETTER, dtype=np.int8)
-        self.ends = np.zeros(size, dtype=bool)  # the sign that ends a sentence is its last one, closing ones aside
+        self.ends = np.zeros(size, dtype=bool)  # its last sign, closing ones aside, ends a sentence
         self.ends_wide = np.zeros(size, dtype=bool)
         self.passes = np.zeros(size, dtype=bool)  # white space or closing signs: neither ends nor begins a sentence
-        self.opens = np.zeros(size, dtype=bool)  # a sentence could begin so
-        self.lines = np.zeros(size, dtype=np.int8)  # line breaks in it
+        self.opens = np.zeros(size, dtype=bool)  # a sentence can begin with it
+        self.lines = np.zeros(size, dtype=np.int8)  # number of line breaks in it, at most 2
         read = TokenText(tokenizer.backend_tokenizer)
         # Where the vocabulary knows no spaces, each token that continues nothing may begin a word and a sentence.
         self.writes_spaces = read.writes_spaces
@@ -95,26 +95,26 @@ class WordMarks:
         """Places (int64, ascending, without 0) at which a sentence begins in an array of ids.
 
         It does after a token that ends in . ! ? or …, closing quotes and brackets and white space aside, at a word with
-        a space before it that is not written small (where the vocabulary knows capitals); and after an empty line.
+        a space before it that has no lower-case initial (if the vocabulary has capitals); and after an empty line.
         """
-        found = []
+        starts = []
         for begin in range(0, len(ids), PIECE):
             from_ = max(begin - BEFORE, 0)
             places = from_ + self._sentence_starts(np.asarray(ids[from_ : begin + PIECE]))
-            found.append(places[places >= max(begin, 1)])
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+            starts.append(places[places >= max(begin, 1)])
+        return np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
 
     def _sentence_starts(self, ids: np.ndarray) -> np.ndarray:
         passes, places = self.passes[ids], np.arange(len(ids))
         # The last token before each one that is more than white space and closing signs.
         solid = np.maximum.accumulate(np.where(passes, 0, places))[:-1]
-        here, said = ids[1:], ids[solid]
+        here, ending = ids[1:], ids[solid]
         lines = np.cumsum(self.lines[ids])
         breaks = lines[:-1] - lines[solid]
-        apart = self.spaced[here] | (self.last[ids[:-1]] == SPACE) | self.ends_wide[said]
+        apart = self.spaced[here] | (self.last[ids[:-1]] == SPACE) | self.ends_wide[ending]
         if not self.writes_spaces:
             apart[:] = True
-        after_end = self.ends[said] & apart & self.opens[here]
+        after_end = self.ends[ending] & apart & self.opens[here]
         starts = ~passes[1:] & ~self.continues[here] & (after_end | (breaks >= 2))
         return places[1:][starts]
 
@@ -131,7 +131,7 @@ def kind_of(character: str) -> int:
 class TokenText:
     """Entry of a vocabulary -> (its text with the spaces around it, whether it can only continue the entry before it).
 
-    Made for the marks that the kinds of tokenizer write: ## (WordPiece), bytes as letters (byte-level BPE), ▁ and
+    Reads the marks of all kinds of tokenizers: ## (WordPiece), bytes as letters (byte-level BPE), ▁ and
     <0x0A> (SentencePiece), </w> at words' ends.
     """
 

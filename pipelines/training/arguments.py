@@ -1,4 +1,4 @@
-"""TrainingArguments of transformers from a recipe's training section, with safe values for Trainer's other options."""
+"""transformers' TrainingArguments from a recipe's training section, with safe values for Trainer's other options."""
 
 import os
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ CHECKPOINTING = next(
 
 
 def resolve_bf16(section: TrainingSection, device_type: str) -> bool:
-    """Whether training runs under bfloat16 autocast; `auto` leaves fp16 to who asks for it."""
+    """Whether training runs under bfloat16 autocast; with `auto` it does not where the recipe sets fp16."""
     if section.bf16 == "auto":
         return not section.extra.get("fp16") and prefers_bf16(device_type)
     return section.bf16
 
 
 def computes_in_half(section: TrainingSection) -> bool:
-    """Whether training, and evaluation by a trainer, run in bf16 or fp16 on this machine."""
+    """Whether training and the trainer's evaluations run in bf16 or fp16 on this machine."""
     return resolve_bf16(section, device_type()) or bool(section.extra.get("fp16"))
 
 
@@ -50,14 +50,14 @@ def device_type() -> str:
 
 
 def data_ranks(section: TrainingSection, world_size: int) -> int:
-    """Of so many processes those that read rows of their own."""
+    """The number of processes, out of `world_size`, that read different rows."""
     return max(1, world_size // sharing_rows(section.parallelism))
 
 
 def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> int | None:
     """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known.
 
-    per_step: rows of a step, of which an epoch's last one may have fewer.
+    per_step: rows of a step; the last step of an epoch may have fewer.
     """
     if section.max_steps > 0:
         return section.max_steps
@@ -67,7 +67,7 @@ def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> in
 
 
 def steps_of_epoch(rows: int, per_step: int) -> int:
-    """Optimizer steps of a pass over so many rows."""
+    """Optimizer steps of one pass over the rows."""
     return max(1, -(-rows // per_step))
 
 
@@ -80,20 +80,20 @@ def rows_of(arguments: TrainingArguments) -> int:
 def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: int | None = None) -> TrainingArguments:
     """Build TrainingArguments, which starts the process group.
 
-    engine: of the run; None: the one that recipe and launcher ask for. per_step: rows of a step of the run that goes
-    on, whose processes may have been more or fewer; None: as the recipe says.
+    engine: of the run; None: the one that recipe and launcher ask for. per_step: rows of a step of a resumed run, which
+    may have had another number of processes; None: as the recipe says.
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
-    recipe = settled(recipe, 1)  # where nothing has said how many rows there are, no step has begun either
+    recipe = settled(recipe, 1)  # 1 stands in for the steps of an epoch, until the data is prepared
     section, device = recipe.training, device_type()
-    if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
+    if device == "cpu":  # accelerate imports DeepSpeed if it is installed, which then searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
     for tracker in set(trackers) - {"none"}:
         need_package(f"training.report_to={tracker}", tracker, tracker)
     check_lora(recipe)
-    # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
+    # Left out: Trainer would compile the whole model, which takes minutes (see compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
     if extra.get("fp16") and device == "cpu":
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
@@ -113,16 +113,16 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     with refusals():
         arguments = TrainingArguments(**(values | extra))
     if arguments.device.type == "cpu":  # transformers < 5.23
-        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
+        # With several processes the device is cpu:0, cpu:1, ..., and torch cannot load a checkpoint onto those.
         vars(arguments)["_setup_devices"] = torch.device("cpu")
-    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
+    arguments.sharing_rows = sharing_rows(section.parallelism)  # number of processes that read the same rows
     return arguments
 
 
 def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | None, device: str) -> dict:
-    """What the recipe's own settings are in TrainingArguments.
+    """The values of TrainingArguments that follow from the recipe.
 
-    micro_batch: rows of a forward pass, of which a step has `accumulated`. total: steps of the run; None: not known.
+    micro_batch: rows of a forward pass. accumulated: forward passes of a step. total: steps of the run; None: unknown.
     """
     section = recipe.training
     scheduler, scheduler_kwargs = schedule(section, total)
@@ -139,7 +139,7 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "optim": optimizer_of(section.optim).runs_as or section.optim,
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
-        # Norms of parts the engine sees to; Trainer clips nothing then.
+        # With a norm for each part of the model the engine clips the gradients, and Trainer must not.
         "max_grad_norm": 0.0 if isinstance(section.max_grad_norm, PartNorms) else section.max_grad_norm,
         "lr_scheduler_type": scheduler,
         "lr_scheduler_kwargs": scheduler_kwargs,
@@ -150,7 +150,7 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "save_steps": section.save_steps,
         "save_total_limit": section.save_total_limit,
         "report_to": section.report_to,
-        "run_name": os.path.basename(os.path.abspath(section.output_dir)),  # as trackers call it
+        "run_name": os.path.basename(os.path.abspath(section.output_dir)),  # shown by trackers
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,
@@ -158,24 +158,24 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         **safe_values(device),
     }
     if device == "cuda" and section.parallelism is not None and section.parallelism.fsdp_cpu_offload:
-        values["ddp_backend"] = "cuda:nccl,cpu:gloo"  # norms of gradients are summed where these lie
-    shared = parallelism_config(recipe)
-    if shared is not None:
-        values["parallelism_config"] = shared
-        values["dataloader_drop_last"] = True  # processes hand each other their batches, which have to be of one shape
+        values["ddp_backend"] = "cuda:nccl,cpu:gloo"  # gradients, and the sums of their norms, are on the CPU
+    sharing = parallelism_config(recipe)
+    if sharing is not None:
+        values["parallelism_config"] = sharing
+        values["dataloader_drop_last"] = True  # processes exchange their batches, which must be of one shape
     return values
 
 
 def safe_values(device: str) -> dict:
-    """Options of Trainer that are the same in every run."""
+    """Values of TrainingArguments that are the same in every run on a device."""
     return {
-        # Without an accelerator the process group must be gloo; with one this stays off.
+        # Needed without an accelerator, for a process group of gloo.
         "use_cpu": device == "cpu",
-        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
+        # The default hides NaN in the logged loss; LossGuard stops the run instead.
         "logging_nan_inf_filter": False,
-        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
+        # True costs a second traversal of the graph at every step, and every parameter gets a gradient anyway.
         "ddp_find_unused_parameters": False,
-        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
+        # Rows hold the model's inputs and sample ids, which the trainer removes.
         "remove_unused_columns": False,
         "prediction_loss_only": True,
         "disable_tqdm": True,
@@ -186,7 +186,7 @@ def safe_values(device: str) -> dict:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise UserError where transformers or torch refuses settings of the training section in the block."""
+    """In the block, errors that transformers or torch raise for training settings become UserErrors."""
     try:
         yield
     except (ValueError, TypeError, ImportError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""The end of a run: the model is averaged, measured, saved, looked at, described and published."""
+"""The end of a run: the model is averaged, evaluated, saved, sampled from, described and published."""
 
 import math
 import os
@@ -32,9 +32,9 @@ from .session import Session
 
 
 def complete(session: Session, trainer, resumed_at: int | None) -> None:
-    """Make the run's folder of a trained model: a finished run, with its metrics, samples, card and report.
+    """Turn the folder of a trained model into that of a finished run, with metrics, samples, card and report.
 
-    resumed_at: the step that this command went on from; None: it began.
+    resumed_at: the step from which this command resumed the run; None: it began the run.
     """
     validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
     average(session, trainer)
@@ -52,19 +52,19 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     # After the last barrier: a failed upload cannot hang the other processes.
     if session.is_main:
         facts = facts_of(session, trainer, metrics, samples, trained, validations) | spent
-        facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command
+        facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command alone
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at
         if classes:
             write_atomically(session.folder.path / CLASSES_FILE, json_text(classes))
-        write_finished(session, finite(facts))  # finite: the result reads the same when it is printed again
+        write_finished(session, finite(facts))  # NaN becomes null: the result prints the same from run.json
         for tracker in trainer.trackers:
             with spoken("samples and report of the tracker", session.folder.path):
                 tracker.show(samples, session.folder.path / REPORT)
 
 
 def write_finished(session: Session, facts: dict) -> None:
-    """Complete the run's folder; run.json says that it is finished when all else is there. Main process alone."""
+    """Write card, report and run.json, whose status is "finished" only after all else. Only for the main process."""
     folder = session.folder
     folder.write(COMPLETING, **facts)
     with working("writing card and report"):
@@ -79,7 +79,7 @@ def write_finished(session: Session, facts: dict) -> None:
 
 
 def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, validations) -> dict:
-    """What run.json says of a trained model. trained: parameters that the training changed."""
+    """The entries of run.json about a trained model. trained: number of parameters that the training changed."""
     facts = {
         "metrics": metrics,
         "parameters": session.engine.parameters_of(trainer.model),
@@ -90,7 +90,7 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "rows_per_step": rows_of(session.arguments),
         **session.facts_of_stages(),
         "hardware": hardware_words(session.arguments.device),
-        "engine": session.engine.running(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
+        "engine": session.engine.running(trainer.model_wrapped),  # by the wrapper: DDP, DeepSpeedEngine, a mesh, ...
         "backends": backends_of(plain(trainer.model)),
         "samples": samples,
         "validations": validations,
@@ -105,19 +105,18 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
 
 def average(session: Session, trainer) -> None:
     """Average the newest checkpoints where the recipe asks for it."""
-    wanted = session.recipe.evaluation.average_checkpoints
-    if wanted is not None:
-        number = trainer.load_average(wanted)
+    most = session.recipe.evaluation.average_checkpoints
+    if most is not None:
+        number = trainer.load_average(most)
         if session.is_main and not session.quiet:
             print(f"the final model is the mean of the newest {number} checkpoints")
 
 
 def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
-    """({"validation_loss": ..., "test_perplexity": ...}, {split: how single classes came off}) of whole splits.
+    """Evaluate whole splits: ({"validation_loss": ..., "test_perplexity": ...}, {split: report of each class}).
 
-    The latter of tasks that have classes, in the main process.
-
-    What is measured on the finished model's own answers comes later, in `look_at_finished`.
+    Only tasks with classes have reports, and only in the main process. Metrics of generated answers are measured later,
+    in `look_at_finished`.
     """
     metrics, classes, data = {}, {}, session.data
     for split, rows in data.rows.items():
@@ -125,9 +124,9 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
             continue
         measured = trainer.evaluate(rows, metric_key_prefix=split)
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
-        own = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
-        own |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
-        metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | own).items()}
+        computed = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
+        computed |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
+        metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | computed).items()}
         if session.is_main:
             with spoken(CLASSES_FILE, session.folder.path):
                 report = data.objective.class_report(rows, range(len(rows)), data.sources[split])
@@ -136,7 +135,7 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
 
 
 def check_finite(session: Session, metrics: dict) -> None:
-    """Raise UserError where the loss of the final model on a whole split is NaN or infinite."""
+    """Raise UserError if the final model's loss on the validation or test split is NaN or infinite."""
     for split in ("validation", "test"):
         loss = metrics.get(f"{split}_loss", 0.0)
         if not math.isfinite(loss):
@@ -148,9 +147,9 @@ def check_finite(session: Session, metrics: dict) -> None:
 
 
 def finished_model(session: Session) -> FinishedModel:
-    """The model of the saved files, which is loaded when it is first asked for.
+    """The saved model, loaded from its files when it is first used.
 
-    So they are proved to load, and it does not matter how the engine has split the trained one.
+    This proves that the files load, and works however the engine has split the trained model.
     """
     arguments, folder = session.arguments, session.recipe.training.output_dir
 
@@ -163,7 +162,7 @@ def finished_model(session: Session) -> FinishedModel:
 
 
 def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, list[dict]]:
-    """Metrics and samples that the finished model gives."""
+    """(metrics, samples) of what the finished model generates."""
     from accelerate.utils import gather_object
 
     arguments, objective = session.arguments, session.data.objective
@@ -172,15 +171,15 @@ def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, l
         return {}, []
     if where == "all":
         finished.index, finished.count, finished.gather = arguments.process_index, arguments.world_size, gather_object
-    # Under ZeRO-3 a model would be loaded in shards, by processes that are not here.
+    # Under ZeRO-3 transformers would shard the model over all processes, but not all of them may load it here.
     with whole_weights(arguments):
         return objective.finish(finished, session.data.rows)
 
 
 def save_final(session: Session, trainer) -> None:
-    """Save the finished model into the run folder: written beside it first, then moved, its config last.
+    """Save the finished model into the run folder: it is written into a staging folder, then moved, its config last.
 
-    The objective's files are there before it: other libraries would load the model otherwise without them.
+    The objective's files are written before: without them other libraries would load the model in another way.
     """
     folder, lora = session.folder.path, session.recipe.training.lora
     staged = folder / STAGING / "final"
@@ -202,9 +201,9 @@ def save_final(session: Session, trainer) -> None:
 
 
 def publish_finished(session: Session, facts: dict) -> None:
-    """Push to the Hub where the recipe asks for it and it has not happened yet: a failed upload is tried again."""
-    asked = session.recipe.publish
-    if asked.repo_id is None or facts.get("published") == asked.repo_id:
+    """Push the model to the Hub if the recipe asks for it and no earlier command has; a failed upload is retried."""
+    settings = session.recipe.publish
+    if settings.repo_id is None or facts.get("published") == settings.repo_id:
         return
-    publish(session.folder.path, asked.repo_id, private=asked.private, license=asked.license)
-    session.folder.add(published=asked.repo_id)
+    publish(session.folder.path, settings.repo_id, private=settings.private, license=settings.license)
+    session.folder.add(published=settings.repo_id)

@@ -1,4 +1,4 @@
-"""The learning rate over a run: transformers' schedules, warm-up above zero, and stretches that begin again."""
+"""The learning rate over a run: transformers' schedules, warm-up from above zero, restarts and stages."""
 
 import math
 from bisect import bisect_right
@@ -14,14 +14,14 @@ from ..plugins import SCHEDULES
 from ..recipes.schema import Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, StageRates, rates_of
 
-# min_lr_rate turns plain cosine into transformers' cosine with a floor.
+# With one of these arguments, `cosine` means transformers' cosine_with_min_lr.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
 
 
 def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, dict]:
-    """(transformers' name, its arguments) of the schedule; `wsd` decays over the last `decay_steps` of all steps."""
+    """(transformers' name of the schedule, its arguments); `wsd` decays over the last `decay_steps` of all steps."""
     name, kwargs = section.lr_scheduler_type, dict(section.lr_scheduler_kwargs)
-    if name in SCHEDULES:  # a plug-in's, whose shares replace those of this one (share_of_steps)
+    if name in SCHEDULES:  # a plug-in's schedule, which later replaces this one (share_of_steps)
         return "constant", {}
     if name == "cosine" and COSINE_FLOORS & kwargs.keys():
         name = "cosine_with_min_lr"
@@ -36,10 +36,10 @@ def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, di
 
 
 def begin_above_zero(scheduler, warmup_steps: int) -> None:
-    """Change a scheduler of transformers so that step s of w warm-up steps (from 0) has the share (s + 1) / (w + 1).
+    """Change a transformers scheduler so that warm-up step s (from 0) of w has the share (s + 1) / (w + 1) of the peak.
 
-    It had s / w. Steps after the warm-up, and schedules without one, keep their learning rates. torchtitan counts in
-    the same way (components/lr_scheduler.py, linear_warmup_stable_decay).
+    By default it is s / w. Steps after the warm-up, and schedules without one, keep their learning rates. torchtitan
+    does the same (components/lr_scheduler.py, linear_warmup_stable_decay).
     """
     if not isinstance(scheduler, LambdaLR) or warmup_steps < 1:
         return
@@ -47,7 +47,7 @@ def begin_above_zero(scheduler, warmup_steps: int) -> None:
 
 
 def replace_shares(scheduler: LambdaLR, shares: list[Callable[[int], float]]) -> None:
-    """Give a scheduler other functions from steps to shares of the peak, one for each group of parameters."""
+    """Replace a scheduler's functions from steps to shares of the peak, one for each group of parameters."""
     scheduler.lr_lambdas = shares
     rates = [base * factor(scheduler.last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates):
@@ -56,18 +56,18 @@ def replace_shares(scheduler: LambdaLR, shares: list[Callable[[int], float]]) ->
 
 
 def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[int], float]:
-    if factor(0) > 0:  # cosine_warmup_with_min_lr can be told where to begin
+    if factor(0) > 0:  # the warm-up of cosine_warmup_with_min_lr may begin above zero
         return factor
-    # The schedule itself at a step between its own, so that warm-ups that are not linear keep their shape.
+    # The schedule is read between its own steps, so that warm-ups that are not linear keep their shape.
     stretch = warmup_steps / (warmup_steps + 1)
     return lambda step: factor((step + 1) * stretch if step < warmup_steps else step)
 
 
 def share_of_steps(recipe: Recipe, total: int) -> Callable[[int], float]:
-    """The function from a step, counted from 0, to its share of the peak learning rate in a run of `total` steps.
+    """The function from a step (counted from 0) to its share of the peak learning rate, in a run of `total` steps.
 
-    It begins anew at each of `training.restarts`: every stretch between two of them has the shares of a run of its
-    own length. Stages may say their own. Raises UserError for schedules that follow the losses: no formula gives them.
+    The schedule begins anew at each of `training.restarts`, as in a run that is as long as the stretch up to the next
+    one. Stages may have their own rates. Raises UserError for schedules that depend on the losses.
     """
     if any(stage.learning_rate is not None for stage in recipe.stages):
         return _share_of_stages(recipe)
@@ -83,7 +83,7 @@ def share_of_steps(recipe: Recipe, total: int) -> Callable[[int], float]:
 
 
 def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
-    """The same of one stretch, as transformers' scheduler and `begin_above_zero` make it."""
+    """The same function for one stretch of `total` steps, by transformers' scheduler and `begin_above_zero`."""
     name, kwargs = schedule(section, total)
     warmup = int(section.warmup_steps) if section.warmup_steps >= 1 else math.ceil(total * section.warmup_steps)
     if section.lr_scheduler_type in SCHEDULES:
@@ -100,10 +100,10 @@ def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
 
 
 def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
-    """The same for stages that say their learning rates: each goes on from the share at which the last ended.
+    """The same function for stages with their own learning rates: each goes on from the last one's final share.
 
-    Step s of n, of which w warm up, has the share of transformers' schedule of n steps, w of them warm-up, stretched
-    between the stage's two ends (`begin_above_zero` counts alike).
+    A stage of n steps, w of them warm-up, follows transformers' schedule of n steps with w of warm-up, scaled to its
+    first share, its peak and its final share; the warm-up is counted as by `begin_above_zero`.
     """
     rates = rates_of(recipe)
     starts, parts = [stage.begin for stage, _ in rates], [partial(_share_in_stage, *each) for each in rates]
@@ -120,9 +120,9 @@ def _share_in_stage(stage: Stage, rates: StageRates, step: int) -> float:
     warmup = stage.warmup
     if step < warmup:
         return begin + (peak - begin) * (step + 1) / (warmup + 1)
-    done = min(1.0, (step - warmup) / max(1, stage.steps - warmup))
+    progress = min(1.0, (step - warmup) / max(1, stage.steps - warmup))
     if stage.section.learning_rate == "decay":
-        return peak + (end - peak) * done
+        return peak + (end - peak) * progress
     if stage.section.learning_rate == "cosine":
-        return end + (peak - end) * (1 + math.cos(math.pi * done)) / 2
+        return end + (peak - end) * (1 + math.cos(math.pi * progress)) / 2
     return peak

@@ -1,6 +1,6 @@
-"""LoRA (Hu et al. 2021) through PEFT: matrices of low rank are trained beside the weights of a checkpoint, which stay.
+"""LoRA (Hu et al. 2021) through PEFT: low-rank matrices are trained beside the frozen weights of a checkpoint.
 
-New weights of the model, such as the head of a classifier, are trained and saved whole (PEFT's modules_to_save).
+New weights, such as the head of a classifier, are trained and saved whole (PEFT's modules_to_save).
 """
 
 from collections.abc import Collection, Iterator
@@ -13,12 +13,12 @@ from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft
 from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import LoraSettings, Recipe
 
-# What PEFT calls the heads of transformers' Auto classes; of others it knows the model's class alone.
+# {Auto class: PEFT's task type}; models with other heads get none.
 TASK_TYPES = {head: task for task, head in HEADS_OF_TASKS.items()}
 
 
 def check_lora(recipe: Recipe) -> None:
-    """Raise UserError where the recipe asks for LoRA and it cannot be had here; nothing heavy is imported."""
+    """Raise UserError if the recipe asks for LoRA without PEFT, or on top of an adapter. Imports nothing heavy."""
     if recipe.training.lora is None:
         return
     need_peft("training.lora")
@@ -31,11 +31,11 @@ def check_lora(recipe: Recipe) -> None:
 
 
 def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str], unused: tuple[str, ...] = ()):
-    """The PeftModel around a model: all of its weights are frozen but the adapter's and the new ones.
+    """Wrap a model into a PeftModel, in which only the adapter's weights and the new ones are trained.
 
-    fresh: names of weights that the checkpoint did not have. unused: how the names of weights begin that get no
-    gradient, for which several processes would wait. Raises UserError for target modules that the model does not have,
-    and for new weights that cannot be saved beside an adapter.
+    fresh: names of weights that the checkpoint did not have. unused: prefixes of the names of weights that get no
+    gradient and so no adapter, because DDP would wait for their gradients. Raises UserError for target modules that the
+    model does not have, and for new weights that cannot be saved beside an adapter.
     """
     import peft
 
@@ -55,7 +55,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         task_type=TASK_TYPES.get(auto_class),
     )
     base = model.name_or_path
-    model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # found from any folder
+    model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # valid in any folder
     try:
         with whole_layers(model, whole):
             adapted = peft.get_peft_model(model, config)
@@ -64,33 +64,33 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
             f"training.lora.target_modules={targets!r} does not suit {type(model).__name__} ({first_line(error)}); "
             f"all-linear does"
         ) from error
-    adapted.create_or_update_model_card = lambda folder: None  # README.md is our card
+    adapted.create_or_update_model_card = lambda folder: None  # our model card is README.md, too
     return adapted
 
 
 def left_by_all_linear(model) -> list[str]:
-    """Names of the parameters of experts and routers, which are no linear layers: PEFT's all-linear leaves them."""
-    found = {}
+    """Names of the parameters of experts and routers that PEFT's all-linear skips, because they are no nn.Linear."""
+    names = {}
     for mixture in (module for module in model.modules() if hasattr(module, "experts")):
         for name, part in mixture.named_modules():
             if name and not isinstance(part, torch.nn.Linear):
-                found |= {f"{name}.{own}": None for own, _ in part.named_parameters(recurse=False)}
-    return list(found)
+                names |= {f"{name}.{leaf}": None for leaf, _ in part.named_parameters(recurse=False)}
+    return list(names)
 
 
 @contextmanager
 def whole_layers(model, names: Collection[str]) -> Iterator[None]:
-    """A block in which these layers of a model whose weights are shared (mesh.py) are whole on each process.
+    """In the block the named layers of a model that is split over a mesh (mesh.py) are whole on each process.
 
-    PEFT trains copies of new layers, and nobody would put together a copy that is split. Trainer keeps whole weights
-    that are trained equal on all processes, and takes the mean of their gradients.
+    PEFT trains copies of new layers, and a split copy would never be gathered. Trainer averages the gradients of whole
+    weights, and so keeps them equal on all processes.
     """
     split = {}
     for name, module in model.named_modules():
         if any(name == one or name.endswith(f".{one}") for one in names):
-            for own, parameter in list(module.named_parameters()):
+            for path, parameter in list(module.named_parameters()):
                 if hasattr(parameter, "full_tensor"):
-                    inner, _, leaf = own.rpartition(".")
+                    inner, _, leaf = path.rpartition(".")
                     split[module.get_submodule(inner), leaf] = parameter
     for (module, leaf), parameter in split.items():
         setattr(module, leaf, torch.nn.Parameter(parameter.detach().full_tensor().clone()))
@@ -102,44 +102,44 @@ def whole_layers(model, names: Collection[str]) -> Iterator[None]:
 
 
 def modules_of(model, fresh: Collection[str]) -> list[str]:
-    """The modules that these new weights make up. Raises UserError for a module with other weights as well."""
-    names, found = set(fresh), {}
+    """Names of the modules that consist of new weights. Raises UserError for a module that has other weights, too."""
+    names, modules = set(fresh), {}
     for name in fresh:
         module = name.rpartition(".")[0]
-        others = [f"{module}.{other}" for other, _ in model.get_submodule(module).named_parameters()]
-        if not module or not set(others) <= names:
+        names_inside = [f"{module}.{other}" for other, _ in model.get_submodule(module).named_parameters()]
+        if not module or not set(names_inside) <= names:
             raise UserError(
                 f"training.lora: {name} is new, but stands in no layer of its own, and could not be saved beside an "
                 f"adapter; train without training.lora"
             )
-        found[module] = None
-    return list(found)
+        modules[module] = None
+    return list(modules)
 
 
 def check_modules(model, field: str, wanted: Collection[str]) -> None:
     """Raise UserError for a name that no module of the model ends with."""
-    there = [name for name, _ in model.named_modules() if name]
+    modules = [name for name, _ in model.named_modules() if name]
     for name in wanted:
-        if not any(module == name or module.endswith(f".{name}") for module in there):
-            leaves = dict.fromkeys(module.rpartition(".")[2] for module in there)
+        if not any(module == name or module.endswith(f".{name}") for module in modules):
+            leaves = dict.fromkeys(module.rpartition(".")[2] for module in modules)
             near = did_you_mean(name, [leaf for leaf in leaves if not leaf.isdecimal()])
             raise UserError(f"training.lora.{field}: {type(model).__name__} has no module {name!r}{near}")
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
-    """The model without the wrapper that PEFT puts around it; any other model as it is."""
+    """The model without PEFT's wrapper, if it has one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def is_adapted(model: torch.nn.Module) -> bool:
-    """Whether the weights that are saved of a model are an adapter's."""
+    """Whether PEFT wraps the model, so that only the adapter's weights are saved."""
     return plain(model) is not model
 
 
 def save_adapted_config(model, folder: Path) -> None:
-    """Write what the adapted model's config says, and how it generates, into the folder of its adapter."""
+    """Write the adapted model's config and generation config into the folder of its adapter."""
     model = plain(model)
-    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # a subclass that FSDP2 makes
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP2 makes a subclass
     model.config.to_json_file(str(folder / ADAPTED_CONFIG))
     if model.can_generate():
         model.generation_config.save_pretrained(folder)

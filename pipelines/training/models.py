@@ -1,4 +1,4 @@
-"""From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
+"""Build the model of a recipe: fresh weights of one of our families, or a checkpoint of any architecture."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,21 +27,21 @@ from .transfer import Scale, scale_new_weights, scales_of
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
-    """The config of fresh weights, with vocabulary and special tokens taken from the tokenizer where not set.
+    """The config of a fresh model; vocabulary and special tokens are the tokenizer's unless the recipe sets them.
 
-    tokenizer: None for a model of images. task_fields: what the task adds, such as the names of the classes.
-    Raises UserError where the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
+    tokenizer: None for a model of images. task_fields: fields that the task adds, such as the names of the classes.
+    Raises UserError if the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
     """
     section = recipe.model
-    given = section.fields
+    recipe_fields = section.fields
     if recipe.training.transfer is not None:
-        sizes = [family_config(section.family, fields) for fields in (given, base_fields(recipe))]
-        given = given | multipliers(*sizes)
+        sizes = [family_config(section.family, fields) for fields in (recipe_fields, base_fields(recipe))]
+        recipe_fields = recipe_fields | multipliers(*sizes)
     of_tokens = {}
     if tokenizer is not None:
         of_tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         of_tokens["vocab_size"] = len(tokenizer)
-    fields = {**of_tokens, **task_fields, **given}
+    fields = {**of_tokens, **task_fields, **recipe_fields}
     if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
         raise UserError(
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
@@ -56,10 +56,10 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
 
 
 def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = False):
-    """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
+    """The model to train, in fp32: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`.
 
-    fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
-    data: PreparedData, whose objective or task says which head the model gets.
+    fp32, because autocast needs fp32 master weights: a checkpoint stored in bf16 would otherwise train in pure bf16.
+    data: PreparedData, whose objective decides which head the model gets.
     """
     objective, speaks = data.objective, arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
@@ -71,7 +71,7 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
                 model = built_late(build) if engine.builds_late else build()
                 if recipe.training.transfer is not None:
                     scale_new_weights(model, transferred(recipe, data, model))
-        except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
+        except (ValueError, ImportError) as error:  # no such head in the family, or no such backend on the machine
             explain(error, chosen)
             raise UserError(
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
@@ -89,27 +89,27 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
     if left and speaks:
         print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
-    model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
+    model.name_or_path = recipe.model.name_or_path  # a model that Mesh has split lost it
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 
 
 def transferred(recipe: Recipe, data, model) -> dict[str, Scale]:
-    """What training.transfer multiplies the numbers of the model's weights by."""
+    """{name: Scale} of the model's weights, by training.transfer."""
     sizes, objective = base_fields(recipe), data.objective
-    own = family_config(recipe.model.family, recipe.model.fields).num_hidden_layers
-    base = family_config(recipe.model.family, sizes).num_hidden_layers
-    narrow = replace(recipe, model=replace(recipe.model, fields=sizes | {"num_hidden_layers": own}))
+    layers = family_config(recipe.model.family, recipe.model.fields).num_hidden_layers
+    base_layers = family_config(recipe.model.family, sizes).num_hidden_layers
+    narrow = replace(recipe, model=replace(recipe.model, fields=sizes | {"num_hidden_layers": layers}))
     narrow.training = replace(recipe.training, transfer=None)
     config = model_config(narrow, data.tokenizer, objective.config_fields())
     with torch.device("meta"):
         smaller = getattr(transformers, objective.auto_class).from_config(config)
-    return scales_of(model, smaller, own / base)
+    return scales_of(model, smaller, layers / base_layers)
 
 
 def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[str, str]:
-    """The arguments with which a model is built on the recipe's backends.
+    """The arguments that build a model with the recipe's backends.
 
-    Raises UserError for flex_attention on a CPU, where torch has no gradients of it.
+    Raises UserError for flex_attention on a CPU, where torch has no gradients for it.
     """
     section, half = recipe.model, arguments.bf16 or arguments.fp16
     if section.attn_implementation == "flex_attention" and arguments.device.type == "cpu":
@@ -124,29 +124,28 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
 
 
 def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: bool):
-    """(the checkpoint with the objective's head, names of the weights that it does not have, which a line tells).
+    """(the checkpoint with the objective's head, names of the weights that the checkpoint lacks, which are printed).
 
-    An adapter is added to its base, and the sum trained.
-
-    Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
+    A LoRA adapter is merged into its base. Raises UserError if the checkpoint cannot be loaded, cannot take a field
+    that the recipe sets, or has too small a vocabulary.
     """
     name, objective, tokenizer, chosen = recipe.model.name_or_path, data.objective, data.tokenizer, {}
     auto_class = getattr(transformers, objective.auto_class)
     try:
-        with errors_only():  # transformers has a table of missing weights, which our line sums up
+        with errors_only():  # transformers would print a table of missing weights; our line sums it up
             trust = {"trust_remote_code": recipe.trust_remote_code}
             config = with_fields(load_config(name, **trust), recipe.model.fields, name)
             for field, value in objective.config_fields().items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
-            how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+            options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
             chosen = chosen_backends(recipe, config, arguments, engine)
-            how |= trust | chosen
+            options |= trust | chosen
             if is_adapter(name):
-                model, fresh = load_merged(auto_class, name, **how)
+                model, fresh = load_merged(auto_class, name, **options)
             else:
-                model, found = auto_class.from_pretrained(name, output_loading_info=True, **how)
-                fresh = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+                model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
+                fresh = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     except (OSError, ValueError, ImportError) as error:
         explain(error, chosen)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
@@ -157,7 +156,7 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
     if tokenizer is None:
         return model, fresh
     table = model.get_input_embeddings().weight
-    size = getattr(table, "ds_shape", table.shape)[0]  # ZeRO-3 leaves an empty tensor in place of each weight
+    size = getattr(table, "ds_shape", table.shape)[0]  # under ZeRO-3 the weight itself is an empty tensor
     if size < len(tokenizer):
         raise UserError(
             f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "
@@ -167,10 +166,10 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
 
 
 def check_length(objective: Objective, config, trains: bool = False) -> None:
-    """Raise UserError where the objective's rows are longer than the positions a model has vectors for.
+    """Raise UserError if the objective's rows are longer than the model's learned position embeddings.
 
-    trains: rows longer than the context of a rotary model are refused, too; they may be measured, but a model that is
-    trained on them would be saved with a context that is not true.
+    trains: also refuse rows longer than a rotary model's context. It can be evaluated on them, but if it were trained
+    on them, its saved config would say too short a context.
     """
     most = getattr(config, "max_position_embeddings", None)
     scheme = "rotary" if getattr(config, "rope_parameters", None) is not None else "learned"

@@ -13,20 +13,20 @@ from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
 from .engines.split_matrices import Split, matrices_of, split_of
 
-# Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
+# Matrices of equal shape are stacked up to this many numbers at a time, which bounds the memory for their copies.
 MOST_NUMBERS = 1 << 24
-ROUTERS = ("gate", "router")  # how the names of modules beside `experts` end that score or weigh them
+ROUTERS = ("gate", "router")  # endings of the names of modules beside `experts` that score or weigh the experts
 
 
 class BatchedMuon(torch.optim.Muon):
-    """torch.optim.Muon with matrices of equal shape multiplied in one batch, in the dtype that the device is fast in.
+    """torch.optim.Muon with matrices of equal shape multiplied in one batch, in a dtype that is fast on the device.
 
-    torch's own launches about twenty kernels per matrix, always in bf16, and refuses parameters with three axes
-    (experts, rows, columns). State and parameter groups are alike, so either loads the other's checkpoints. Of matrices
-    that processes share, each process orthogonalises some whole ones (split_matrices.py).
+    torch's version launches about twenty kernels per matrix, always in bf16, and refuses parameters with three axes
+    (experts, rows, columns). States and parameter groups are the same, so either loads the other's checkpoints. If
+    matrices are split over processes, each process orthogonalises some whole ones (split_matrices.py).
 
     Args:
-        dtype: of Newton and Schulz's products; the momentum and the parameters keep theirs.
+        dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
     """
 
     def __init__(self, params, dtype: torch.dtype, **settings):
@@ -78,7 +78,7 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps: float) -> torch.Tensor:
-    """(N, R, C) -> the same shape, singular values near 1, by Newton and Schulz's iteration (Jordan 2024)."""
+    """(N, R, C) -> (N, R, C) with singular values near 1, by Newton and Schulz's iteration (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
@@ -90,10 +90,10 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW as one optimizer: they share its groups and states.
+    """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW as one optimizer with their groups and states.
 
-    A schedule scales the learning rate of each group from its own peak. Either is None where it would have no
-    parameters: an adapter may be of matrices in the blocks alone.
+    A schedule scales the learning rate of each group from its own peak. Either optimizer is None if it would have no
+    parameters: a LoRA adapter may consist only of matrices in the blocks.
     """
 
     def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None):
@@ -102,7 +102,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self):
-        # The same dict objects: a learning rate that a scheduler writes here is read by the optimizer it belongs to.
+        # The same dict objects, so that each optimizer reads the learning rates that a scheduler writes here.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
         for part in self.parts.values():
             part.state = self.state
@@ -123,30 +123,30 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def muon_parameter_names(model: torch.nn.Module) -> set[str]:
-    """Weight matrices of the hidden layers, experts' too: no embedding, no output head (Jordan et al. 2024).
+    """Names of the hidden layers' weight matrices, experts included: no embedding, no output head (Jordan et al. 2024).
 
-    A router's rows are scores of experts and no map between hidden layers; it is AdamW's, as are experts' biases.
+    Routers go to AdamW, because they score experts and do not map between hidden layers; so do the experts' biases.
     """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     inside = {id(p) for stack in stacks for p in stack.parameters() if p.ndim == 2}
     others = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     for module in model.modules():
         if isinstance(getattr(module, "experts", None), torch.nn.Module):
-            own = list(module.experts.parameters(recurse=False))  # (E, rows, columns), and biases (E, rows)
-            inside |= {id(p) for p in own if p.ndim == 3}
-            others |= {id(p) for p in own if p.ndim != 3}
+            parameters = list(module.experts.parameters(recurse=False))  # (E, rows, columns), and biases (E, rows)
+            inside |= {id(p) for p in parameters if p.ndim == 3}
+            others |= {id(p) for p in parameters if p.ndim != 3}
             routers = [child for name, child in module.named_children() if name.endswith(ROUTERS)]
             others |= {id(p) for router in routers for p in router.parameters()}
     return {n for n, p in model.named_parameters() if id(p) in inside - others}
 
 
 def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay, betas, eps) -> MuonWithAdamW:
-    """Muon over the hidden matrices, AdamW over the rest (weight decay on the names in `decay_names` only)."""
+    """Muon for the hidden matrices, AdamW for the rest (with weight decay only for the names in `decay_names`)."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     matrices = muon_parameter_names(model) & trainable.keys()
     others = []
     for names, decay in ((decay_names, weight_decay), (trainable.keys() - decay_names, 0.0)):
-        of_mesh = defaultdict(list)  # a fused kernel takes parameters of one mesh at a time
+        of_mesh = defaultdict(list)  # a fused kernel takes only parameters of one mesh
         for name, parameter in trainable.items():
             if name in names - matrices:
                 of_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
@@ -160,9 +160,9 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
 
 
 def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.Tensor, dict], dict]) -> None:
-    """Split the optimizer's groups by the settings that each parameter is to have; the highest rate comes first.
+    """Split the optimizer's groups by the settings of their parameters; the group with the highest rate comes first.
 
-    settings_of: a parameter and its group -> settings that replace the group's.
+    settings_of: (parameter, its group) -> settings that replace those of the group.
     """
     several = isinstance(optimizer, MuonWithAdamW)
     for part in optimizer.parts.values() if several else [optimizer]:
@@ -178,7 +178,7 @@ def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.
 
 
 class Muon(OwnOptimizer):
-    """`optim: muon`: the hidden matrices by Muon at muon_learning_rate, the rest by AdamW at learning_rate."""
+    """`optim: muon`: Muon trains the hidden matrices at muon_learning_rate, AdamW the rest at learning_rate."""
 
     def build(self, model, decayed: set[str], arguments: TrainingArguments) -> MuonWithAdamW:
         return build_muon(
@@ -192,7 +192,7 @@ class Muon(OwnOptimizer):
         )
 
     def state_bytes(self, model) -> int:
-        """One momentum of a hidden matrix; two moments of the rest."""
+        """Muon keeps one fp32 buffer per parameter, AdamW two."""
         matrices = muon_parameter_names(model)
         return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters() if p.requires_grad)
 
@@ -201,7 +201,7 @@ class Muon(OwnOptimizer):
         return f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
 
     def describe(self, model) -> str:
-        """What each of the two optimizers has: names of layers, and numbers of parameters."""
+        """The kinds of layers and the number of parameters that each of the two optimizers trains."""
         matrices, said = muon_parameter_names(model), []
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for optimizer in ("muon", "adamw"):
@@ -211,10 +211,10 @@ class Muon(OwnOptimizer):
         return "; ".join(said)
 
     def rates_of(self, optimizer) -> dict[str, float]:
-        """{"learning_rate": AdamW's, "muon_learning_rate": Muon's} of those that are there."""
+        """{"learning_rate": AdamW's, "muon_learning_rate": Muon's}, without an optimizer that has no parameters."""
         return {
             "muon_learning_rate" if "ns_steps" in group else "learning_rate": group["lr"]
-            for group in reversed(optimizer.param_groups)  # the first of each has the highest rate
+            for group in reversed(optimizer.param_groups)  # the first group of each wins, whose rate is the highest
         }
 
 

@@ -39,17 +39,17 @@ from .session import Session
 def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: float | None = None) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
-    0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
+    The code is 0 if the run is finished, also if it was before, and 128 + n if signal n stopped it.
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
-    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed.
-    began: when the command did, by time.monotonic(); None: now.
+    other split is evaluated; nothing is written to output_dir. With `quiet` only the progress line is printed.
+    began: time.monotonic() when the command began; None: now.
 
     Raises:
-        UserError: a mistake in recipe, data or folders, before any training; during it a full disk, a NaN loss, or too
-            little memory.
+        UserError: before training, for mistakes in recipe, data or folders; during it, for a full disk, a NaN loss or
+            too little memory.
     """
     anyformer.register()
-    transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
+    transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would break our progress line
     session = Session.of(recipe, time.monotonic() if began is None else began, quiet)
     if dry_run:
         return check_by_trying(session)
@@ -59,7 +59,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
         with session.folder.held() if session.is_main else nullcontext(), stop:
             return start(session)
     except BaseException as error:
-        if stop.received is None:  # else the signal was before the error, whatever it is
+        if stop.received is None:  # otherwise the error follows from the signal, whatever it is
             raise_as_sentence(session, error)
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         if not quiet:
@@ -69,7 +69,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
 
 
 def raise_as_sentence(session: Session, error: BaseException) -> None:
-    """Raise the error that has ended a run; of a full disk, or of too little memory, as a UserError."""
+    """Raise the error that ended a run; errors of a full disk or of too little memory are raised as UserErrors."""
     folder = session.folder.path
     if reader_left(error):
         say(stopped_sentence("stopped by a closed output pipe", folder))
@@ -87,11 +87,11 @@ def raise_as_sentence(session: Session, error: BaseException) -> None:
 
 
 def stopped_sentence(stopped: str, folder: Path) -> str:
-    """What a user reads when the run was `stopped` outside the training steps."""
-    found = list_checkpoints(folder)
-    if not found:
+    """The message for a run that was stopped outside the training steps; `stopped` is its beginning."""
+    checkpoints = list_checkpoints(folder)
+    if not checkpoints:
         return f"{stopped} before the first checkpoint; the same command starts again"
-    return f"{stopped}; {found[0]} is complete; the same command goes on from there"
+    return f"{stopped}; {checkpoints[0]} is complete; the same command goes on from there"
 
 
 def fresh_model(session: Session):
@@ -106,7 +106,7 @@ def fresh_model(session: Session):
 
 
 def check_by_trying(session: Session) -> int:
-    """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
+    """The dry run: prepare the data, build the model, make one step and evaluate a batch of each other split."""
     session.quiet = True
     session.prepare()
     session.folder.check_free()
@@ -118,7 +118,7 @@ def check_by_trying(session: Session) -> int:
 
 
 def start(session: Session) -> int:
-    """Prepare everything, find out whether there is something left to do, and do it."""
+    """Prepare the run, then train it; of a run that is finished already, print and publish the result."""
     recipe, folder = session.recipe, session.folder
     if session.is_main and recipe.publish.repo_id is not None:
         resolve_repo_id(recipe.publish.repo_id)
@@ -131,7 +131,7 @@ def start(session: Session) -> int:
             publish_finished(session, finished)
         return 0
     model = fresh_model(session)
-    plugin_code(model.config)  # which is saved with the model: what cannot be is said now
+    plugin_code(model.config)  # saved with the model after training; raises its errors now
     trainer = session.trainer(model)
     checkpoint = session.from_main(lambda: checkpoint_to_go_on(session, trainer.trusts_checkpoints))
     if session.is_main:
@@ -150,7 +150,7 @@ def start(session: Session) -> int:
 
 
 def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
-    """Write what a running run is known by, and have its page and norms written while it trains."""
+    """Write run.json and rows.json, and add the callbacks that write gradient norms and the report page."""
     folder, arguments = session.folder, session.arguments
     if checkpoint is not None:
         folder.keep_versions_of(checkpoint)

@@ -1,4 +1,4 @@
-"""A run's session: what is made of a recipe once and handed on, from its engine to its trainer."""
+"""The session of a run: the objects that are made once from its recipe, such as engine, data and trainer."""
 
 import json
 import sys
@@ -35,10 +35,10 @@ from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 @dataclass
 class Session:
-    """One run of this process. `data` are there after `prepare`.
+    """One run in this process. `data` is None until `prepare`.
 
-    began: when the command did, by time.monotonic(), which no change of the clock turns back. stages: of a recipe with
-    stages, as they are trained here. staged: where among them its trainer is. pairs: those of evaluation.minimal_pairs.
+    began: time.monotonic() when the command began (monotonic: the clock may be set back). stages: the stages of the
+    recipe as this run trains them. staged: tracks the stage that is trained. pairs: those of evaluation.minimal_pairs.
     """
 
     recipe: Recipe
@@ -54,7 +54,7 @@ class Session:
 
     @classmethod
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
-        """The session of a recipe, with the process group started; raises UserError for what cannot be trained here."""
+        """Make the session and start the process group; raises UserError for a recipe that cannot be trained here."""
         section, engine = recipe.training, engine_for(recipe.training)
         recipe = with_values_of_run(recipe)
         arguments = training_arguments(recipe, engine)
@@ -69,14 +69,14 @@ class Session:
         return self.arguments.process_index == 0
 
     def from_main(self, look):
-        """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
+        """Call `look` in the main process only; all processes return its result, or raise its UserError."""
         return broadcast_from_main(self.is_main, look)
 
     def prepare(self, per_step: int | None = None) -> None:
-        """Prepare the data, by the main process first.
+        """Prepare the data, in the main process first.
 
-        per_step: rows of a step of the run that goes on, whose processes may have been more or fewer; None: as the
-        recipe says.
+        per_step: rows of a step of a resumed run, which may have had another number of processes; None: as the recipe
+        says.
         """
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
@@ -108,7 +108,7 @@ class Session:
         start_deepspeed(self.arguments)
 
     def settle(self, per_epoch: int | None) -> Recipe:
-        """The recipe in numbers of these data, with which the session goes on. per_epoch: steps of a pass over them."""
+        """Settle the values of the session's recipe that depend on the data's size. per_epoch: steps of an epoch."""
         recipe = settled(self.recipe, per_epoch)
         if recipe != self.recipe:
             self.recipe = self.folder.recipe = recipe
@@ -116,20 +116,20 @@ class Session:
         return recipe
 
     def identity_text(self) -> str:
-        """What each checkpoint of the run says of it."""
+        """The JSON text that identifies the run in each checkpoint."""
         sizes = {"world_size": self.arguments.world_size, "rows_per_step": rows_of(self.arguments)}
         return json.dumps(self.folder.identity() | sizes)
 
     def facts_of_stages(self) -> dict:
-        """What run.json says of the stages; {} where there are none."""
+        """The entry of run.json about the stages; {} without stages."""
         return {"stages": [run.facts() for run in self.stages]} if self.stages else {}
 
     def collator(self, objective):
-        """What makes batches of an objective's rows."""
+        """The collator for an objective's rows under this engine."""
         return self.engine.collator(objective.collator(self.data.packed))
 
     def adjusts(self, recipe: Recipe, model) -> list[Callable]:
-        """What gives the groups of a new optimizer other rates, as the recipe says."""
+        """Functions (optimizer, model) that change the learning rates of a new optimizer's groups."""
         from .models import transferred
         from .transfer import scale_rates
 
@@ -145,7 +145,7 @@ class Session:
         trained: Rows | None = None,
         objective: Objective | None = None,
     ):
-        """The trainer of a model. recipe, arguments, trained rows and objective: of a trial; None: of the run."""
+        """The trainer of a model. The other arguments replace those of the run in a trial; None: those of the run."""
         from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
         from .lora import plain
@@ -163,14 +163,14 @@ class Session:
         of_plugin = (OPTIMIZERS[section.optim], {"lr": section.learning_rate}) if section.optim in OPTIMIZERS else None
         if "trackio" in arguments.report_to:
             keep_in_run(arguments.output_dir)
-        trained, made = trained or rows["train"], AnyformerTrainer
+        trained, trainer_class = trained or rows["train"], AnyformerTrainer
         if recipe.stages:
             from .stages.staged_trainer import StagedTrainer
 
             trained = rows_of_run(self.stages, section.seed)
             self.staged = StagedTraining(self.stages, trained, self.collator)
-            made = partial(StagedTrainer, stages=self.staged)
-        trainer = made(
+            trainer_class = partial(StagedTrainer, stages=self.staged)
+        trainer = trainer_class(
             model=model,
             args=arguments,
             train_dataset=trained,

@@ -1,9 +1,9 @@
 """AnyformerTrainer: transformers' Trainer with exact losses, atomic checkpoints and throughput in its log.
 
-Differences from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; losses are exact
-per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
-checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
-own; the trainer calls them where Trainer has a hook. How the processes share the model is the engine's (engines/).
+Differences from Trainer: a checkpoint is visible only when it is complete; a NaN loss stops the run with an error that
+names step and rows; losses are exact per label, in evaluation and over accumulated batches, for every model; tokens per
+second and MFU are logged; a new best model is saved at once, whatever save_steps says. Each of these is a class or
+function in its own file, called where Trainer has a hook. The engine (engines/) decides how processes share the model.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss
 from .optimizers import matrices_only
 
-# Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
+# Private methods of Trainer that are overridden because it has no hook there (checked against transformers 5.24).
 OVERRIDDEN = (
     "_get_train_sampler",
     "_run_epoch",
@@ -65,8 +65,8 @@ OVERRIDDEN = (
     "_load_from_checkpoint",
     "_sync_replicated_trainable_parameters",
 )
-# What Trainer says of a resumed run, and is settled otherwise: the best checkpoint is found by its step, the run's own
-# settings replace the stored ones.
+# Trainer's messages about a resumed run that do not apply here: the best checkpoint is found by its step, and the
+# settings of the new command replace the stored ones.
 SAID_BY_TRAINER = ("The best checkpoint", "Warning: The following arguments do not match")
 
 
@@ -75,21 +75,21 @@ class AnyformerTrainer(Trainer):
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        adjusts: functions of a new optimizer and its model, which give its groups other rates (optimizers.py).
+        adjusts: functions (optimizer, model) that change the learning rates of a new optimizer's parameter groups.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
-        shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
-        scorer: what EvaluationSums makes metrics of logits and labels with; None: the loss alone is measured.
-        own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
+        shifts_labels: whether labels are aligned with the inputs, so that the first label of a row never counts.
+        scorer: computes metrics from logits and labels (see EvaluationSums); None: only the loss is measured.
+        own_loss: the objective's loss (objectives/losses.py); None: the model's loss is trained.
         logits_of: as in Objective (objectives/base.py).
-        patience: so many validations without a better `args.metric_for_best_model` end the training; None: none do.
-        loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
+        patience: training ends after this many validations without a better `args.metric_for_best_model`; None: never.
+        loss_parts: separates the parts of a loss of several heads (Objective.loss_parts); None: it has one part.
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
-        validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
-        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
-        section: has what TrainingArguments does not: how the training looks after itself (guards/), an optimizer of
-            our own (optimizer_rows.py), a moving average of the weights, which is measured and is the model after
-            training; None: it stops at NaN, and that is all.
-        trusts_checkpoints: whether DeepSpeed may read whatever a checkpoint holds (safe_load.py).
+        validation_metrics: what validations measure besides the loss (validation_metrics.py); None: nothing.
+        engine: DDP, DeepSpeed, FSDP or mesh (engines/): an error is raised where another would train; None: any may.
+        section: the settings that TrainingArguments does not have: the guards (guards/), our own optimizers
+            (optimizer_rows.py), and a moving average of the weights, which validations measure and which is the model
+            after training. None: the default settings, without stall watchdog and router warning.
+        trusts_checkpoints: whether DeepSpeed may unpickle arbitrary objects from a checkpoint (safe_load.py).
         **kwargs: as for transformers' Trainer.
     """
 
@@ -126,20 +126,19 @@ class AnyformerTrainer(Trainer):
         self.position = StreamPosition(kwargs["train_dataset"])
         if self.position.stream is not None:
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
-            kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
+            kwargs["args"].ignore_data_skip = True  # a resumed stream seeks its position itself
         with self.engine.entered(kwargs):
             super().__init__(**kwargs)
-        # A tied head is absent from checkpoints, because it is the embedding; copies of it, as ZeRO and FSDP hand them
-        # over, are not saved.
+        # A tied head is the embedding and not saved a second time; ZeRO and FSDP would hand it over as a copy.
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
-        self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
+        self._tr_loss = torch.zeros(())  # sum of losses since the last log; Trainer replaces it when training begins
         self._choose_loss()
         self._add_own_callbacks(run_identity, section, loss_parts, patience)
         self.trackers = replace_trackers(self)
         self.engine.check_losses(self)
 
     def _add_own_callbacks(self, run_identity, section, loss_parts, patience) -> None:
-        """Make what watches, logs and saves the training; the arguments are the trainer's."""
+        """Make the guards, logs and callbacks of the training; the arguments are those of __init__."""
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder, engine = self.args.output_dir, self.engine
@@ -150,7 +149,7 @@ class AnyformerTrainer(Trainer):
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
-        self.own_rates = {}  # of the last step, of an optimizer with several: Trainer logs the first group's for all
+        self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
         self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
@@ -159,20 +158,20 @@ class AnyformerTrainer(Trainer):
         self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
         audits = section.audit_samples and self.counts_rows
         self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
-        own = (
+        callbacks = (
             self.watchdog,
             self.stop_signal,
             self.progress,
             self.epochs,
             MetricsFile(folder),
             self.routers,
-            self.resumed,  # before those that read the best metric
+            self.resumed,  # before the callbacks that read the best metric
             SaveTheBest(),
             self.early_stopping,
             self.average,
             self.audit,
         )
-        for callback in (each for each in own if each is not None):
+        for callback in (each for each in callbacks if each is not None):
             self.add_callback(callback)
 
     def _choose_loss(self) -> None:
@@ -187,17 +186,18 @@ class AnyformerTrainer(Trainer):
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function
         if self.own_loss is not None:
-            self.model_accepts_loss_kwargs = False  # a base model has no use for a number of labels
-        self.label_smoother = None  # Trainer's own knows only transformers' names of models that shift
-        self._loss_shifts_labels = self.shifts_labels  # which labels Trainer counts for num_items_in_batch
+            self.model_accepts_loss_kwargs = False  # a base model takes no num_items_in_batch
+        self.label_smoother = None  # Trainer's knows only the models of transformers that shift labels
+        self._loss_shifts_labels = self.shifts_labels  # decides which labels Trainer counts for num_items_in_batch
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
         if self.position.stream is not None:
-            # A loader draws a number when its iteration begins, and a resumed run has one beginning more.
+            # A DataLoader draws a random number whenever iteration begins, and a resumed run begins once more. With a
+            # generator of its own it does not change the state of the global one.
             loader.base_dataloader.generator = torch.Generator()
         self.engine.share_rows(loader)
-        share_out_in_full_rounds(loader)  # by the processes that then read rows of their own
+        share_out_in_full_rounds(loader)  # after share_rows, which sets how many processes read different rows
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
@@ -206,12 +206,12 @@ class AnyformerTrainer(Trainer):
         lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
         if lengths is None:
             return super()._get_train_sampler(train_dataset)
-        # Grouped by optimizer step: the number of processes and micro-batches does not change which rows it holds.
+        # Grouped by optimizer step: its rows do not depend on the number of processes and micro-batches.
         self.epochs.sampler = LengthGroupedSampler(lengths, rows_of(self.args), self.args.seed)
         return self.epochs.sampler
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As Trainer's, but for a loss of the objective, which is divided by a number of its own."""
+        """As Trainer's, except that a loss of the objective is divided by its own count, `own_loss.weight`."""
         with self.throughput.loading():
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.own_loss is None or not batches:
@@ -219,7 +219,7 @@ class AnyformerTrainer(Trainer):
         count = sum(self.own_loss.weight(batch) for batch in batches).to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             count = self.accelerator.gather(count).sum()
-        same_batch = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # devices that have it
+        same_batch = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # devices that have the same batch
         return batches, count / same_batch
 
     def get_eval_dataloader(self, eval_dataset=None):
@@ -237,19 +237,19 @@ class AnyformerTrainer(Trainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        for each in (self.position, self.steps, self.resumed, self.average):
-            if each is not None:
-                each.begin(resume_from_checkpoint or None)
+        for part in (self.position, self.steps, self.resumed, self.average):
+            if part is not None:
+                part.begin(resume_from_checkpoint or None)
         self.throughput.start()
         try:
             with self._plain_data(), without_messages(*SAID_BY_TRAINER):
                 result = super().train(resume_from_checkpoint, *args, **kwargs)
-            self.accelerator.wait_for_everyone()  # the first process alone writes
+            self.accelerator.wait_for_everyone()  # until the main process has written the last checkpoint
             if self.state.best_global_step and self.has_ended and locate_best(self.state, self.args.output_dir):
                 self.load_best()
             if self.average is not None:
                 self.average.settle(self.model)
-                self.average = None  # what is measured from here on is the average itself
+                self.average = None  # the model itself is the average from here on
             return result
         finally:
             self.stop_signal.close()
@@ -259,19 +259,19 @@ class AnyformerTrainer(Trainer):
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the training ended for want of better validations."""
+        """Whether early stopping ended the training."""
         return self.early_stopping is not None and self.early_stopping.has_ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether no step is left to make."""
+        """Whether the training has no steps left."""
         return self.stopped_early or self.state.global_step >= self.state.max_steps
 
     def _plain_data(self):
         return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, epoch, epochs_trained, **kwargs):
-        """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
+        """A run that was killed after its last step resumes without a step; Trainer would train one step too many."""
         self.engine.check_begun(self)
         if self.has_ended:
             self._load_rng_state(resume_from_checkpoint)
@@ -279,9 +279,9 @@ class AnyformerTrainer(Trainer):
             return
         if resume_from_checkpoint is not None and epoch == epochs_trained:
             before = processes_of(Path(resume_from_checkpoint))
-            if before not in (None, self.args.world_size):  # the checkpoint has random states of other processes
+            if before not in (None, self.args.world_size):  # its random states do not fit another number of processes
                 draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
-                resume_from_checkpoint = self.args.output_dir  # which has none
+                resume_from_checkpoint = self.args.output_dir  # a folder without random states, so none are loaded
         epochs = {"epoch": epoch, "epochs_trained": epochs_trained}
         super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **epochs, **kwargs)
 
@@ -304,7 +304,7 @@ class AnyformerTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """Trainer's last question before the optimizer, which changes nothing where there are no gradients."""
+        """Trainer calls this last before the optimizer: a bad step loses its gradients here, so it changes nothing."""
         if self.own_optimizer is not None:
             self.own_rates = self.own_optimizer.rates_of(self.optimizer)
         norm = self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
@@ -314,7 +314,7 @@ class AnyformerTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs = self.model_loss.model_inputs(inputs)
-        labels = inputs.get("labels")  # now: a loss of the objective gets the whole batch in their place
+        labels = inputs.get("labels")  # before inputs_for_logits, which may put the whole batch in their place
         if self.compute_loss_func is not None:
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
@@ -348,14 +348,14 @@ class AnyformerTrainer(Trainer):
         return scheduler
 
     def get_decay_parameter_names(self, model) -> list[str]:
-        """Matrices only: no biases, no norms, and no vectors of learned positions or tokens' norms."""
+        """Weight decay applies to matrices only: to no biases, norm weights, vectors of positions or of token norms."""
         return matrices_only(model, super().get_decay_parameter_names(model))
 
     # ---- the log
 
     def log(self, logs, start_time=None):
         if self.position.stream is not None:
-            self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
+            self.state.epoch = float(self.position.passes)  # Trainer counts all steps of a stream as one epoch
         if "loss" in logs:
             self.guard.check()
             logs.update(self.own_rates | self.engine.norms_of_parts())
@@ -369,13 +369,13 @@ class AnyformerTrainer(Trainer):
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:
-        """Log metrics of the finished model, but for those that its evaluation has logged."""
+        """Log the metrics of the finished model that its evaluation has not logged yet."""
         logged = {name for line in self.state.log_history if line["step"] == self.state.global_step for name in line}
         if metrics.keys() - logged:
             self.log({name: value for name, value in metrics.items() if name not in logged})
 
     def floating_point_ops(self, inputs) -> int:
-        return 0  # counted by ThroughputLog, without waiting for the device
+        return 0  # ThroughputLog counts them, without waiting for the device
 
     def store_flos(self):
         self.current_flos = self.throughput.new_flops()
@@ -384,15 +384,15 @@ class AnyformerTrainer(Trainer):
     # ---- evaluation
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        has_average = self.average is not None and self.average.weights  # of this training
+        has_average = self.average is not None and self.average.weights  # empty before training begins
         averaged = self.average.swapped_in(self.model) if has_average else nullcontext()
         with self.throughput.paused(), averaged, without_cache(self.model):
             self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-            found = self._sums.metrics(self.accelerator)
+            metrics = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
-                found |= self.validation_metrics.measure(found, self, metric_key_prefix)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+                metrics |= self.validation_metrics.measure(metrics, self, metric_key_prefix)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -419,15 +419,15 @@ class AnyformerTrainer(Trainer):
 
     def load_best(self) -> None:
         """Give the model the weights of the best checkpoint."""
-        best, what = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
-        self._check_intact([best], what, "keeps the last model")
+        best, words = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
+        self._check_intact([best], words, "keeps the last model")
         with self._plain_data():
             self.engine.load_weights(self, best, self._load_best_model)
         if self.average is not None:
             self.average.load(best)
 
     def load_average(self, number: int) -> int:
-        """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
+        """Give the model the mean weights of the newest `number` checkpoints; returns how many there were."""
         model = self.accelerator.unwrap_model(self.model)
         newest = list_checkpoints(Path(self.args.output_dir))[:number]
         self._check_intact(newest, "one of those to average", "averages the others")
@@ -470,7 +470,7 @@ class AnyformerTrainer(Trainer):
         self.engine.load_weights(self, Path(resume_from_checkpoint), by_trainer)
 
     def save_model(self, output_dir=None, _internal_call=False):
-        # Trainer switches the cache off in the live config; a saved model must generate with it again.
+        # Trainer sets config.use_cache to False for training; the saved model must generate with its original value.
         config, training = self.model.config, self.model.config.use_cache
         folder, config.use_cache = Path(output_dir or self.args.output_dir), self._use_cache
         try:

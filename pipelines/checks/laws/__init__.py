@@ -1,9 +1,9 @@
-"""The laws. A law is a row here and a module (packing_law.py) with a function and, where they matter, three names more:
+"""The laws. A law is a row of LAWS and a module (such as packing_law.py) with `ask` and, if needed, three more names:
 
 `ask(subject) -> Iterator[Finding]`: the comparisons, one finding each. It gets models by `subject.fresh`.
 NEEDS: arguments of the forward pass; a class without one of them does not promise the law.
-`unclaimed(subject) -> str`: another reason for which the class does not promise it; empty where it does.
-MUST_RUN = True: an error raised by the model is a failure; otherwise the question counts as not asked.
+`unclaimed(subject) -> str`: another reason why the class does not promise the law; empty if it does.
+MUST_RUN = True: an error raised by the model is a failure; otherwise the law counts as not asked.
 """
 
 import importlib
@@ -42,9 +42,9 @@ def law(name: str):
 
 
 def laws_named(names: Iterable[str] | None) -> list[str]:
-    """Names of laws, in the order of LAWS; None: all. Raises UserError for a name of none."""
-    asked = list(LAWS) if names is None else [name.strip() for name in names]
-    for name in asked:
+    """Names of laws, in the order of LAWS; None: all. Raises UserError for an unknown name."""
+    chosen = list(LAWS) if names is None else [name.strip() for name in names]
+    for name in chosen:
         if name not in LAWS:
             raise UserError(f"laws: {name!r} is none{did_you_mean(name, LAWS)}")
-    return [name for name in LAWS if name in asked]
+    return [name for name in LAWS if name in chosen]

@@ -1,4 +1,4 @@
-"""Micro-batches have the loss and gradients of the whole batch, as Trainer accumulates them."""
+"""Micro-batches, accumulated as Trainer does, have the loss and gradients of the whole batch."""
 
 import inspect
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def accepts_count(subject: Subject) -> bool:
-    """Whether Trainer hands the number of labels to the model; the rule is Trainer's."""
+    """Whether Trainer passes the number of labels to the model, by Trainer's rule."""
     model = subject.fresh()
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
@@ -56,7 +56,7 @@ def even(subject: Subject, batch: dict) -> dict:
 
 
 def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, ...], **outputs) -> Finding:
-    """The gradients of micro-batches, summed as Trainer does, and those of the whole batch."""
+    """Compare the gradients of micro-batches, summed as Trainer does, with those of the whole batch."""
     model = in_training(subject, batch)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
@@ -72,18 +72,18 @@ def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, 
 
 
 def steps_of(subject: Subject) -> tuple[str, ...]:
-    """Four rows of twelve tokens, one by one and together."""
+    """The steps of a reproducer: four rows of twelve tokens, one by one and together."""
     return tuple(line.format(44 if subject.kind == "causal" else 48) for line in STEPS)
 
 
 @torch.no_grad()
 def ignores_count(model, batch: dict) -> bool:
-    """Whether the loss is the same whatever it is to be divided by."""
+    """Whether the loss is the same for different values of num_items_in_batch."""
     return torch.equal(*(model(**batch, num_items_in_batch=torch.tensor(count)).loss for count in (2, 50)))
 
 
 def in_training(subject: Subject, batch: dict):
-    """The model in training, where losses of routers are added, unless it draws dropout there."""
+    """The model in training mode, where router losses are added; in eval mode if it has dropout."""
     model = subject.fresh(training=True)
     with torch.no_grad():
         once, again = model(**batch).loss, model(**batch).loss
@@ -92,22 +92,22 @@ def in_training(subject: Subject, batch: dict):
 
 @torch.no_grad()
 def counted(subject: Subject, batch: dict) -> Finding:
-    """The loss of a batch that is told how many labels it has is the mean over its labels, as without the number."""
+    """Compare the loss given num_items_in_batch, the batch's number of labels, with the mean loss without it."""
     model = subject.fresh()
-    told, mean = model(**batch, **items_of(subject, batch)).loss, model(**batch).loss
-    return subject.compared("the number of labels and their mean", told, mean)
+    with_count, mean = model(**batch, **items_of(subject, batch)).loss, model(**batch).loss
+    return subject.compared("the number of labels and their mean", with_count, mean)
 
 
 def items_of(subject: Subject, batch: dict) -> dict:
-    """What Trainer hands to a model that divides by the labels of all micro-batches."""
+    """The argument that Trainer passes to a model which divides by the labels of all micro-batches."""
     return {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))}
 
 
 def balance(subject: Subject, batch: dict) -> Finding:
-    """The same with the routers' balance loss, which native classes take of each micro-batch by itself."""
+    """Compare gradients with the router balance loss, which native classes compute per micro-batch."""
     what = "the same with the routers' balance loss"
-    found = parts_and_whole(subject, what, batch, (1, 3), output_router_logits=True)
-    if found.difference <= found.tolerance:
-        return found
+    finding = parts_and_whole(subject, what, batch, (1, 3), output_router_logits=True)
+    if finding.difference <= finding.tolerance:
+        return finding
     why = "its balance loss is of the loads of each micro-batch, and added to a sum of parts"
-    return Finding(what, found.verdict, found.difference, found.tolerance, why=why, way_out=WAY_OUT)
+    return Finding(what, finding.verdict, finding.difference, finding.tolerance, why=why, way_out=WAY_OUT)

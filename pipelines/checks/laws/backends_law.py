@@ -10,7 +10,7 @@ from ..findings import Finding, Verdict, difference, not_claimed, of_difference
 from ..subject import Subject
 
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
-BF16 = 2**-9  # its rounding: the least that is granted
+BF16 = 2**-9  # the rounding error of bf16: the smallest tolerance
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def outputs(model, batches: dict) -> dict[str, torch.Tensor]:
 
 
 def flash(subject: Subject, batches: dict, expected: dict) -> Iterator[Finding]:
-    """The flash kernels, which know half types alone: at most twice as far from fp32 as eager is in bf16."""
+    """Flash kernels, in bf16 as they have no fp32: at most twice as far from fp32 as eager in bf16."""
     rounded = outputs(subject.fresh("eager", torch.bfloat16), batches)
     for name in FLASH:
         try:
@@ -50,20 +50,20 @@ def flash(subject: Subject, batches: dict, expected: dict) -> Iterator[Finding]:
 
 
 def experts(subject: Subject, batch: dict) -> Iterator[Finding]:
-    """The implementations of experts that run on any device, in fp32: grouped_mm takes no fp64."""
+    """Compare the expert implementations that run on any device, in fp32: grouped_mm takes no fp64."""
     model = subject.fresh(dtype=torch.float32)
     batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
     if not model._can_set_experts_implementation() or not getattr(model.config, "_experts_implementation", None):
         return
     compared = partial(subject.compared, tolerance=subject.fp32_tolerance)
-    own = model.config._experts_implementation
+    default = model.config._experts_implementation
     model.set_experts_implementation("eager")
     expected = model(**batch).logits
-    for name in dict.fromkeys((own, "batched_mm", "grouped_mm")):
+    for name in dict.fromkeys((default, "batched_mm", "grouped_mm")):
         what = f"experts by {name} and eager"
         try:
             model.set_experts_implementation(name)
-        except ValueError as error:  # of a config that it cannot compute
+        except ValueError as error:  # the implementation does not support this config
             yield not_claimed(what, first_line(error))
             continue
         yield subject.tried(what, lambda what=what: compared(what, model(**batch).logits, expected))

@@ -1,4 +1,4 @@
-"""A row alone has the outputs that it has in a batch, wherever it stands in it."""
+"""A row has the same outputs alone and at any place in a batch."""
 
 from collections.abc import Iterator
 

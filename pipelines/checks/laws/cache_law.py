@@ -11,7 +11,7 @@ from ..subject import Subject
 from .padding_law import COUNTS
 
 TOKENS, NEW = 9, 6  # the prompt is longer than a twin's window
-NAMES = ("cache", "past_key_values")  # the argument and the output; before transformers 5.24 the latter
+NAMES = ("cache", "past_key_values")  # of the argument and the output: since transformers 5.24, and before
 PIECES = ((1,) * 12, (5, 7), (3, 1, 8))
 GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
 STEPS = (
@@ -39,8 +39,8 @@ def ask(subject: Subject) -> Iterator[Finding]:
     else:
         yield not_claimed("a static cache", "its class says _can_compile_fullgraph = False")
     for what, how in ways.items():
-        on = subject.fresh(what.removeprefix("one by one, ") if "one by one" in what else None, keeps_cache=True)
-        yield subject.tried(what, partial(generated, subject, on, what, **how))
+        caching = subject.fresh(what.removeprefix("one by one, ") if "one by one" in what else None, keeps_cache=True)
+        yield subject.tried(what, partial(generated, subject, caching, what, **how))
     if subject.kind == "causal":
         what = "a prompt padded on the left"
         yield subject.tried(what, partial(padded_prompt, subject, model, what))
@@ -55,7 +55,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def generate(subject: Subject, model, **how):
-    """Six new tokens in any case: no token ends a row."""
+    """(inputs, output) of generating exactly NEW tokens: no token ends a row."""
     batch = {name: x for name, x in subject.rows(2, TOKENS).items() if not name.startswith("decoder_")}
     model.generation_config.eos_token_id = None
     if subject.reads_text:
@@ -70,33 +70,33 @@ def new_logits(model, batch: dict) -> torch.Tensor:
 
 
 def generated(subject: Subject, model, what: str, **how) -> Finding:
-    """The logits of each new token, and those of one forward pass over the row that came out."""
+    """Compare the logits of each new token with those of one forward pass over the generated row."""
     batch, out = generate(subject, model, output_logits=True, **how)
     logits = torch.stack(out.logits, dim=1)
     if subject.kind == "seq2seq":
         full = model(**batch, decoder_input_ids=out.sequences[:, :-1], use_cache=False).logits
     else:
         full = model(input_ids=out.sequences[:, :-1], use_cache=False).logits
-    given = "".join(f", {name}={value!r}" for name, value in how.items() if name != "disable_compile")
-    steps = tuple(line.format(given) if "{}" in line else line for line in STEPS) if subject.kind == "causal" else ()
+    chosen = "".join(f", {name}={value!r}" for name, value in how.items() if name != "disable_compile")
+    steps = tuple(line.format(chosen) if "{}" in line else line for line in STEPS) if subject.kind == "causal" else ()
     return subject.compared(what, logits, full[:, -NEW:], steps=steps, tolerance=subject.fp32_tolerance)
 
 
 def padded_prompt(subject: Subject, model, what: str) -> Finding:
-    """A short prompt beside a long one, padded on the left, as generate takes them."""
+    """Compare a short prompt padded on the left beside a long one, as generate expects, with the short one alone."""
     prompts = subject.documents((4, TOKENS))
     together = new_logits(model, subject.padded(prompts, "left"))
     alone = new_logits(model, prompts[0] | {"attention_mask": torch.ones_like(prompts[0]["input_ids"])})
-    found = subject.compared(what, together[:1], alone, tolerance=subject.fp32_tolerance)
-    if found.verdict is Verdict.FAILS and not subject.takes("position_ids"):
-        return not_claimed(what, COUNTS, difference=found.difference)
-    return found
+    finding = subject.compared(what, together[:1], alone, tolerance=subject.fp32_tolerance)
+    if finding.verdict is Verdict.FAILS and not subject.takes("position_ids"):
+        return not_claimed(what, COUNTS, difference=finding.difference)
+    return finding
 
 
 def in_pieces(subject: Subject, model, what: str, sizes: tuple[int, ...], static: bool) -> Finding:
-    """Several tokens at once onto a cache, as chunked prefill and assisted generation do."""
-    named = next((name for name in NAMES if subject.takes(name)), None)
-    if named is None:
+    """Append several tokens at once to a cache, as chunked prefill and assisted generation do."""
+    cache_name = next((name for name in NAMES if subject.takes(name)), None)
+    if cache_name is None:
         return not_claimed(what, f"its forward takes no {NAMES[-1]}")
     batch = subject.rows(2, sum(sizes) if subject.kind == "causal" else 2 * sum(sizes))
     name = f"{subject.prefixes[-1]}input_ids"
@@ -105,17 +105,17 @@ def in_pieces(subject: Subject, model, what: str, sizes: tuple[int, ...], static
         batch = {"encoder_outputs": model.get_encoder()(**batch)}
     cache, steps = StaticCache(config=model.config, max_cache_len=sum(sizes) + 4) if static else None, []
     for piece in ids.split(list(sizes), dim=1):
-        out = model(**batch, **{name: piece}, use_cache=True, **{named: cache})
-        if (cache := out.get(named)) is None:
+        out = model(**batch, **{name: piece}, use_cache=True, **{cache_name: cache})
+        if (cache := out.get(cache_name)) is None:
             return not_claimed(what, "its outputs hold no cache")
         steps.append(out.logits)
-    found = subject.compared(what, torch.cat(steps, dim=1), model(**batch, **{name: ids}, use_cache=False).logits)
-    if found.verdict is Verdict.FAILS and getattr(model, "_is_stateful", False):
-        return not_claimed(what, "its class says _is_stateful = True", difference=found.difference)
-    return found
+    finding = subject.compared(what, torch.cat(steps, dim=1), model(**batch, **{name: ids}, use_cache=False).logits)
+    if finding.verdict is Verdict.FAILS and getattr(model, "_is_stateful", False):
+        return not_claimed(what, "its class says _is_stateful = True", difference=finding.difference)
+    return finding
 
 
 def beams(subject: Subject, model, what: str) -> Finding:
-    """Beam search reorders a cache."""
-    found = [generate(subject, model, num_beams=3, use_cache=cached)[1].sequences for cached in (True, False)]
-    return of_fact(what, torch.equal(*found))
+    """Compare beam search, which reorders the cache, with and without one."""
+    sequences = [generate(subject, model, num_beams=3, use_cache=cached)[1].sequences for cached in (True, False)]
+    return of_fact(what, torch.equal(*sequences))

@@ -36,7 +36,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def with_other_token(batch: dict, name: str, position: int) -> dict:
-    """A batch whose token at a position is another ordinary one of the batch."""
+    """The batch with the token at a position replaced by an earlier token of its row."""
     ids = batch[name].clone()
     ids[:, position] = batch[name][:, position - 1]
     same = ids[:, position] == batch[name][:, position]

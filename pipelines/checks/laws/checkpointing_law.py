@@ -1,4 +1,4 @@
-"""Gradient checkpointing, of both kinds, changes no gradient and keeps fewer tensors."""
+"""Gradient checkpointing, reentrant or not, changes no gradient and keeps fewer tensors."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
     batch = subject.labelled()
 
     def gradients(model):
-        torch.manual_seed(2)  # for its dropout
+        torch.manual_seed(2)  # for equal dropout masks
         return gradients_of(model, model(**batch).loss)
 
     plain = subject.fresh(training=True)
@@ -40,24 +40,24 @@ def ask(subject: Subject) -> Iterator[Finding]:
         way_out = "gradient_checkpointing_kwargs={'use_reentrant': False}" if reentrant else ""
         steps = tuple(line.format(reentrant) for line in STEPS) if subject.kind in ("causal", "masked") else ()
         yield subject.compared_gradients(f"gradients, {what}", gradients(model), expected, steps=steps, way_out=way_out)
-        kept = kept_bytes(model, batch)
+        size = kept_bytes(model, batch)
         yield of_fact(
-            f"fewer bytes kept for the backward pass, {what}", kept < all_bytes, why=f"{kept:,} of {all_bytes:,}"
+            f"fewer bytes kept for the backward pass, {what}", size < all_bytes, why=f"{size:,} of {all_bytes:,}"
         )
 
 
 def kept_bytes(model, batch: dict) -> int:
     """Bytes of the tensors that a forward pass keeps for its backward pass, without the weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model(**batch).loss
     del loss
-    return sum(kept.values())
+    return sum(sizes.values())

@@ -31,14 +31,14 @@ def ask(subject: Subject) -> Iterator[Finding]:
         model = in_training(subject, subject.labelled())
         run = torch.compile(model, fullgraph=True, backend=BACKEND)
         for what, batch in batches(subject):
-            expected, got = (gradients_of(model, each(**batch).loss) for each in (model, run))
+            expected, got = (gradients_of(model, forward(**batch).loss) for forward in (model, run))
             yield subject.compared_gradients(f"gradients of a compiled step of {what}", got, expected)
     finally:
         torch.compiler.reset()
 
 
 def batches(subject: Subject) -> Iterator[tuple[str, dict]]:
-    """Labelled rows, and the same as documents of five and seven tokens."""
+    """Labelled rows, and the same rows as two packed documents of five and seven tokens."""
     batch = subject.labelled()
     if subject.kind != "image" and accepts_count(subject):
         batch["num_items_in_batch"] = torch.tensor(20)

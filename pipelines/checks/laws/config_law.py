@@ -1,4 +1,4 @@
-"""A config comes back from its file with every field, and a field that it does not have is refused."""
+"""A config is loaded from its file with every field, and a field that it does not have is refused."""
 
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +28,6 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def fields_of(config) -> dict:
-    """Every field, those as well that the class's to_dict leaves out."""
+    """Every field, including those that the class's to_dict leaves out."""
     left_out = vars(config).keys() - config.to_dict().keys()
     return config.to_dict() | {name: getattr(config, name) for name in left_out if not name.startswith("_")}

@@ -17,15 +17,15 @@ def unclaimed(subject: Subject) -> str:
 
 def ask(subject: Subject) -> Iterator[Finding]:
     model = subject.fresh()
-    at_home = copy.deepcopy(model).cpu()
+    on_host = copy.deepcopy(model).cpu()
     for what, batch in subject.full_and_padded().items():
         with torch.no_grad():
-            got, expected = model(**batch).logits, at_home(**on_cpu(batch)).logits
+            got, expected = model(**batch).logits, on_host(**on_cpu(batch)).logits
         yield subject.compared(f"outputs of {what}", got.cpu(), expected, tolerance=ROUNDING)
     if subject.takes("labels"):
         batch = subject.labelled()
         got = {name: x.cpu() for name, x in gradients_of(model, model(**batch).loss).items()}
-        expected = gradients_of(at_home, at_home(**on_cpu(batch)).loss)
+        expected = gradients_of(on_host, on_host(**on_cpu(batch)).loss)
         yield subject.compared_gradients("gradients", got, expected, tolerance=ROUNDING)
 
 

@@ -8,7 +8,7 @@ import torch
 from ..findings import Finding, of_difference, of_fact
 from ..subject import Subject, gradients_of
 
-# (type, mean difference in units of the mean output): bf16 has 8 bits and fp16 has 11, and each layer rounds anew.
+# (type, mean difference in units of the mean output): bf16 has 8 bits and fp16 has 11, and each layer rounds again.
 BOUNDS = ((torch.bfloat16, 0.15), (torch.float16, 0.03))
 
 BOUND_OF_LOSS = 0.02
@@ -29,16 +29,16 @@ def ask(subject: Subject) -> Iterator[Finding]:
             apart = (logits.double() - expected).abs().mean() / expected.abs().mean()
             yield of_difference(f"{name} and fp32, on average", apart.item(), bound)
             for words in sorted(kept_in_fp32(model, dtype)):
-                found = {x.dtype for key, x in model.state_dict().items() if words in key.split(".")}
-                if found:
-                    yield of_fact(f"{words} stays in fp32 beside {name}", found == {torch.float32})
+                dtypes = {x.dtype for key, x in model.state_dict().items() if words in key.split(".")}
+                if dtypes:
+                    yield of_fact(f"{words} stays in fp32 beside {name}", dtypes == {torch.float32})
     if subject.takes("labels"):
         yield from autocast(subject)
 
 
 @torch.enable_grad()
 def autocast(subject: Subject) -> Iterator[Finding]:
-    """A step in bf16 beside weights in fp32."""
+    """Compare the loss under bf16 autocast, with weights in fp32, with that in fp32."""
     model, batch = subject.fresh(dtype=torch.float32), subject.labelled()
     batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
     expected = model(**batch).loss
@@ -50,6 +50,6 @@ def autocast(subject: Subject) -> Iterator[Finding]:
 
 
 def kept_in_fp32(model, dtype: torch.dtype) -> set[str]:
-    """The modules that a class keeps in fp32 beside a type."""
+    """The names of the modules that a class keeps in fp32 when it is loaded in `dtype`."""
     strict = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     return strict | set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else strict

@@ -22,7 +22,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
         try:
             loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
             predicted = trainer.predict(rows_of(batch))
-        except Exception as error:  # what the model returns is nothing that Trainer can use
+        except Exception as error:  # Trainer cannot use what the model returns
             why = f"{type(error).__name__}: {first_line(error)}"
             yield Finding("evaluate and predict run", Verdict.FAILS, why=why)
             return
@@ -41,7 +41,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def counts_first_label(subject: Subject, trainer) -> str:
-    """Why Trainer divides a causal loss by more labels than it has; empty where it does not."""
+    """Why Trainer divides a causal loss by more labels than count in it; empty if it does not."""
     if (
         subject.kind != "causal"
         or not trainer.model_accepts_loss_kwargs

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint lacks are drawn: from the meta device every one is a number, spread as the config says."""
+"""Weights that a checkpoint lacks are initialised: made from the meta device, all are finite, spread as configured."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ..subject import Subject
 from ..unwritten import unwritten_is_nan
 from .saving_law import differing, tensors
 
-FEW = 256  # numbers from which on a spread is told
+FEW = 256  # the fewest values of which a standard deviation is compared
 
 
 def ask(subject: Subject) -> Iterator[Finding]:
@@ -40,12 +40,12 @@ def ask(subject: Subject) -> Iterator[Finding]:
         f"{n} {x.std():.3g}" for n, x in layers.items() if x.numel() >= FEW and not 0.7 * wide < x.std() < 1.4 * wide
     ]
     why = f"{', '.join(off[:3])} for {wide:g}"
-    most = len(off) * 2 > len(layers)  # some are scaled by depth, or start at zero, knowingly
+    most = len(off) * 2 > len(layers)  # some classes scale by depth or start at zero on purpose
     yield of_fact("linear layers are spread by initializer_range", not most, why=why)
 
 
 def fresh_head(model) -> Iterator[Finding]:
-    """A checkpoint of the base model alone, under a head."""
+    """Load a checkpoint of the base model into a class that adds a head."""
     if model.base_model is model:
         return
     with tempfile.TemporaryDirectory() as folder, unwritten_is_nan():
@@ -57,7 +57,7 @@ def fresh_head(model) -> Iterator[Finding]:
 
 
 def spread(parameter: torch.Tensor) -> float:
-    """The standard deviation of a weight that has enough numbers for one."""
+    """The standard deviation of a weight; 0 if it has fewer than FEW values."""
     return parameter.std().item() if parameter.numel() >= FEW else 0.0
 
 

@@ -28,7 +28,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def loss_and_gradient(subject: Subject, model, batch: dict, what: str) -> Iterator[Finding]:
-    """The loss is the one of the logits that are returned, and so is its gradient for them."""
+    """The returned loss is that of the returned logits, and so is its gradient with respect to them."""
     out, fields = model(**batch), {"steps": steps_of(subject), "tolerance": subject.fp32_tolerance}
     if out.loss is None:
         yield of_fact(what, False, why="it returns no loss")
@@ -36,22 +36,22 @@ def loss_and_gradient(subject: Subject, model, batch: dict, what: str) -> Iterat
     loss = expected(subject, out.logits, batch["labels"])
     yield subject.compared(what, out.loss, loss, **fields)
     (got,) = torch.autograd.grad(out.loss, out.logits, retain_graph=True, allow_unused=True)
-    (wanted,) = torch.autograd.grad(loss, out.logits)
-    if got is not None:  # a class may return a copy of the logits that it has used
-        yield subject.compared(f"{what}: gradient for the logits", got, wanted, **fields)
+    (expected_gradient,) = torch.autograd.grad(loss, out.logits)
+    if got is not None:  # None if the class returns a copy of the logits that the loss used
+        yield subject.compared(f"{what}: gradient for the logits", got, expected_gradient, **fields)
 
 
 @torch.no_grad()
 def own_label(subject: Subject, model, batch: dict) -> Finding:
-    """The logits of a token do not know its label: a decoder reads the labels before it."""
+    """The logits of a token do not depend on its label: a decoder reads only the labels before it."""
     position = batch["labels"].shape[1] // 2
     other = with_other_token(batch, "labels", position)
-    got, wanted = (model(**given).logits[:, : position + 1] for given in (other, batch))
-    return subject.compared(f"logits up to token {position} when its label changes", got, wanted)
+    got, original = (model(**inputs).logits[:, : position + 1] for inputs in (other, batch))
+    return subject.compared(f"logits up to token {position} when its label changes", got, original)
 
 
 def expected(subject: Subject, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean of the labels' cross-entropies; the logits at a token of a causal model are for the next one."""
+    """The mean cross-entropy of the labels; in a causal model, the logits at a token predict the next one."""
     if subject.kind == "image":
         return cross_entropy(logits, labels)
     if subject.kind == "causal":

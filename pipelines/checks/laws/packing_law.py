@@ -1,6 +1,6 @@
 """Documents of a packed row do not see each other: logits, loss and gradients are those of separate documents.
 
-Position ids that begin anew are how transformers' classes are told of documents (its page on padding-free training).
+transformers' classes recognise documents by position_ids that restart at 0 (its page on padding-free training).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ..subject import Subject
 
 LENGTHS = (5, 1, 7, 4)
 MASK, CACHE = "attention_mask=torch.ones_like(ids)", "use_cache=True"
-THIRD = 2  # the number of the document whose gradients are asked for
+THIRD = 2  # the index of the document whose gradients are computed
 STATELESS = ("attention", "dense", "sparse", "moe", "mlp")  # words in the names of layers that carry no state
 UNPACKED_BY_MASK = "transformers reads documents from position_ids only where no attention_mask is given"
 
@@ -49,11 +49,11 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def padded_behind(subject: Subject, documents: list[dict]) -> dict:
-    """A packed row with three tokens of padding behind the last document."""
+    """A packed row with three tokens of padding after the last document."""
     row = subject.packed([*documents, *subject.documents((3,))])
     for prefix in subject.prefixes:
         ids = row[f"{prefix}input_ids"]
-        real = sum(each[f"{prefix}input_ids"].shape[1] for each in documents)
+        real = sum(document[f"{prefix}input_ids"].shape[1] for document in documents)
         row[f"{prefix}attention_mask"] = (torch.arange(ids.shape[1], device=ids.device) < real).long()[None]
     return row
 
@@ -62,7 +62,7 @@ def two_rows(subject: Subject):
     """(a batch of two packed rows, their documents)."""
     rows = [subject.documents((3, 6, 3)), subject.documents((8, 2, 2))]
     packed = [subject.packed(documents) for documents in rows]
-    if subject.kind == "seq2seq":  # what it writes is shorter, and not as long in both rows
+    if subject.kind == "seq2seq":  # the decoder's rows are shorter, and differ in length
         return packed[0], rows[:1]
     return {name: torch.cat([row[name] for row in packed]) for name in packed[0]}, rows
 
@@ -76,7 +76,7 @@ def loss(subject: Subject, fields: dict) -> Finding:
         documents[-1]["labels"][0, 0] = -100  # no document predicts the first token of another
         documents[-1]["labels"][0, -1] = 5
     counts = [len(subject.predicted(each["labels"])) for each in documents]
-    written = {"decoder_input_ids": "labels"} if subject.kind == "seq2seq" else {}  # as long as they
+    written = {"decoder_input_ids": "labels"} if subject.kind == "seq2seq" else {}  # only their length counts
     row = subject.packed([each | {name: each[of] for name, of in written.items()} for each in documents])
     row = {name: x for name, x in row.items() if name not in written}
     parts = [model(**each).loss * count for each, count in zip(documents, counts, strict=True)]
@@ -87,7 +87,7 @@ def loss(subject: Subject, fields: dict) -> Finding:
 def gradients_across(
     subject: Subject, model, documents: list[dict], row: dict, backend: str, fields: dict
 ) -> Iterator[Finding]:
-    """The third document's outputs have no gradient for the tokens of the others."""
+    """The third document's outputs have no gradient with respect to the tokens of the others."""
     names = [f"{prefix}inputs_embeds" for prefix in subject.prefixes]
     if not subject.takes(*names):
         return
@@ -98,9 +98,9 @@ def gradients_across(
     written = place(documents, f"{subject.prefixes[-1]}input_ids")
     out = model(**inputs).logits[:, written].square().sum()
     for name, gradient in zip(names, torch.autograd.grad(out, [inputs[name] for name in names]), strict=True):
-        own = place(documents, name.replace("inputs_embeds", "input_ids"))
-        scale, others = gradient[:, own].abs().max().item(), gradient.clone()
-        others[:, own] = 0
+        third = place(documents, name.replace("inputs_embeds", "input_ids"))
+        scale, others = gradient[:, third].abs().max().item(), gradient.clone()
+        others[:, third] = 0
         what = f"gradient for {name} of other documents, {backend}"
         yield subject.compared(what, others, torch.zeros_like(others), scale=scale, tolerance=0.0, **fields)
 
@@ -112,29 +112,29 @@ def place(documents: list[dict], name: str) -> slice:
 
 
 def with_more(subject: Subject, what: str, got: torch.Tensor, expected: torch.Tensor, given: str = MASK) -> Finding:
-    """Native classes do not promise it: transformers reads documents from position_ids alone.
+    """Compare outputs for a packed row that comes with more than position_ids.
 
-    given: what the model reads beside them, in Python.
+    Native classes read documents from position_ids alone. given: the further arguments, as Python code.
     """
     instead = "no attention_mask" if given == MASK else "use_cache=False"
-    found = subject.compared(what, got, expected, way_out=f"send {instead} with packed rows")
-    if found.verdict is Verdict.HOLDS or subject.config.model_type in FAMILIES:
-        return found
-    fields = {"steps": steps_of(subject, given), "way_out": found.way_out}
-    return not_claimed(what, UNPACKED_BY_MASK, difference=found.difference, tolerance=found.tolerance, **fields)
+    finding = subject.compared(what, got, expected, way_out=f"send {instead} with packed rows")
+    if finding.verdict is Verdict.HOLDS or subject.config.model_type in FAMILIES:
+        return finding
+    fields = {"steps": steps_of(subject, given), "way_out": finding.way_out}
+    return not_claimed(what, UNPACKED_BY_MASK, difference=finding.difference, tolerance=finding.tolerance, **fields)
 
 
 def about(subject: Subject) -> dict:
-    """Why documents may leak, how to see it, and what helps."""
+    """The fields of a failing Finding: why documents may leak, how to reproduce it, and what helps."""
     return {"why": state_layers(subject.config), "steps": steps_of(subject), "way_out": way_out(subject)}
 
 
 def state_layers(config) -> str:
-    """Which kinds of layers carry a state from token to token, by the config's names of them."""
+    """Which kinds of layers carry a state from token to token, judged by their names in the config."""
     text = config.get_text_config()
     names = dict.fromkeys(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
-    found = [name for name in names if "linear" in name or not any(word in name for word in STATELESS)]
-    return f"layers of {' and '.join(found)} carry a state from one document to the next" if found else ""
+    kinds = [name for name in names if "linear" in name or not any(word in name for word in STATELESS)]
+    return f"layers of {' and '.join(kinds)} carry a state from one document to the next" if kinds else ""
 
 
 def way_out(subject: Subject) -> str:
@@ -145,7 +145,7 @@ def way_out(subject: Subject) -> str:
 
 
 def steps_of(subject: Subject, given: str = "") -> tuple[str, ...]:
-    """Two documents, of five and seven tokens."""
+    """The steps of a reproducer: two documents, of five and seven tokens."""
     alone = ", use_cache=False" if subject.takes("use_cache") else ""
     together = f", {given}" if given == CACHE else f"{alone}, {given}" if given else alone
     return (

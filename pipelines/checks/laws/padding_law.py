@@ -9,7 +9,7 @@ from ..subject import Subject, gradients_of
 
 NEEDS = ("input_ids", "attention_mask")
 LENGTHS = (7, 1, 11, 5)
-EMPTY = 1  # the number of the row that is nothing but padding
+EMPTY = 1  # the index of the row that is only padding
 COUNTS = "its forward takes no position_ids: it counts positions from the row's first token, padding or not"
 
 
@@ -19,15 +19,15 @@ def ask(subject: Subject) -> Iterator[Finding]:
     empty = right | {"attention_mask": right["attention_mask"].clone()}
     empty["attention_mask"][EMPTY] = 0
     counted = {"position_ids": (left["attention_mask"].cumsum(-1) - 1).clamp(min=0)}  # as generate sends them
-    told = left | counted if subject.takes("position_ids") else left
+    positioned = left | counted if subject.takes("position_ids") else left
     for backend in subject.backends:
         model = subject.fresh(backend)
         with torch.no_grad():
             alone = [model(**each).logits[0] for each in documents]
         yield padded(subject, model, right, alone, "right", backend)
-        # RoBERTa and its kin count positions from the padding token's number: they are right where none are given.
-        found = [padded(subject, model, batch, alone, "left", backend) for batch in (told, left)]
-        best = min(found, key=lambda one: one.difference)
+        # RoBERTa and similar models count positions from the padding id: they are right without position_ids.
+        findings = [padded(subject, model, batch, alone, "left", backend) for batch in (positioned, left)]
+        best = min(findings, key=lambda one: one.difference)
         if best.verdict is Verdict.FAILS and not subject.takes("position_ids"):
             best = not_claimed(best.what, COUNTS, difference=best.difference)
         yield best
@@ -36,14 +36,14 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 @torch.no_grad()
 def padded(subject: Subject, model, batch: dict, alone: list, side: str, backend: str) -> Finding:
-    """Rows of a padded batch and each alone."""
+    """Compare the rows of a padded batch with each row alone."""
     got = model(**batch).logits[subject.real(batch)]
     steps = subject.steps_on(backend, steps_of(subject, side))
     return subject.compared(f"a batch padded on the {side}, {backend}", got, torch.cat(alone), steps=steps)
 
 
 def with_an_empty_row(subject: Subject, model, batch: dict, alone: list, backend: str) -> Iterator[Finding]:
-    """A row of nothing but padding is no nan, forwards and backwards, and changes no other row."""
+    """A row of only padding gives no nan, in outputs or gradients, and changes no other row."""
     logits = model(**batch).logits
     others = [row for row in range(len(alone)) if row != EMPTY]
     got = torch.cat([logits[row, : len(alone[row])] for row in others])
@@ -57,7 +57,7 @@ def with_an_empty_row(subject: Subject, model, batch: dict, alone: list, backend
 
 
 def steps_of(subject: Subject, side: str) -> tuple[str, ...]:
-    """Five tokens beside seven."""
+    """The steps of a reproducer: a row of five tokens beside one of seven."""
     pads, mask, tokens, positions = "[*range(5, 10), 0, 0]", "[1, 1, 1, 1, 1, 0, 0]", ":5", ""
     if side == "left":
         pads, mask, tokens = "[0, 0, *range(5, 10)]", "[0, 0, 1, 1, 1, 1, 1]", "2:"

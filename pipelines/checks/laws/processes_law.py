@@ -29,22 +29,22 @@ def ask(subject: Subject) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             start_processes(share_gradients, (Path(folder), model, batch), nprocs=2, start_method="fork")
-        except ProcessRaisedException as error:  # its last line is the child's own error
+        except ProcessRaisedException as error:  # its last line is the error of the child
             raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         got = load_file(Path(folder) / "gradients.safetensors")
-    reached = {name: x for name, x in expected.items() if name in got or x.any()}  # DDP leaves others at zero
+    reached = {name: x for name, x in expected.items() if name in got or x.any()}  # DDP sets others to zero
     yield subject.compared_gradients("a row on each of two processes", got, reached)
 
 
 def share_gradients(rank: int, folder: Path, model, batch: dict) -> None:
-    """Compute the gradients of a row in this process; the first one writes the mean of both."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch advises about the wrapper
-    torch.set_num_threads(1)  # the threads of the parent are gone
+    """Compute the gradients of one row in this process; rank 0 writes the mean of both processes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides torch's advice on DDP
+    torch.set_num_threads(1)  # the parent's threads do not exist after a fork
     store, wait = torch.distributed.FileStore(str(folder / "store"), 2), timedelta(seconds=60)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=wait)
     parallel = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     model.zero_grad()
     parallel(**{name: x[rank : rank + 1] for name, x in batch.items()}).loss.backward()
     if rank == 0:
-        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-        save_file({name: x.contiguous() for name, x in found.items()}, folder / "gradients.safetensors")
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        save_file({name: x.contiguous() for name, x in gradients.items()}, folder / "gradients.safetensors")

@@ -1,4 +1,4 @@
-"""Evaluation draws no random number; dropout is drawn in training, and the same for the same seed."""
+"""Evaluation draws no random number; training draws dropout, equal for equal seeds."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""More tokens in the vocabulary change no output for those there were; what was tied stays tied and trains."""
+"""New tokens in the vocabulary change no output for the old ones; tied weights stay tied, and the model trains."""
 
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 @torch.no_grad()
 def saved(subject: Subject, model, batch: dict, logits: torch.Tensor) -> Iterator[Finding]:
-    """A resized model comes back from its files."""
+    """A resized model is saved and loaded unchanged."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         loaded, wrong = loaded_from(folder, type(model), model)

@@ -1,4 +1,4 @@
-"""A run of plain Trainer that was killed after a checkpoint ends as one that was not, bit by bit."""
+"""A run of plain Trainer that resumes from a checkpoint ends with the weights of an uninterrupted run, bit by bit."""
 
 import tempfile
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def renamed_keys(checkpoint: Path, weights: dict) -> str:
-    """Which keys of a checkpoint Trainer's load_state_dict at resume passes over."""
+    """Says which keys of a checkpoint Trainer does not load when it resumes; empty if it loads all."""
     file = checkpoint / "model.safetensors"
     if not file.is_file():
         return ""

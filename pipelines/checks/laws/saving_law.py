@@ -48,7 +48,7 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def loaded_from(folder: str, cls: type, like):
-    """(the model of a class, what transformers says was wrong), without memory that happens to be right."""
+    """(the loaded model, the problems that transformers reports); uninitialised memory is nan."""
     with unwritten_is_nan():
         loaded, facts = cls.from_pretrained(folder, output_loading_info=True, dtype=like.dtype)
     wrong = [f"{kind}: {', '.join(sorted(map(str, names))[:3])}" for kind, names in facts.items() if names]
@@ -56,17 +56,17 @@ def loaded_from(folder: str, cls: type, like):
 
 
 def tensors(model) -> dict[str, torch.Tensor]:
-    """Weights and buffers, those that are not saved included."""
+    """Weights and buffers, including those that are not saved."""
     return model.state_dict() | dict(model.named_buffers())
 
 
 def differing(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that are missing there or are not the same bit by bit."""
+    """Names of tensors that `there` lacks or that are not bit-equal."""
     return [name for name in here if name not in there or not torch.equal(here[name], there[name])]
 
 
 def tied_names(model) -> set[frozenset[str]]:
-    """Groups of names that are one weight."""
+    """Groups of names that share one weight."""
     groups: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), set()).add(name)

@@ -11,7 +11,7 @@ KINDS = {"linear_attention": "mamba2_attention", "full_attention": "full_attenti
 
 
 def _write_expansion(ours) -> dict:
-    """Channels of the values per hidden channel; a model without such layers has no sizes of them."""
+    """Channels of the values per hidden channel; 0 for a model without such layers, which has no such sizes."""
     return {"mamba_expand": (ours.linear_num_value_heads or 0) * (ours.linear_value_head_dim or 0) // ours.hidden_size}
 
 
@@ -26,7 +26,7 @@ MAMBA_FIELDS = {
     "mamba_conv_bias": MustEqual(True),
     "mamba_proj_bias": MustEqual(False),
     "time_step_limit": MustEqual((0.0, math.inf)),
-    "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
+    "hidden_act": MustEqual("silu"),  # also in convolutions, where ours is always silu
 }
 
 
@@ -39,7 +39,7 @@ def _full_layers(ours) -> list[int]:
 
 
 def _in_proj(config) -> tuple[int, list[int]]:
-    """Gate, x, B, C and steps."""
+    """The layout of gate, x, B, C and time steps."""
     heads = config.linear_num_value_heads
     inner, keys = heads * config.linear_value_head_dim, config.linear_num_key_heads * config.linear_key_head_dim
     return 1, [inner, inner, keys, keys, heads]

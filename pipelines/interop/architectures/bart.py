@@ -9,7 +9,7 @@ from ..weights import COMPUTED, Weights, renamed, tied
 FIXED = {
     "norm_type": "layernorm",
     "norm_position": "post",
-    "norm_eps": 1e-5,  # torch's default, and in no config
+    "norm_eps": 1e-5,  # torch's default; configs have no such field
     "mlp_type": "mlp",
     "attention_bias": True,
     "mlp_bias": True,
@@ -33,9 +33,9 @@ FIELDS = {
         lambda native: {"embedding_multiplier": math.sqrt(native.d_model) if native.scale_embedding else 1.0},
         lambda ours: {"scale_embedding": ours.embedding_multiplier != 1},
     ),
-    "forced_eos_token_id": IRRELEVANT,  # of generation, which has a config of its own
+    "forced_eos_token_id": IRRELEVANT,  # belongs to the generation config
     "is_decoder": MustEqual(False),
-    "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own
+    "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have three tables
 }
 
 
@@ -44,7 +44,7 @@ def _attention(native: str, ours: str) -> dict[str, Weights]:
 
 
 def _stack(stack: str, positions: Weights) -> dict[str, Weights]:
-    """Rows of the encoder or the decoder, which alone has cross-attention; Marian has no norm of embeddings."""
+    """Rows of the encoder or the decoder; only the latter has cross-attention. Marian has no norm of embeddings."""
     layer = f"{stack}.layers.*"
     return {
         f"{stack}.embed_tokens": tied("encoder.embed_tokens"),

@@ -21,12 +21,12 @@ BERT_SIZES = {
     "attention_probs_dropout_prob": "attention_dropout",
     "layer_norm_eps": "norm_eps",
 }
-# A model that was trained with another kind of positions is wrong in transformers, which no longer reads this field.
+# transformers no longer reads this field, so a model that was trained with other positions is wrong there.
 ABSOLUTE_ONLY = {"position_embedding_type": MustEqual("absolute")}
 NO_DECODER = {"is_decoder": MustEqual(False), "add_cross_attention": MustEqual(False)}
 
 
-# At least one, as transformers' classes look a segment up in any case.
+# At least one, as transformers' classes always look up a segment.
 SEGMENTS = {"type_vocab_size": Converted("type_vocab_size", write=lambda number: max(1, number))}
 
 EMBEDDINGS = {
@@ -63,7 +63,7 @@ BERT = ArchitectureMap(
 
 
 def _read_positions(native) -> dict:
-    """Positions are counted from pad_token_id + 1; the rows of the table before that belong to no position."""
+    """Positions are counted from pad_token_id + 1; the table's rows before that are not used."""
     if native.pad_token_id is None or native.pad_token_id < 0:
         raise UserError(
             f"{native.model_type} with pad_token_id={native.pad_token_id} has no anyformer twin: its positions are "

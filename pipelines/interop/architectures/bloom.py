@@ -18,17 +18,17 @@ BLOOM = ArchitectureMap(
     fixed={
         **FIXED,
         "position_encoding": "alibi",
-        "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of the tanh form that BloomGelu writes out
+        "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of BloomGelu's tanh form
         "attention_bias": True,
         "embedding_norm": True,
     },
     fields={
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
-        "seq_length": "max_position_embeddings",  # read by nothing, and not in every published config
+        "seq_length": "max_position_embeddings",  # not read, and not in every published config
         "layer_norm_epsilon": "norm_eps",
         "apply_residual_connection_post_layernorm": MustEqual(False),
-        # How Megatron's ranks were laid out; the sums are the same up to rounding.
+        # The layout of Megatron's ranks; the sums are the same up to rounding.
         ("pretraining_tp", "slow_but_exact"): IRRELEVANT,
     },
     weights={
@@ -70,7 +70,7 @@ MPT = ArchitectureMap(
         "expansion_ratio": MustEqual(4),
         "logit_scale": MustEqual(None),
         "no_bias": MustEqual(True),
-        # The first without effect beside ALiBi, in MosaicML's code as well.
+        # learned_pos_emb has no effect beside ALiBi, in MosaicML's code as well.
         ("learned_pos_emb", "embedding_fraction", "resid_pdrop", "emb_pdrop", "init_device", "norm_type"): IRRELEVANT,
     },
     weights={

@@ -19,7 +19,7 @@ PAIRED = {
 
 
 def _read_layers(native) -> dict:
-    """Full layers have no positions."""
+    """Layers of full attention have no positions."""
     rotated = [int(kind == "sliding_attention") for kind in native.layer_types]
     return read_layers(native) | {"no_rope_layers": None if all(rotated) else rotated}
 

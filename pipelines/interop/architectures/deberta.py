@@ -31,14 +31,14 @@ def positive_or_none(ours: str) -> Converted:
 
 FIELDS = {
     **BERT_SIZES,
-    "relative_attention": MustEqual(True),  # without it a BERT with keys that have no bias
+    "relative_attention": MustEqual(True),  # without it, a BERT whose keys have no bias
     ("pos_att_type",): Computed(_read_terms, lambda ours: {"pos_att_type": sorted(ours.pos_att_type)}),
     "max_relative_positions": positive_or_none("max_relative_positions"),
     "pooler_hidden_act": "pooler_act",
     "pooler_hidden_size": Same("hidden_size"),
     "pooler_dropout": IRRELEVANT,
     "embedding_size": Same("hidden_size"),
-    "legacy": IRRELEVANT,  # which names the masked-LM head has
+    "legacy": IRRELEVANT,  # chooses the names in the masked-LM head
     "cls_dropout": "classifier_dropout",
 }
 WEIGHTS = {
@@ -61,7 +61,7 @@ HEADS: Heads = BERT_HEADS | {
     "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
 }
 
-ROOT = 1e-6  # transformers < 5.23: the root of a head's size is fp32, in a script that float64 does not reach
+ROOT = 1e-6  # transformers < 5.23: the root of the head size is fp32, in a TorchScript that Float64Mode does not reach
 
 DEBERTA = ArchitectureMap(
     native="deberta",

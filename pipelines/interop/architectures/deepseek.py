@@ -44,7 +44,7 @@ DEEPSEEK_V3 = ArchitectureMap(
             lambda native: {"topk_group": None if native.n_group == 1 else native.topk_group},
             lambda ours: {"topk_group": ours.topk_group or 1},
         ),
-        "num_mtp_layers": IRRELEVANT,  # modules beside the model, which its class does not hold
+        "num_mtp_layers": IRRELEVANT,  # modules that transformers' class does not have
     },
     weights=DEEPSEEK_WEIGHTS,
 )

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (texts): zero-centered norms, from the second on before and behind both parts of a block."""
+"""Gemma 1, 2 and 3 (texts): zero-centered norms, in 2 and 3 before and after both parts of a block."""
 
 from ..architecture_map import ArchitectureMap, Computed, Converted, MustEqual
 from ..rotary import NESTED_ROTARY, ROTARY

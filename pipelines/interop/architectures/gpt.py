@@ -63,7 +63,7 @@ def _read_neo_layers(native) -> dict:
 
 def _write_neo_layers(ours) -> dict:
     names = {kind: name for name, kind in NEO_KINDS.items()}
-    # A kind that GPT-Neo does not have is written as another, which then shows as the difference.
+    # A kind that GPT-Neo does not have is written as "global", which then shows as the difference.
     layers = [names.get(kind, "global") for kind in ours.attention_kinds]
     window = {} if ours.sliding_window is None else {"window_size": ours.sliding_window}
     return {"attention_types": [[layers, 1]], **window}
@@ -121,7 +121,7 @@ GPT_J = ArchitectureMap(
         "h.*.mlp.fc_in": renamed("layers.*.mlp.up_proj"),
         "h.*.mlp.fc_out": renamed("layers.*.mlp.down_proj"),
     },
-    tolerance=1e-6,  # its table of sines is of fp32
+    tolerance=1e-6,  # its table of sines is fp32
 )
 
 PHI = ArchitectureMap(

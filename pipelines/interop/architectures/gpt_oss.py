@@ -1,4 +1,4 @@
-"""gpt-oss: attention with sinks, in windows and full by turns, and experts with biases behind a clamped gate."""
+"""gpt-oss: attention with sinks, alternately in windows and full, and experts with biases and a clamped gate."""
 
 from transformers import CONFIG_MAPPING
 

@@ -6,7 +6,7 @@ from ..architecture_map import Computed
 from ..heads import Heads
 from .gpt import GPT2, SUMMARY
 
-# As CausalLM, ImageGPT's class for causal image modelling; the classifier averages all pixels' features.
+# The CausalLM is ImageGPT's class for causal image modelling; the classifier averages the features of all pixels.
 HEADS: Heads = {
     "AutoModel": {},
     "AutoModelForCausalLM": {},

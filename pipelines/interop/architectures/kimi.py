@@ -1,4 +1,4 @@
-"""Kimi Linear: delta attention, and in each fourth layer latent attention without positions; DeepSeek-V3's experts."""
+"""Kimi Linear: delta attention, in every fourth layer latent attention without positions; DeepSeek-V3's experts."""
 
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, layer_kinds
 from ..weights import Weights, renamed
@@ -23,9 +23,9 @@ KIMI_LINEAR = ArchitectureMap(
     fields={
         **{name: row for name, row in DEEPSEEK_V3.fields.items() if name not in OTHER_FIELDS},
         "num_local_experts": "num_experts",
-        "linear_num_heads": "linear_num_key_heads",  # of values as many, which is what ours derives
+        "linear_num_heads": "linear_num_key_heads",  # there are as many value heads, as ours derives
         "linear_head_dim": "linear_key_head_dim",
-        "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
+        "hidden_act": MustEqual("silu"),  # also in convolutions, where ours is always silu
         **layer_kinds(KINDS),
         ("mlp_layer_types",): Computed(
             lambda native: {"mlp_pattern": list(native.mlp_layer_types)},

@@ -7,7 +7,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 FIELDS = {"rms_norm_eps": "norm_eps", "rope_parameters": ROTARY}
 
 
-# Its attention_bias is of all four projections, as ours by default.
+# Its attention_bias applies to all four projections, as ours does by default.
 LLAMA = ArchitectureMap(native="llama", fields={**FIELDS, "pretraining_tp": IRRELEVANT})
 
 

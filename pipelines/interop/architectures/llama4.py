@@ -1,4 +1,4 @@
-"""Llama 4 (texts): chunked attention with rotation, full attention without, experts that read weighted inputs."""
+"""Llama 4 (texts): chunked attention with rotary positions, full attention without; experts read weighted inputs."""
 
 from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed
@@ -9,19 +9,19 @@ from .mixtral import MIXTURE_FIELDS
 
 
 def _read_layers(native) -> dict:
-    """Layers with a rotation may be chunked; here each layer says both for itself."""
+    """Chunked attention and rotation are set separately for each layer; without chunks the size has no effect."""
     chunked = "chunked_attention" in native.layer_types
     size = native.attention_chunk_size if chunked else None
     return {"attention_pattern": list(native.layer_types), "attention_chunk_size": size}
 
 
 def _read_temperature(native) -> dict:
-    """A number instead of true in old configs; without effect where all layers have a rotation."""
+    """Old configs have a number instead of true; it has no effect if all layers have a rotation."""
     return {"attn_temperature_tuning": bool(native.attn_temperature_tuning) and not all(native.no_rope_layers)}
 
 
 def _read_sizes(native) -> dict:
-    """One size is that of an expert and of the expert for all tokens."""
+    """One native size is that of a routed expert and of the shared one."""
     experts = native.intermediate_size
     return {"moe_intermediate_size": experts, "shared_expert_intermediate_size": experts}
 

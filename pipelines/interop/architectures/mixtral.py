@@ -3,7 +3,7 @@
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
 from .llama import FIELDS, WINDOW, read_window
 
-MIXTURE_FIELDS = {"output_router_logits": IRRELEVANT}  # transformers: the balance loss, too; ours: outputs alone
+MIXTURE_FIELDS = {"output_router_logits": IRRELEVANT}  # transformers also adds the balance loss by it
 
 MIXTRAL = ArchitectureMap(
     native="mixtral",

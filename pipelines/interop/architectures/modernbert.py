@@ -18,10 +18,10 @@ def _write_layers(ours) -> dict:
 
 
 def _read_rope(native) -> dict:
-    found = NESTED_ROTARY.read(native)
-    for kind, parameters in found["rope_parameters"].items():
+    rope = NESTED_ROTARY.read(native)
+    for kind, parameters in rope["rope_parameters"].items():
         refuse_part(native, parameters, f"rope_parameters.{kind}")
-    return found
+    return rope
 
 
 TRANSFORM = {"head.dense": renamed("head_transform.dense"), "head.norm": renamed("head_transform.norm")}
@@ -59,7 +59,7 @@ MODERNBERT = ArchitectureMap(
         **classifier_dropout("classifier_dropout"),
         ("layer_types", "local_attention"): Computed(_read_layers, _write_layers),
         ("rope_parameters",): Computed(_read_rope, NESTED_ROTARY.write),
-        ("sparse_prediction", "sparse_pred_ignore_index"): IRRELEVANT,  # which logits are kept where there are labels
+        ("sparse_prediction", "sparse_pred_ignore_index"): IRRELEVANT,  # they choose logits to keep with labels
     },
     weights={
         "embeddings.tok_embeddings": renamed("embed_tokens"),

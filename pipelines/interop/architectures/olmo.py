@@ -1,4 +1,4 @@
-"""OLMo 2, 3 and Hybrid: norms of what attention and feed-forward return, and of all queries and keys at once."""
+"""OLMo 2, 3 and Hybrid: norms of the outputs of attention and feed-forward, and of all queries or keys at once."""
 
 from dataclasses import replace
 
@@ -38,11 +38,11 @@ OLMO_DELTA = {
 
 
 def _weights_of_hybrid(ours) -> dict[str, Weights]:
-    """Of `post_attention_layernorm`, before the feed-forward in one kind of layer and behind attention in the other."""
+    """`post_attention_layernorm` is before the feed-forward in one kind of layer, and after attention in the other."""
     inside = [i for i, form in enumerate(block_forms(ours)) if form == "inside"]
     norms = [(name, row.ours[0]) for name, row in OLMO_WEIGHTS.items()]
     return OLMO_DELTA | {
-        name.replace("*", f"{i}"): renamed(own.replace("*", f"{i}")) for name, own in norms for i in inside
+        name.replace("*", f"{i}"): renamed(target.replace("*", f"{i}")) for name, target in norms for i in inside
     }
 
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 (texts) and Qwen3-Next: three layers of gated delta nets to one of full attention with a gate."""
+"""Qwen3.5 (texts) and Qwen3-Next: three layers of gated delta nets for each one of gated full attention."""
 
 from ..architecture_map import ArchitectureMap, Computed, MustEqual, layer_kinds
 from ..rotary import ROTARY_WITH_PART
@@ -7,7 +7,7 @@ from .llama import FIELDS
 from .mixtral import MIXTURE_FIELDS, SPARSE_LAYERS
 
 HYBRID_FIXED = {"norm_type": "rmsnorm_zero_centered", "qk_norm": True, "attention_gate": "channel"}
-MULTIMODAL = ("mrope_section", "mrope_interleaved")  # of positions in images; texts have one position three times
+MULTIMODAL = ("mrope_section", "mrope_interleaved")  # of positions in images; a text has the same position three times
 
 
 def _read_rotation(native) -> dict:
@@ -16,7 +16,7 @@ def _read_rotation(native) -> dict:
 
 HYBRID_FIELDS = {
     **FIELDS,
-    "hidden_act": MustEqual("silu"),  # in convolutions, too, where ours have no other
+    "hidden_act": MustEqual("silu"),  # also in convolutions, where ours is always silu
     "rope_parameters": Computed(_read_rotation, ROTARY_WITH_PART.write),
     **layer_kinds({"linear_attention": "gated_delta_attention", "full_attention": "full_attention"}),
 }
@@ -27,7 +27,7 @@ def _query_and_gate(config) -> tuple[int, list[int]]:
 
 
 def _delta_sizes(config) -> tuple[int, int]:
-    """Rows of a head of keys, and of the heads of values that it serves."""
+    """(rows of a key head, rows of the value heads that it serves)."""
     repeats = config.linear_num_value_heads // config.linear_num_key_heads
     return config.linear_key_head_dim, repeats * config.linear_value_head_dim
 

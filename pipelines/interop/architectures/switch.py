@@ -1,12 +1,12 @@
-"""Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
+"""Switch Transformers: T5 v1.0 with several experts in every n-th feed-forward; each token takes the best-scored."""
 
 from ...errors import UserError
 from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual
 from ..weights import Weights, renamed
 from .t5 import ALWAYS_SCALED, FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
 
-# Stands for no limit, which the class has no value for: no row is as long.
-# transformers < 5.23: the class ignores its capacity; twins agree where no expert is given more tokens of a row.
+# Stands for no limit, for which the class has no value: no row is that long.
+# transformers < 5.23 ignores the capacity: twins agree if no expert is given more tokens of a row.
 UNLIMITED = 1 << 30
 
 
@@ -29,7 +29,7 @@ def _read_sparse(native) -> dict:
 
 
 def _write_sparse(ours) -> dict:
-    """The number of sparse layers from which the class computes the step between them."""
+    """The numbers of sparse layers, from which the class computes the step between them."""
     layers = max(ours.num_hidden_layers, ours.num_decoder_layers)
     pattern = ours.mlp_pattern or ["sparse"]
     sparse = [i for i in range(layers) if pattern[i % len(pattern)] == "sparse"]
@@ -67,7 +67,7 @@ SWITCH = ArchitectureMap(
         ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
         "dense_act_fn": "hidden_act",
         ("d_model",): ALWAYS_SCALED,
-        "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own
+        "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have three tables
         "expert_capacity": Converted(
             "expert_capacity",
             lambda number: None if number >= UNLIMITED else number,
@@ -75,7 +75,7 @@ SWITCH = ArchitectureMap(
         ),
         "router_bias": MustEqual(False),
         "router_dtype": MustEqual("float32"),
-        # Read by nothing: decoders always have cross-attention, encoders never.
+        # Not read: decoders always have cross-attention, encoders never.
         ("router_ignore_padding_tokens", "add_router_probs", "add_cross_attention"): IRRELEVANT,
     },
     weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),

@@ -10,7 +10,7 @@ GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
 def _read_feed_forward(native) -> dict:
-    # "gated-gelu" is the tanh form, which the config class knows; the fused kernel of ours computes the same.
+    # The config class takes "gated-gelu" as gelu_new, the tanh form; our fused kernel computes the same.
     act = "gelu_pytorch_tanh" if native.dense_act_fn == "gelu_new" else native.dense_act_fn
     return {"mlp_type": "glu" if native.is_gated_act else "mlp", "hidden_act": act}
 
@@ -23,12 +23,12 @@ def _write_feed_forward(ours) -> dict:
 
 
 def _read_scale(native) -> dict:
-    """v1.0 ties head and embeddings and scales the logits; published configs have one field for both."""
+    """v1.0 ties head and embeddings and scales the logits; published configs have one field for both facts."""
     scaled = native.scale_decoder_outputs
     return {"logit_multiplier": native.d_model**-0.5 if scaled else 1.0, "tie_word_embeddings": scaled}
 
 
-# Logits that are multiplied by d_model^-0.5, which no field says.
+# The logits are multiplied by d_model^-0.5, and no field says so.
 ALWAYS_SCALED = Computed(lambda native: {"logit_multiplier": native.d_model**-0.5}, lambda ours: {})
 FIXED = {
     "position_encoding": "relative",
@@ -58,7 +58,7 @@ def _attention(native: str, ours: str) -> dict[str, Weights]:
 
 
 def _stack(stack: str) -> dict[str, Weights]:
-    """Rows of the encoder, or of the decoder, whose blocks have cross-attention between their two other parts."""
+    """Rows of the encoder or the decoder; a decoder's blocks have cross-attention between their two other parts."""
     block, layer = f"{stack}.block.*.layer", f"{stack}.layers.*"
     feed_forward = f"{block}.{1 if stack == 'encoder' else 2}"
     return {
@@ -66,7 +66,7 @@ def _stack(stack: str) -> dict[str, Weights]:
         **_attention(f"{block}.0.SelfAttention", f"{layer}.self_attn"),
         f"{block}.0.layer_norm": renamed(f"{layer}.input_layernorm"),
         **_attention(f"{block}.1.EncDecAttention", f"{layer}.cross_attn"),
-        f"{block}.1.layer_norm": renamed(f"{layer}.cross_attention_layernorm"),  # of an encoder's feed-forward: below
+        f"{block}.1.layer_norm": renamed(f"{layer}.cross_attention_layernorm"),  # replaced below in encoders
         f"{feed_forward}.DenseReluDense.wi": renamed(f"{layer}.mlp.up_proj"),
         f"{feed_forward}.DenseReluDense.wi_0": renamed(f"{layer}.mlp.gate_proj"),
         f"{feed_forward}.DenseReluDense.wi_1": renamed(f"{layer}.mlp.up_proj"),
@@ -108,12 +108,12 @@ T5 = ArchitectureMap(
     tied_by_weights=True,
 )
 
-UNTIED = {**FIXED, "tie_word_embeddings": False}  # as published heads are, which no field records
+UNTIED = {**FIXED, "tie_word_embeddings": False}  # published heads are untied, and no field records it
 MT5 = replace(T5, native="mt5", fixed=UNTIED, fields=FIELDS)
 UMT5 = replace(
     T5,
     native="umt5",
     fixed={**UNTIED, "relative_attention_shared": False},
-    fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as transformers' class has it
+    fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as in transformers' class
     weights=STACKS | TABLE_PER_LAYER,
 )

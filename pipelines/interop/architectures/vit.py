@@ -1,4 +1,4 @@
-"""ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
+"""ViT and DeiT: pre-norm blocks over patches, with a learned vector for each position in the image."""
 
 from dataclasses import replace
 

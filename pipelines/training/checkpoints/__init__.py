@@ -1,1 +1,1 @@
-"""Checkpoints: the run folder, what a checkpoint holds, and going on from one."""
+"""Checkpoints: the run folder, the contents of a checkpoint, and resuming from one."""

@@ -1,4 +1,4 @@
-"""Checkpoint staging: a checkpoint is written into a staging folder and gets its name when it is complete."""
+"""Checkpoint staging: a checkpoint is written into a staging folder, and moved to its place when it is complete."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ...storage.model_folder import remove_supplied_code
 
 
 class CheckpointStaging:
-    """What of this process becomes a checkpoint.
+    """Stages and commits the checkpoints of a run.
 
     Args:
         run_identity: text that is saved in each checkpoint.
@@ -28,30 +28,30 @@ class CheckpointStaging:
 
     @contextmanager
     def stage(self, arguments: TrainingArguments, name: str) -> Iterator[Path]:
-        """Yield the folder that checkpoint `name` is written into; where the block fails, the folder is deleted.
+        """Yield the folder that checkpoint `name` is written into; if the block fails, the folder is deleted.
 
-        In the block Trainer, whose arguments these are, writes there, and uploads nothing: the upload runs in the
-        background, and has to read the final folder. Raises UserError where the block fails because the disk is full.
+        In the block Trainer, to which the arguments belong, writes there and uploads nothing: the upload runs in the
+        background, and must read the final folder. Raises UserError if the block fails because the disk is full.
         """
-        given = arguments.output_dir, arguments.push_to_hub
-        run_folder, staged = Path(given[0]), Path(given[0]) / STAGING / name
+        before = arguments.output_dir, arguments.push_to_hub
+        run_folder, staged = Path(before[0]), Path(before[0]) / STAGING / name
         arguments.output_dir, arguments.push_to_hub = str(staged.parent), False
         try:
             yield staged
         except Exception as error:
-            full = is_disk_full(error, run_folder)  # asked before the deletion makes room
+            full = is_disk_full(error, run_folder)  # before the deletion frees space
             if self.writes:
                 shutil.rmtree(staged.parent, ignore_errors=True)
             if full:
                 raise UserError(disk_full_sentence(run_folder, run_folder / name)) from error
             raise
         finally:
-            arguments.output_dir, arguments.push_to_hub = given
+            arguments.output_dir, arguments.push_to_hub = before
 
     def commit(self, staged: Path, state: TrainerState, keep: int | None) -> None:
-        """Make a staged checkpoint visible, with the run's identity; delete all but the newest `keep` and the best.
+        """Move a staged checkpoint to its place, with the run's identity; keep only the newest `keep` and the best.
 
-        state: Trainer's, which gets the final path of a best checkpoint that has just been staged.
+        state: Trainer's; if the staged checkpoint is the best, its path in the state becomes the final one.
         """
         if not self.writes:
             return
@@ -70,7 +70,7 @@ class SaveTheBest(TrainerCallback):
     """A new best model is saved at once, whatever save_steps says."""
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
-        value = metrics.get(f"eval_{args.metric_for_best_model}")  # None: of the whole splits at the end
+        value = metrics.get(f"eval_{args.metric_for_best_model}")  # None in the evaluation of whole splits at the end
         if value is None:
             return
         best = state.best_metric
@@ -79,22 +79,22 @@ class SaveTheBest(TrainerCallback):
 
 
 def disk_full_sentence(folder: Path, what: Path | str) -> str:
-    """What a user reads when something did not fit into the run's folder."""
+    """The error message for something that did not fit into the run's folder."""
     complete = list_checkpoints(folder)
     good = f"the last complete checkpoint is {complete[0]}" if complete else "there is no earlier checkpoint"
     return f"the disk is full: {what} could not be written; {good}; free some space and run the same again"
 
 
 def find_checkpoint(run_folder: str | Path, step: int | None) -> Path | None:
-    """The checkpoint of a step, where it exists."""
+    """The checkpoint of a step, if it exists."""
     folder = Path(run_folder) / f"checkpoint-{step}"
     return folder if step and folder.is_dir() else None
 
 
 def locate_best(state: TrainerState, run_folder: str | Path) -> bool:
-    """Correct the path of the best checkpoint in `state`; False, with a line for the user, where it is gone.
+    """Correct the path of the best checkpoint in `state`; return False, and print a line, if it is gone.
 
-    Its step is looked for, not the path in the state: a run's folder may have been moved.
+    It is found by its step, not by the path in the state, because the run's folder may have been moved.
     """
     best = find_checkpoint(run_folder, state.best_global_step)
     if best is None:

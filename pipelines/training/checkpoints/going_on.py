@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from."""
+"""The checkpoint from which a run is resumed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,37 +12,37 @@ from .run_folder import stored_run
 
 
 def with_values_of_run(recipe: Recipe) -> Recipe:
-    """The recipe with what the run in output_dir has where both leave it open: versions may find other values usual."""
+    """The recipe, with the stored run's values where both leave a setting open: versions may have other defaults."""
     stored = stored_run(Path(recipe.training.output_dir)) or {}
     both = {name for name in LEFT_OPEN if f"training.{name}" in stored.get("chosen", {}).keys() & recipe.chosen.keys()}
-    kept = {name: stored["recipe"]["training"][name] for name in LEFT_OPEN if name in both}
-    chosen = recipe.chosen | {f"training.{name}": "as the run began with" for name in kept}
-    return replace(recipe, training=replace(recipe.training, **kept), chosen=chosen) if kept else recipe
+    values = {name: stored["recipe"]["training"][name] for name in LEFT_OPEN if name in both}
+    chosen = recipe.chosen | {f"training.{name}": "as the run began with" for name in values}
+    return replace(recipe, training=replace(recipe.training, **values), chosen=chosen) if values else recipe
 
 
 def checkpoint_to_go_on(session, trusted: bool) -> Path | None:
-    """The checkpoint that a session goes on from, None where it begins; raises UserError for one it must not read.
+    """The checkpoint that a session resumes, None for a new run; raises UserError for one that it must not read.
 
     trusted: whether its files may hold more than plain data.
     """
-    found, engine = session.folder.checkpoint_to_resume(), session.engine
-    if found is None:
+    checkpoint, engine = session.folder.checkpoint_to_resume(), session.engine
+    if checkpoint is None:
         return None
-    check_engine_of(found, engine)
+    check_engine_of(checkpoint, engine)
     if engine.parallelism is not None and engine.parallelism.sp > 1:
         raise UserError(
-            f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; begin from its weights "
-            f"in another output_dir, by model.name_or_path={found}"
+            f"{checkpoint} is of a run with sp, whose loader cannot begin in the middle of the rows; begin from its "
+            f"weights in another output_dir, by model.name_or_path={checkpoint}"
         )
     if engine.reads_pickles:
-        check_own(found, session.recipe)
-    return engine.resumable(found, session.arguments.world_size, trusted)
+        check_own(checkpoint, session.recipe)
+    return engine.resumable(checkpoint, session.arguments.world_size, trusted)
 
 
 def check_own(checkpoint: Path, recipe: Recipe) -> None:
-    """Raise UserError where a sharded checkpoint, which is read with pickle, is not this user's own.
+    """Raise UserError if a sharded checkpoint, which is read with pickle, belongs to another user.
 
-    Its files are those of its manifest, whose checksums have been verified.
+    The checksums of its files have been verified by its manifest before.
     """
     foreign = None if recipe.trust_remote_code else find_foreign(checkpoint)
     if foreign is not None:

@@ -1,4 +1,4 @@
-"""A resumed run follows its own settings where its checkpoint holds other values."""
+"""A resumed run uses the settings of its recipe where its checkpoint holds other values."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from .run_folder import read_identity
 
 
 class ResumedSettings(TrainerCallback):
-    """Puts the settings of a resumed run in place of those that Trainer has read from the checkpoint.
+    """Replaces settings that Trainer has read from the checkpoint by those of the resumed run's recipe.
 
     These are the steps between two logs, validations and checkpoints, and the learning rate of the next step, which a
-    longer run may have changed. The best metric so far is forgotten where another metric chooses the best model.
+    longer run may change. The best metric so far is dropped if another metric now chooses the best model.
     """
 
-    stored: dict[str, Any] | None = None  # the recipe of the checkpoint, where there is one
+    stored: dict[str, Any] | None = None  # the recipe of the checkpoint
 
     def begin(self, checkpoint: str | Path | None) -> None:
-        """Training begins, at its beginning or at a checkpoint."""
+        """Called when training begins; reads the recipe of a resumed run's checkpoint."""
         identity = None if checkpoint is None else read_identity(Path(checkpoint) / RUN_FILE)
         self.stored = None if identity is None else identity["recipe"]
 

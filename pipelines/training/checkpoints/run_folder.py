@@ -1,4 +1,4 @@
-"""The folder of a run: what identifies it, whether it can go on, whether it is finished."""
+"""The folder of a run: the run's identity, whether it can be resumed, and whether it is finished."""
 
 import importlib.metadata
 import json
@@ -30,7 +30,7 @@ PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tok
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Installed versions of Python and of the packages a run's numbers depend on."""
+    """The installed versions of Python and of the packages that a run's results depend on."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -41,12 +41,12 @@ def package_versions() -> dict[str, str]:
 
 
 def say(sentence: str) -> None:
-    """One line for the user, beside what a program may read."""
+    """Print one line for the user to stderr, because programs may read stdout."""
     print(f"anyformer: {sentence}", file=sys.stderr)
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:
-    """The identity of a run as run.json and checkpoints hold it; None where the file is missing or damaged."""
+    """The identity of a run from run.json or a checkpoint's file; None if the file is missing or damaged."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         readable = isinstance(stored["recipe"], dict) and isinstance(stored["data"]["fingerprint"], str)
@@ -56,7 +56,7 @@ def read_identity(path: Path) -> dict[str, Any] | None:
 
 
 def stored_run(folder: Path) -> dict[str, Any] | None:
-    """The identity of the run in a folder, by its newest checkpoint or, where it is finished, its run.json."""
+    """The identity of the run in a folder: from its newest readable checkpoint, or run.json if it is finished."""
     for file in [*(checkpoint / RUN_FILE for checkpoint in list_checkpoints(folder)), folder / "run.json"]:
         stored = read_identity(file)
         if stored is not None and (file.name != "run.json" or stored.get("status") == "finished"):
@@ -66,12 +66,12 @@ def stored_run(folder: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RunFolder:
-    """`output_dir` of a recipe together with the identity of the run that writes into it.
+    """A recipe's output_dir, with the identity of the run that writes into it.
 
-    data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
-    a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
-    known yet. versions_by_step: of a run that has gone on under other versions than those of its first steps,
-    {"from_step": 0, "torch": ...} and so on, the oldest first.
+    data: sizes of the data, and a `fingerprint` that identifies it. total_steps: training section -> all steps of a run
+    with this data and number of rows per step, None if unknown. rows_per_step: of all processes; None: not known yet.
+    versions_by_step: if a run was resumed under other package versions, [{"from_step": 0, "torch": ...}, ...], the
+    oldest first.
     """
 
     recipe: Recipe
@@ -85,7 +85,7 @@ class RunFolder:
         return Path(self.recipe.training.output_dir)
 
     def identity(self) -> dict:
-        """What is saved with the run and in each checkpoint, and compared before a run goes on."""
+        """The identity that is saved in run.json and in each checkpoint, and compared before a run is resumed."""
         return {
             "recipe": self.recipe.to_dict(),
             "seed": self.recipe.training.seed,
@@ -97,7 +97,7 @@ class RunFolder:
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:
-        """Raise UserError if `folder` belongs to a run with another recipe or other data, not just to a shorter one."""
+        """Raise UserError if `folder` belongs to a run with another recipe or other data; a shorter run is allowed."""
         difference = None
         if not self.is_longer_than(stored):
             difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
@@ -106,7 +106,7 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # Of a run with LoRA or a teacher, whose checkpoints do not hold them.
+        # Checkpoints of runs with LoRA or a teacher do not hold these weights.
         for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
             if difference is None and stored["data"].get(base) != self.data.get(base):
                 where = "model" if section is self.recipe.model else "teacher"
@@ -118,9 +118,9 @@ class RunFolder:
             )
 
     def rows_per_step_before(self) -> int | None:
-        """The rows of a step of the run that goes on here, where the recipe says of a step what it said there.
+        """The rows per step of the run to be resumed, if the recipe's settings of a step have not changed.
 
-        None where no run goes on, and where the recipe now speaks of other rows.
+        None if there is no run to resume, or if these settings have changed.
         """
         for checkpoint in list_checkpoints(self.path):
             stored = read_identity(checkpoint / RUN_FILE)
@@ -130,97 +130,97 @@ class RunFolder:
         return None
 
     def recipe_of(self, stored: dict) -> dict:
-        """The recipe of a stored run, with this one's words for a step of as many rows."""
+        """The recipe of a stored run, with this recipe's settings of a step if both have equally many rows per step."""
         recipe = stored["recipe"]
         if self.rows_per_step is None or stored.get("rows_per_step") != self.rows_per_step:
             return recipe
-        own = {name: getattr(self.recipe.training, name) for name in SETTINGS}
-        return recipe | {"training": recipe["training"] | own}
+        settings = {name: getattr(self.recipe.training, name) for name in SETTINGS}
+        return recipe | {"training": recipe["training"] | settings}
 
     def is_longer_than(self, stored: dict) -> bool:
-        """Whether the stored run differs from this one in its length alone, and is the shorter one."""
+        """Whether the stored run differs from this one only in length, and is shorter."""
         if not differs_in_length_alone(self.recipe_of(stored), self.recipe):
             return False
-        there, here = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
-        return there is not None and here is not None and there < here
+        stored_steps, steps = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
+        return stored_steps is not None and steps is not None and stored_steps < steps
 
     def leave_shorter_runs_end(self, found: list[tuple[Path, dict]]) -> None:
-        """Rename the checkpoints of a shorter run that had other learning rates than this one has up to there.
+        """Rename the checkpoints of a shorter run that come after its learning rates begin to differ from this run's.
 
-        found: checkpoints and their identities, newest first. Raises UserError where none would be left.
+        found: checkpoints and their identities, newest first. Raises UserError if none would be left.
         """
         if not found or not self.is_longer_than(found[0][1]):
             return
         old, new = schedule_of(found[0][1]["recipe"]), self.recipe
-        there, here = self.total_steps(old.training), self.total_steps(new.training)
-        shared = shared_steps(old, there, new, here)
+        old_steps, new_steps = self.total_steps(old.training), self.total_steps(new.training)
+        shared = shared_steps(old, old_steps, new, new_steps)
         late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
         if len(late) == len(found):
-            what = "stages" if new.stages else f"learning rates ({old.training.lr_scheduler_type})"
+            differing = "stages" if new.stages else f"learning rates ({old.training.lr_scheduler_type})"
             way = "when it has ended, --extend goes on from there with a warm-up and decay of its own"
             if new.stages:
                 way = (
                     "leave them as they are, with a learning_rate each, and add one by --extend when the run has ended"
                 )
             raise UserError(
-                f"training.output_dir={self.path} holds a run of {there:,} steps, whose {what} are those of {here:,} "
-                f"steps up to step {shared:,} alone; {way}, or choose another output_dir"
+                f"training.output_dir={self.path} holds a run of {old_steps:,} steps, whose {differing} are those of "
+                f"{new_steps:,} steps up to step {shared:,} alone; {way}, or choose another output_dir"
             )
         for checkpoint in late:
-            os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match
+            os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # list_checkpoints ignores this name
             say(f"{checkpoint} is of the shorter run's last steps; renamed to decayed-{checkpoint.name}")
 
     def checkpoint_to_resume(self) -> Path | None:
-        """The newest complete checkpoint of this very run, or None for an empty folder.
+        """The newest complete checkpoint of this run, or None if there is none.
 
-        Raises UserError where the folder holds checkpoints of another run, or training.resume forbids going on.
+        Raises UserError if the folder holds checkpoints of another run, or training.resume is false.
         """
-        found = list_checkpoints(self.path)
-        if not found:
+        folders = list_checkpoints(self.path)
+        if not folders:
             return find_last_complete(self.path)
         if not self.recipe.training.resume:
             raise UserError(
-                f"training.output_dir={self.path} already holds {found[0].name}, and training.resume is false; "
+                f"training.output_dir={self.path} already holds {folders[0].name}, and training.resume is false; "
                 f"choose another output_dir"
             )
-        if not any((checkpoint / RUN_FILE).is_file() or (checkpoint / MANIFEST).is_file() for checkpoint in found):
+        if not any((checkpoint / RUN_FILE).is_file() or (checkpoint / MANIFEST).is_file() for checkpoint in folders):
             raise UserError(
-                f"training.output_dir={self.path} holds {found[0].name}, which anyformer did not write; "
+                f"training.output_dir={self.path} holds {folders[0].name}, which anyformer did not write; "
                 f"choose another output_dir"
             )
-        own = []
-        for checkpoint in found:
+        readable = []
+        for checkpoint in folders:
             stored = read_identity(checkpoint / RUN_FILE)
             if stored is None or not isinstance(stored.get("world_size"), int):
-                continue  # damaged: set aside below
+                continue  # damaged: find_last_complete sets it aside
             self.check_same_run(checkpoint, stored)
-            own.append((checkpoint, stored))
-        self.leave_shorter_runs_end(own)
+            readable.append((checkpoint, stored))
+        self.leave_shorter_runs_end(readable)
         return find_last_complete(self.path, report=say)
 
     def keep_versions_of(self, checkpoint: Path) -> None:
-        """Keep under which versions the steps up to a checkpoint were made; say where others are installed now."""
+        """Record the package versions of the steps up to a checkpoint; print a line if others are installed now."""
         stored = read_identity(checkpoint / RUN_FILE) or {}
-        there, here, step = stored.get("versions") or {}, package_versions(), step_of(checkpoint)
+        before, now, step = stored.get("versions") or {}, package_versions(), step_of(checkpoint)
         self.versions_by_step = stored.get("versions_by_step") or []
-        other = [name for name in here if there and there.get(name) != here[name]]
-        if other:
-            first = self.versions_by_step or [{"from_step": 0} | there]
-            self.versions_by_step = [*first, {"from_step": step} | here]
-            changes = ", ".join(f"{name} {there.get(name, 'not installed')} -> {here[name]}" for name in other)
+        changed = [name for name in now if before and before.get(name) != now[name]]
+        if changed:
+            first = self.versions_by_step or [{"from_step": 0} | before]
+            self.versions_by_step = [*first, {"from_step": step} | now]
+            changes = ", ".join(f"{name} {before.get(name, 'not installed')} -> {now[name]}" for name in changed)
             say(f"{checkpoint.name} was written under other versions ({changes}); run.json keeps both")
 
     def check_free(self) -> None:
-        """Raise UserError where another run has finished here, or has left a checkpoint; nothing is changed."""
+        """Raise UserError if another run has finished here or left a checkpoint. Changes nothing."""
         stored = read_identity(self.path / "run.json")
         if stored is not None and (stored.get("status") in (COMPLETING, "finished") or list_checkpoints(self.path)):
             self.check_same_run(self.path, stored)
 
     def finished(self) -> dict | None:
-        """The result of this very run, if it has ended already; raises UserError for another run's result.
+        """The run.json of this run if it is finished; raises UserError if another run has finished here.
 
-        A start that failed before its first checkpoint left nothing worth keeping: the folder is anyone's. A run.json
-        that cannot be read is set aside where checkpoints can take its place.
+        If a run failed before its first checkpoint, another run may use its folder. A run.json that cannot be read is
+        set aside, unless only it could say which run the folder's model is of.
         """
         path, checkpoints = self.path / "run.json", list_checkpoints(self.path)
         if not path.exists():
@@ -248,9 +248,9 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the folder for this process during the block: it exists, can be written, and no other run writes to it.
+        """Lock the folder for this process during the block; it is created if it does not exist.
 
-        Raises UserError where it cannot be written, or another process holds it.
+        Raises UserError if it cannot be written, or another process holds it.
         """
         was_there = self.path.exists()
         self.check_writable()
@@ -268,7 +268,7 @@ class RunFolder:
                     self.path.rmdir()
 
     def check_writable(self) -> None:
-        """Create the folder; raise UserError where that, or writing into it, is not allowed."""
+        """Create the folder; raise UserError if that, or writing into it, fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".write-test-{os.getpid()}"
@@ -280,12 +280,12 @@ class RunFolder:
             ) from error
 
     def write(self, status: str, **facts) -> None:
-        """Write recipe.yaml and run.json: the identity, the status and whatever is known by now."""
+        """Write recipe.yaml, and run.json with the identity, the status and `facts`."""
         write_atomically(self.path / "recipe.yaml", self.recipe.to_yaml())
         run = self.identity() | {"status": status} | facts
         write_atomically(self.path / "run.json", json_text(run))
 
     def add(self, **facts) -> None:
-        """Add to what run.json says."""
+        """Add entries to run.json."""
         path = self.path / "run.json"
         write_atomically(path, json_text(json.loads(path.read_text(encoding="utf-8")) | facts))

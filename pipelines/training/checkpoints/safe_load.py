@@ -1,6 +1,6 @@
-"""A checkpoint is read as tensors and plain data: what else a file holds is refused before it can run.
+"""Checkpoints are read only as tensors and plain data: files with anything else are refused before they can run code.
 
-Trainer itself reads so. DeepSpeed asks torch for whole pickles; torch can be told to give nobody more than that.
+Trainer already reads like this. DeepSpeed asks torch for whole pickles, which an environment variable forbids.
 """
 
 import pickle
@@ -14,12 +14,12 @@ from transformers.trainer_pt_utils import safe_globals
 
 from ...errors import UserError
 
-FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}  # torch/serialization.py: over what the caller says
+FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}  # overrides the caller (torch/serialization.py)
 PICKLES = ("*.pt", "*.pth")
 
 
 def of_deepspeed() -> list[type]:
-    """Classes of DeepSpeed's own, without code that runs when they are made, that its checkpoints hold."""
+    """The classes of DeepSpeed that its checkpoints hold; creating their objects runs no other code."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -27,7 +27,7 @@ def of_deepspeed() -> list[type]:
     return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
-# What the table of contents of torch's distributed checkpoints is made of: which tensor is in which file.
+# {module: names} of the table of contents of torch's distributed checkpoints, which says where each tensor is.
 OF_SHARDS = {
     "torch.distributed.checkpoint.metadata": (
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
@@ -41,7 +41,7 @@ OF_SHARDS = {
 
 
 class ContentsOfShards(pickle.Unpickler):
-    """Reads such a table, and nothing that could run code."""
+    """Unpickles a table of contents of shards, and refuses everything else."""
 
     def find_class(self, module, name):
         if name not in OF_SHARDS.get(module, ()):
@@ -51,9 +51,9 @@ class ContentsOfShards(pickle.Unpickler):
 
 @contextmanager
 def plain_shards_alone(folder: Path) -> Iterator[None]:
-    """In the block torch reads the shards of a folder as tensors and plain data.
+    """In the block torch reads the shards of a folder only as tensors and plain data.
 
-    Raises UserError where their table of contents, which torch reads as a whole pickle, holds more than that.
+    Raises UserError if their table of contents, which torch unpickles without restrictions, holds anything else.
     """
     try:
         with open(folder / ".metadata", "rb") as file:
@@ -69,7 +69,7 @@ def plain_shards_alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def plain_data_alone(deepspeed: bool) -> Iterator[None]:
-    """In the block DeepSpeed gets tensors, plain data and its own classes of a file, or an error."""
+    """In the block DeepSpeed can read only tensors, plain data and its own classes; `deepspeed` False: no change."""
     if not deepspeed:
         yield
         return
@@ -79,11 +79,10 @@ def plain_data_alone(deepspeed: bool) -> Iterator[None]:
 
 @contextmanager
 def forged_files_named(checkpoint: Path | None, deepspeed: bool) -> Iterator[None]:
-    """Raise UserError with the file's name where the block fails because a checkpoint holds more than plain data."""
+    """If the block fails because a checkpoint holds more than plain data, raise UserError with the file's name."""
     try:
         yield
     except Exception as error:
-        # By its name: whoever imports the module of that class could read pickles.
         if checkpoint is None or type(error).__name__ != "UnpicklingError":
             raise
         name = first_with_more(checkpoint, deepspeed)
@@ -96,7 +95,7 @@ def forged_files_named(checkpoint: Path | None, deepspeed: bool) -> Iterator[Non
 
 
 def first_with_more(checkpoint: Path, deepspeed: bool) -> str | None:
-    """The first file of a checkpoint that torch does not read as plain data."""
+    """The name of the first file of a checkpoint that torch cannot read as plain data."""
     with safe_globals(), torch.serialization.safe_globals(of_deepspeed()) if deepspeed else nullcontext():
         for file in sorted(file for pattern in PICKLES for file in checkpoint.rglob(pattern)):
             try:

@@ -1,6 +1,6 @@
-"""The weights of a checkpoint, under the names that its model has them by.
+"""The weights of a checkpoint, under the names that they have in the model.
 
-transformers saves some native classes under other names (Mixtral's experts one by one), by which Trainer finds nothing.
+transformers saves some native classes with other names (Mixtral's experts one by one), which Trainer does not find.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ FILES = "*model*.safetensors"  # one file, the shards of a large model, or an ad
 
 
 def stored_weights(model, folder: Path) -> dict[str, torch.Tensor]:
-    """All weights of a model in a folder, on the CPU, tied ones under both names."""
+    """All weights of a model from a folder, on the CPU; tied weights under both names."""
     if has_other_names(model, folder):
         with silent():
             return type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
@@ -30,7 +30,7 @@ def stored_weights(model, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def has_other_names(model, folder: Path) -> bool:
-    """Whether a folder holds the weights of a native model under names that the model does not have."""
+    """Whether a folder holds weights of a native class of transformers under names that the model does not have."""
     if model.config.model_type in FAMILIES:
         return False
     names: set[str] = set()

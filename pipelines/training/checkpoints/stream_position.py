@@ -1,4 +1,4 @@
-"""The position in a stream: kept while training, saved in each checkpoint, and where a resumed run begins."""
+"""The position in a stream: tracked during training, saved in checkpoints, and restored by a resumed run."""
 
 import json
 from pathlib import Path
@@ -12,18 +12,18 @@ FILE = "stream.json"
 
 
 class StreamPosition:
-    """Where in an endless stream the training is; of other training rows nothing is kept.
+    """Tracks the position of the training in an endless stream.
 
     Args:
-        rows: the training rows.
+        rows: the training rows; if they are no EndlessStream, nothing is tracked.
     """
 
     def __init__(self, rows):
         self.stream = rows if isinstance(rows, EndlessStream) else None
-        self._begin, self._latest = BEGINNING, None  # the latter as bytes, of the last row that this process trained
+        self._begin, self._latest = BEGINNING, None  # _latest: encoded position of the last row of this process
 
     def begin(self, checkpoint: str | Path | None) -> None:
-        """Training begins: at the stream's beginning, or where the checkpoint's ended."""
+        """Called when training begins: move the stream to the checkpoint's position, or to its beginning."""
         if self.stream is None:
             return
         file = None if checkpoint is None else Path(checkpoint) / FILE
@@ -31,17 +31,17 @@ class StreamPosition:
         self.stream.load_state_dict(self._begin)
 
     def trained(self, positions: torch.Tensor | None) -> None:
-        """Rows with these positions, (B, bytes), are being trained; their place is not read until it is needed."""
+        """Called for each batch with its encoded positions (B, bytes), which are decoded only when needed."""
         if positions is not None:
             self._latest = positions[-1]
 
     @property
     def passes(self) -> int:
-        """Whole passes over the stream; waits for the device."""
+        """The number of complete passes over the stream; waits for the device."""
         return (self._begin if self._latest is None else decoded(self._latest))["pass"]
 
     def save(self, folder: Path, accelerator) -> None:
-        """Write the position into a checkpoint's folder; all processes call this."""
+        """Write the position into a checkpoint's folder; all processes must call this."""
         if self._latest is None:
             return
         latest = accelerator.gather(self._latest[None])[-1]  # the last process has the last rows of a batch

@@ -1,7 +1,7 @@
-"""Averages of the weights: a moving one over the optimizer steps, and the mean of the newest checkpoints.
+"""Averages of the weights: a moving average over the optimizer steps, and the mean of the newest checkpoints.
 
-After step n: average = decay_n * average + (1 - decay_n) * weights (Polyak and Juditsky 1992, in the exponential form).
-With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in diffusers' EMAModel: the beginning is soon forgotten.
+After step n: average = decay_n * average + (1 - decay_n) * weights (Polyak and Juditsky 1992, in exponential form).
+With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in diffusers' EMAModel, so that early weights fade quickly.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from ...errors import UserError
 from ..lora import is_adapted
 from .stored_weights import stored_weights
 
-AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights that training goes on from
+AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights from which training resumes
 
 
 class WeightAverage(TrainerCallback):
-    """The average of a model's trained parameters, as a callback of the Trainer; each process keeps an equal one.
+    """The moving average of a model's trained parameters, as a callback of Trainer; each process keeps the same one.
 
-    Parameters that are not trained, and buffers, stay the model's own, as in torch's AveragedModel. The average has the
-    parameters' dtype and device and takes as much memory as they do.
+    Frozen parameters and buffers are not averaged, as in torch's AveragedModel. The average has the dtype and device of
+    the parameters and takes as much memory.
 
     Args:
-        decay: share of the average that stays in a step, at least 0 and below 1; 0: the average is the weights.
+        decay: share of the average that stays in each step, from 0 to below 1; with 0 the average equals the weights.
         warmup: whether the first steps have a smaller decay.
     """
 
@@ -38,7 +38,7 @@ class WeightAverage(TrainerCallback):
         self._start: Path | None = None
 
     def begin(self, checkpoint: str | Path | None) -> None:
-        """Say where the next training starts: from the average of a checkpoint, or from the model's weights."""
+        """Set the start of the next training: the average in a checkpoint, or the model's weights."""
         self._start = None if checkpoint is None else Path(checkpoint)
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
@@ -51,14 +51,14 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def update(self, model: torch.nn.Module, step: int) -> None:
-        """Take in the weights after the optimizer step `step`, counted from 1."""
+        """Update the average with the weights after optimizer step `step`, counted from 1."""
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
         get_ema_multi_avg_fn(decay)(list(self.weights.values()), list(trained(model).values()), step)
 
     @contextmanager
     @torch.no_grad()
     def swapped_in(self, model: torch.nn.Module) -> Iterator[None]:
-        """The model has the average during the block, and exactly its own weights again after it."""
+        """In the block the model has the average; afterwards exactly its own weights again."""
         self._swap(model)
         try:
             yield
@@ -67,14 +67,14 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def _swap(self, model: torch.nn.Module) -> None:
-        for name, parameter in trained(model).items():  # one at a time: no third copy of all weights
-            own = parameter.clone()
+        for name, parameter in trained(model).items():  # one at a time, to avoid a third copy of all weights
+            weights = parameter.clone()
             parameter.copy_(self.weights[name])
-            self.weights[name].copy_(own)
+            self.weights[name].copy_(weights)
 
     @torch.no_grad()
     def settle(self, model: torch.nn.Module) -> None:
-        """Give the model the average for good; nothing is kept beside it."""
+        """Replace the model's weights by the average and drop the average."""
         for name, parameter in trained(model).items():
             parameter.copy_(self.weights[name])
         self.weights = {}
@@ -85,25 +85,25 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def load(self, checkpoint: str | Path) -> None:
-        """Take the average of a checkpoint. Raises UserError where it does not hold that of this model."""
+        """Load the average from a checkpoint. Raises UserError if it does not hold one of this model's weights."""
         path = Path(checkpoint) / AVERAGE_FILE
-        found = load_file(path) if path.is_file() else {}
-        if found.keys() != self.weights.keys():
+        average = load_file(path) if path.is_file() else {}
+        if average.keys() != self.weights.keys():
             raise UserError(
                 f"{path} does not hold the average of this model's weights; delete {checkpoint} to go on from the one "
                 f"before it, or start over in another training.output_dir"
             )
         for name, x in self.weights.items():
-            x.copy_(found[name])
+            x.copy_(average[name])
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that a training changes, by name."""
+    """{name: parameter} of the parameters that are trained."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def average_weights(model: torch.nn.Module, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of the weights of a model's checkpoints; integer buffers are those of the first one."""
+    """The mean of the weights of a model's checkpoints; integer buffers are added up and not divided."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
         adapter = checkpoint / ADAPTER_WEIGHTS
@@ -114,9 +114,9 @@ def average_weights(model: torch.nn.Module, checkpoints: list[Path]) -> dict[str
 
 
 def load_average(model: torch.nn.Module, found: list[Path]):
-    """Give a model the mean of the weights of some checkpoints.
+    """Load the mean of the weights of some checkpoints into a model.
 
-    Returns what load_state_dict found; None of an adapter, which takes all of its weights.
+    Returns the result of load_state_dict; None for an adapter, whose weights are all loaded.
     """
     if is_adapted(model):
         from peft import set_peft_model_state_dict

@@ -1,4 +1,4 @@
-"""The engine that recipe and launcher ask for; a row for each engine."""
+"""Which engine runs: the table of all engines, and the choice by recipe and launcher."""
 
 import os
 
@@ -12,7 +12,7 @@ from .mesh import Mesh
 from .pipeline import Stages
 from .whole import DDP, OneProcess
 
-# {engine: whether a training section, or the launcher's variables, ask for it}; the first one that is asked for runs.
+# {engine: whether the training section or the launcher's variables ask for it}; the first match runs.
 ENGINES: dict[type[Engine], object] = {
     Stages: lambda section: section.parallelism is not None and section.parallelism.pp > 1,
     Mesh: lambda section: section.parallelism is not None and engine_of(section.parallelism) == MESH,
@@ -28,9 +28,9 @@ def engine_for(section: TrainingSection) -> Engine:
 
 
 def check_one_device(n_gpu: int) -> None:
-    """Raise UserError where Trainer would spread a batch over the GPUs of one process by nn.DataParallel.
+    """Raise UserError where Trainer would train on several GPUs of one process by nn.DataParallel.
 
-    n_gpu: TrainingArguments.n_gpu. The batch would be as many times the recipe's, and each step slower than by DDP.
+    n_gpu: TrainingArguments.n_gpu. The batch would be n_gpu times the recipe's, and each step slower than with DDP.
     """
     if n_gpu > 1:
         raise UserError(

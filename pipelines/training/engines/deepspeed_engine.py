@@ -1,4 +1,4 @@
-"""DeepSpeed: its configuration, its process group, and fresh models that are split over the processes by ZeRO-3."""
+"""DeepSpeed: its configuration, its process group, and how ZeRO-3 splits fresh models over the processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the launcher reads configurations without torch
 
 
 class DeepSpeed(Engine):
-    """ZeRO: optimizer states, gradients and, in stage 3, weights are split over the processes."""
+    """ZeRO splits optimizer states, gradients and, in stage 3, weights over the processes."""
 
     name = "DeepSpeed"
     launched_by = "zero2"
@@ -45,13 +45,13 @@ class DeepSpeed(Engine):
         check_whole_matrices(self.section)
         if is_true("ACCELERATE_USE_DEEPSPEED"):
             return
-        given = self.section.extra["deepspeed"]
+        value = self.section.extra["deepspeed"]
         if "RANK" not in os.environ:
             raise UserError(
-                f"training.deepspeed={show(given)} needs a launcher, which starts one process per device; add --launch "
+                f"training.deepspeed={show(value)} needs a launcher, which starts one process per device; add --launch "
                 f"zero2 to anyformer train, or write torchrun --nproc_per_node 1 scripts/train.py in its place"
             )
-        read_deepspeed(given)
+        read_deepspeed(value)
 
     def check_device(self, device: str) -> None:
         if is_true("ACCELERATE_USE_CPU"):
@@ -76,9 +76,9 @@ class DeepSpeed(Engine):
 
 
 def check_whole_matrices(section: TrainingSection) -> None:
-    """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
+    """Raise UserError for an optimizer or a weight average that needs whole matrices, which DeepSpeed flattens."""
     row = optimizer_of(section.optim)
-    if row.whole_matrices:  # DeepSpeed 0.19 clips Muon's orthogonal updates to max_grad_norm: its issue 8439
+    if row.whole_matrices:  # DeepSpeed 0.19 clips Muon's orthogonal updates to max_grad_norm (its issue 8439)
         muon = " (its own Muon clips updates in place of gradients: its open pull request 7776)" if row.gathers else ""
         other = ", or train under DDP, FSDP2 or a mesh" if row.gathers else ""
         raise UserError(
@@ -89,23 +89,23 @@ def check_whole_matrices(section: TrainingSection) -> None:
 
 
 def zero_stage(section: TrainingSection) -> int:
-    """The stage of ZeRO that recipe or launcher ask for."""
-    given = section.extra.get("deepspeed")
-    if given is None:
+    """The ZeRO stage that recipe or launcher ask for."""
+    value = section.extra.get("deepspeed")
+    if value is None:
         return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))  # accelerate's default
-    return (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
+    return (read_deepspeed(value).get("zero_optimization") or {}).get("stage", 0)
 
 
 def shipped_deepspeed() -> dict:
-    """{name: file} of configs/deepspeed."""
+    """{name: file} of the shipped configurations in configs/deepspeed."""
     folder = resources.files("anyformer.configs") / "deepspeed"
     return {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
 
 
 def deepspeed_config(value):
-    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json.
+    """The path of a shipped configuration for a name such as `zero2`; a path or dict is returned as it is.
 
-    A folder of such a name, as a run may have left, is not meant.
+    A name stands for the shipped file even if a folder of that name exists.
     """
     if not isinstance(value, str) or os.path.isfile(value):
         return value
@@ -118,7 +118,7 @@ def deepspeed_config(value):
 
 
 def read_deepspeed(given) -> dict:
-    """The settings behind training.deepspeed; raises UserError for a file that holds none."""
+    """The configuration that training.deepspeed names; raises UserError for a file that holds none."""
     setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
     if isinstance(config, str):
         try:
@@ -131,24 +131,24 @@ def read_deepspeed(given) -> dict:
 
 
 def start_deepspeed(arguments: "TrainingArguments") -> None:
-    """Start DeepSpeed's own process group before a ZeRO-3 model is built.
+    """Start DeepSpeed's process group before a model is built.
 
-    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one. Processes
-    that share rows (sp) are grouped by DeepSpeed, too.
+    ZeRO-3 shards a model over this group while it is built; without it the model would be sharded over one process.
+    DeepSpeed also groups the processes that share rows (sp).
     """
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    shared = getattr(arguments, "parallelism_config", None)
-    if is_deepspeed_zero3_enabled() or (shared is not None and shared.sp_size > 1):
+    sharing = getattr(arguments, "parallelism_config", None)
+    if is_deepspeed_zero3_enabled() or (sharing is not None and sharing.sp_size > 1):
         import deepspeed
 
         deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
 
 
 def share_out(model, device):
-    """Make the weights of a model one module after the other, and split each over the processes as ZeRO-3 does.
+    """Draw the weights of a model module by module, and split each over the processes as ZeRO-3 does.
 
-    DeepSpeed's own way (`zero.Init` around the constructor) draws them in another order.
+    DeepSpeed's usual way (`zero.Init` around the constructor) draws them in another order.
     """
     import deepspeed
     from torch import nn
@@ -156,7 +156,7 @@ def share_out(model, device):
 
     from .late_weights import fill
 
-    first = nn.Linear(1, 1)  # each weight of a split module can split others
+    first = nn.Linear(1, 1)  # any split parameter has the method that splits others
     zero = deepspeed.zero.Init(module=first, config_dict_or_path=deepspeed_config())
 
     def split(made: list[nn.Parameter]) -> None:
@@ -165,7 +165,7 @@ def share_out(model, device):
         first.weight.convert_to_zero_parameters(param_list=made)
 
     fill(model, split)
-    for module in model.modules():  # DeepSpeed leaves a split model where it is
+    for module in model.modules():  # DeepSpeed does not move the buffers of a split model
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
     return model
@@ -173,10 +173,10 @@ def share_out(model, device):
 
 @contextmanager
 def whole_weights(arguments: "TrainingArguments"):
-    """A block in which transformers builds a model as if there were no ZeRO-3, so that a seed gives the weights of DDP.
+    """In the block transformers builds models as if without ZeRO-3, so that a seed gives the same weights as under DDP.
 
-    Under ZeRO-3 it would initialise shards, in another order; `share_out` splits the model afterwards. transformers
-    reads ZeRO-3 from a variable of a module alone, which is unset for the block.
+    Under ZeRO-3 it would initialise shards in another order; `share_out` splits the model afterwards. transformers
+    keeps DeepSpeed's configuration in a module's variable, which is unset in the block.
     """
     config = getattr(arguments, "hf_deepspeed_config", None)
     if config is None:  # the engine may come from the launcher's file instead of the recipe
@@ -194,10 +194,10 @@ def whole_weights(arguments: "TrainingArguments"):
 
 
 def gather_experts_whole(model) -> None:
-    """Under ZeRO-3, have the weights of a layer's experts gathered at once, not one expert at a time.
+    """Under ZeRO-3, let all experts of a layer be gathered together, not one at a time.
 
-    Ranks choose different experts; where each gathers those that it uses, they wait for each other forever. Modules of
-    experts are called ...Experts, in our models as in transformers' own.
+    The tokens of each rank choose different experts; if each rank gathered only those, ranks would wait for each other
+    forever. The names of classes of experts end in Experts, in our models as in transformers'.
     """
     from transformers.integrations import is_deepspeed_zero3_enabled
 

@@ -1,8 +1,8 @@
-"""Going on from a checkpoint that other processes have written: more of them, or fewer.
+"""Resuming from a checkpoint that another number of processes has written.
 
-Under DeepSpeed each process saves its share. Those of ZeRO-1 and ZeRO-2 become a universal checkpoint of DeepSpeed's;
-ZeRO-3's lose a part of the state (losses differ by 1e-3), so it goes on with as many processes. All others read states
-of any number of processes.
+Under DeepSpeed each process saves its shard. Shards of ZeRO-1 and ZeRO-2 are converted to DeepSpeed's universal
+checkpoint. That conversion loses a part of ZeRO-3's state (losses differ by 1e-3), so ZeRO-3 needs the same number of
+processes. All other engines read states of any number of processes.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from ..checkpoints.safe_load import forged_files_named, plain_data_alone
 from .engine import Engine
 from .mesh import OPTIMIZER_FOLDER
 
-UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from
+UNIVERSAL = ".universal"  # in the run's folder; holds the converted checkpoint while the run uses it
 
 
 def saved_under(checkpoint: Path) -> str:
-    """Which engine wrote a checkpoint: DeepSpeed, FSDP, mesh, or plain, as one process and DDP do."""
+    """Which engine wrote a checkpoint: "DeepSpeed", "FSDP", "mesh", or "plain" for one process or DDP."""
     if (checkpoint / OPTIMIZER_FOLDER).is_dir():
         return MESH
     if any(checkpoint.glob("global_step*")):
@@ -36,27 +36,28 @@ def saved_under(checkpoint: Path) -> str:
 
 
 def processes_of(checkpoint: Path) -> int | None:
-    """How many processes wrote a checkpoint; None where it does not say."""
+    """The number of processes that wrote a checkpoint; None where it does not say."""
     return (read_identity(checkpoint / RUN_FILE) or {}).get("world_size")
 
 
 def check_engine_of(checkpoint: Path, engine: Engine) -> None:
-    """Raise UserError for a checkpoint of an engine whose states the one that would go on does not read."""
-    there, here = saved_under(checkpoint), "plain" if engine.whole else engine.name
-    if there != here:
-        ways = {each.name: each.launched_by for each in Engine.__subclasses__()}
-        how = "without DeepSpeed and FSDP" if there == "plain" else f"by --launch {ways[there]}"
+    """Raise UserError for a checkpoint of another engine, whose states this one cannot read."""
+    writer, reader = saved_under(checkpoint), "plain" if engine.whole else engine.name
+    if writer != reader:
+        ways = {kind.name: kind.launched_by for kind in Engine.__subclasses__()}
+        launch = "without DeepSpeed and FSDP" if writer == "plain" else f"by --launch {ways[writer]}"
         raise UserError(
-            f"{checkpoint} holds the states of a run {'without an engine' if there == 'plain' else 'under ' + there}, "
-            f"which {engine.name or 'one process'} cannot read; go on {how}, or begin from its weights "
+            f"{checkpoint} holds the states of a run {'without an engine' if writer == 'plain' else 'under ' + writer}"
+            f", which {engine.name or 'one process'} cannot read; go on {launch}, or begin from its weights "
             f"in another output_dir, by model.name_or_path={checkpoint}"
         )
 
 
 def shared_out_anew(checkpoint: Path, processes: int, trusted: bool) -> Path:
-    """A DeepSpeed checkpoint for another number of processes, as a universal one beside it; the same for as many.
+    """Convert a DeepSpeed checkpoint of another number of processes to a universal one in the run's folder.
 
-    trusted: whether its files may hold more than plain data. Raises UserError for ZeRO-3.
+    Returns the checkpoint itself if the number is the same. trusted: whether its files may hold more than plain data.
+    Raises UserError for ZeRO-3.
     """
     before = processes_of(checkpoint)
     if before == processes:
@@ -68,20 +69,20 @@ def shared_out_anew(checkpoint: Path, processes: int, trusted: bool) -> Path:
             f"cannot be given to {processes}; start {before}, or begin from its weights in another output_dir, by "
             f"model.name_or_path={checkpoint}"
         )
-    made = checkpoint.parent / UNIVERSAL / checkpoint.name
-    shutil.rmtree(made.parent, ignore_errors=True)
-    made.mkdir(parents=True)
+    converted = checkpoint.parent / UNIVERSAL / checkpoint.name
+    shutil.rmtree(converted.parent, ignore_errors=True)
+    converted.mkdir(parents=True)
     for file in checkpoint.iterdir():
         if file != states and file.name != "latest":
-            (made / file.name).symlink_to(file.resolve())
+            (converted / file.name).symlink_to(file.resolve())
     with forged_files_named(checkpoint, True), plain_data_alone(not trusted):
-        convert(states, made / states.name)
-    (made / "latest_universal").write_text(states.name)
-    return made
+        convert(states, converted / states.name)
+    (converted / "latest_universal").write_text(states.name)
+    return converted
 
 
 def convert(states: Path, made: Path) -> None:
-    """Write the universal form of DeepSpeed's shares of a checkpoint; what it prints goes nowhere."""
+    """Write the universal form of a checkpoint's DeepSpeed shards, without DeepSpeed's output."""
     from deepspeed.checkpoint import ds_to_universal
 
     settings = SimpleNamespace(
@@ -93,20 +94,20 @@ def convert(states: Path, made: Path) -> None:
         strict=True,
         inject_missing_state=True,
     )
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         ds_to_universal.main(settings)
 
 
 def reads_universal(trainer) -> None:
-    """Let DeepSpeed's engine, which does not exist yet, read a universal checkpoint."""
+    """Configure DeepSpeed to read a universal checkpoint; to be called before its engine is made."""
     plugin = trainer.accelerator.state.deepspeed_plugin
     for config in (plugin.deepspeed_config, plugin.hf_ds_config.config):
         config.setdefault("checkpoint", {})["load_universal"] = True
 
 
 def draw_anew(seed: int, step: int, process: int) -> None:
-    """Begin the generators of random numbers of a process whose states no checkpoint holds.
+    """Seed the random number generators of a process whose states the checkpoint does not hold.
 
-    process: its number. Processes that share a row pass the same one, so that they draw the same dropout.
+    process: its number. Processes that share rows pass the same number, so that they draw the same dropout.
     """
     set_seed(int(np.random.default_rng((seed, step, process)).integers(2**32)))

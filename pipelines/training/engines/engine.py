@@ -1,6 +1,6 @@
-"""Engine: how the processes of a run share its model. One subclass for each; asked.py has a row for each of them.
+"""Engine: how the processes of a run share its model. asked.py lists the subclasses.
 
-Nothing here imports torch at its top, so that mistakes are sentences before a process starts.
+This module does not import torch at its top, so that a launcher can report mistakes before it starts processes.
 """
 
 import os
@@ -13,9 +13,10 @@ from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import PartNorms, Recipe, TrainingSection
 
-# Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
+# Set only by `accelerate launch`; other variables of accelerate are also set by transformers.
 BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
-# A rank of a launcher has one of these; MPI's are those that accelerate reads, and a lone task of SLURM may have PMI's.
+# A launcher sets one of these in its ranks. Those of MPI are the ones that accelerate reads; PMI_RANK is not among
+# them, because SLURM may set it for a single task.
 RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WAY_OUT = "anyformer train RECIPE --launch"
 
@@ -25,49 +26,49 @@ def is_true(variable: str) -> bool:
 
 
 class Engine:
-    """How the processes of a run share its model; made by asked.engine_for.
+    """How the processes of a run share its model. Made by asked.engine_for.
 
     Args:
         section: the recipe's training section.
     """
 
-    name: str | None = None  # as sentences and run.json call it; None: one plain process
-    launched_by = "ddp"  # the --launch that starts it
-    whole = False  # whether each process holds weights and optimizer states whole
-    wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
-    builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
-    clips_itself = False  # whether it clips gradients by a norm of its own, that of all together
-    keeps_steps = False  # whether losses and gradients of whole steps stay inside it
-    reads_pickles = False  # whether its checkpoints are shares that are read with pickle
-    loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
-    repeats_weights = True  # whether a weight that no process shares is the same in all
+    name: str | None = None  # in errors and run.json; None: one plain process
+    launched_by = "ddp"  # value of --launch that starts it
+    whole = False  # whether each process holds all weights and optimizer states
+    wrappers: tuple[str, ...] = ()  # prefixes of the names of classes that wrap the model; (): none does
+    builds_late = False  # whether fresh weights are drawn while the model is split (late_weights.py)
+    clips_itself = False  # whether it clips gradients itself, by the one norm of all of them
+    keeps_steps = False  # whether the trainer cannot see losses and gradients of whole steps
+    reads_pickles = False  # whether its checkpoints are shards that are read with pickle
+    loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
+    repeats_weights = True  # whether a weight that is not split is the same in all processes
 
     def __init__(self, section: TrainingSection):
         self.section, self.parallelism = section, section.parallelism
 
     @property
     def splitter(self) -> str | None:
-        """What splits the model among processes, as an error names it; None where each process holds it whole."""
+        """The name, for errors, of what splits the model among processes; None if each process holds it whole."""
         if self.parallelism is not None:
             return "training.parallelism"
         return None if self.whole else self.name
 
     @property
     def splits_weights(self) -> str | None:
-        """What leaves no process with all weights, as an error names it; None where ZeRO-1 or ZeRO-2 splits states."""
+        """The name, for errors, of what splits the weights; None if each process holds all of them, as under ZeRO-2."""
         return None
 
     def check(self, recipe: Recipe, device: str, devices: int) -> None:
-        """Raise UserError for what this engine cannot train, and where another would run in its place silently.
+        """Raise UserError for what this engine cannot train, and where another would silently run in its place.
 
-        device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
+        device: cuda, cpu, ... devices: number of accelerators of this machine.
         """
         self.check_settings()
         self._check_whole(recipe)
         self.check_launcher(device, devices)
 
     def _check_whole(self, recipe: Recipe) -> None:
-        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself."""
+        """Raise UserError where the recipe needs whole weights, gradients or steps that this engine does not give."""
         section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
         averaged = recipe.evaluation.average_checkpoints
         if averaged is not None and self.splits_weights is not None:
@@ -108,13 +109,13 @@ class Engine:
             )
 
     def check_settings(self) -> None:
-        """Raise UserError for an optimizer, an average or a file that the engine cannot take."""
+        """Raise UserError for an optimizer, a weight average or a settings file that the engine cannot take."""
 
     def check_device(self, device: str) -> None:
-        """Raise UserError for a device on which another engine would train."""
+        """Raise UserError for a device on which this engine, or one of its settings, does not work."""
 
     def check_launcher(self, device: str, devices: int) -> None:
-        """Raise UserError where accelerate or its launcher would run something else than was asked for, silently."""
+        """Raise UserError where accelerate or its launcher would silently run something else than was asked for."""
         launched = {*RANKS, "PMI_RANK"} & os.environ.keys()
         if BY_ACCELERATE in os.environ and "MASTER_ADDR" in os.environ and not launched:
             raise UserError(
@@ -130,7 +131,7 @@ class Engine:
             )
 
     def _check_parallelism(self) -> None:
-        """Raise UserError where training.parallelism needs another engine than recipe and launcher ask for."""
+        """Raise UserError where training.parallelism needs another engine than this one."""
         if self.parallelism is None:
             return
         kind, words = engine_of(self.parallelism), f"training.parallelism={words_of(self.parallelism)}"
@@ -140,7 +141,7 @@ class Engine:
             raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
 
     def check_average(self) -> None:
-        """Raise UserError for a moving average of weights that this engine splits."""
+        """Raise UserError for a moving average of weights, which this engine splits or flattens."""
         decay = self.section.ema_decay
         if decay is not None:
             other = ", or average checkpoints by evaluation.average_checkpoints"
@@ -150,91 +151,91 @@ class Engine:
             )
 
     def check_wrapped(self, wrapped) -> None:
-        """Raise UserError where the model that begins to train is not wrapped into this engine.
+        """Raise UserError unless the model that begins to train is wrapped by this engine.
 
-        wrapped: the trainer's `model_wrapped`, a compiled module around it or not.
+        wrapped: the trainer's `model_wrapped`, compiled or not.
         """
         names = {type(module).__name__ for module in (wrapped, getattr(wrapped, "_orig_mod", wrapped))}
         if self.wrappers and not any(name.startswith(self.wrappers) for name in names):
-            wrapping = [each for each in Engine.__subclasses__() if each.wrappers]
-            others = [each.name for each in wrapping if any(name.startswith(each.wrappers) for name in names)]
+            wrapping = [engine for engine in Engine.__subclasses__() if engine.wrappers]
+            others = [engine.name for engine in wrapping if any(name.startswith(engine.wrappers) for name in names)]
             raise UserError(
                 f"the run was started for {self.name}, but {others[0] if others else 'a plain model'} would train; "
                 f"write {WAY_OUT} {self.launched_by}"
             )
 
     def share(self, model, device):
-        """The model, split over the processes where they share it from the beginning. device: of this process."""
+        """The model, split over the processes by engines that split it when it is built. device: of this process."""
         return model
 
     def resumable(self, checkpoint: Path, processes: int, trusted: bool) -> Path:
-        """The checkpoint, or what is made of it for another number of processes.
+        """The checkpoint, or one made from it for another number of processes.
 
-        trusted: whether its files may hold more than plain data. Raises UserError for what cannot be shared out anew.
+        trusted: whether its files may hold more than plain data. Raises UserError if it cannot be converted.
         """
         return checkpoint
 
     @property
     def shares_rows(self) -> bool:
-        """Whether processes each get a part of every row."""
+        """Whether each process gets a part of every row."""
         return self.parallelism is not None and engine_of(self.parallelism) != MESH
 
     def collator(self, collator):
-        """The collator, whose batches say the position of each token where a process gets a part of a row."""
+        """The collator; where processes get parts of rows, its batches also hold the position of each token."""
         from .parts_of_rows import PositionedRows
 
         return PositionedRows(collator) if self.shares_rows else collator
 
     @property
     def attention(self) -> str | None:
-        """The attention backend that it hooks or replaces; None: any."""
+        """The attention backend that the engine needs, because it hooks or replaces it; None: any."""
         return "sdpa" if self.shares_rows else None
 
     def parameters_of(self, model, trained: bool = False) -> int:
-        """Parameters of the whole model, also where this process has some of them. trained: only those that change."""
+        """Parameters of the whole model, even if this process holds only a part. trained: only those that train."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad or not trained)
 
     def active_parameters(self, model) -> int:
-        """Parameters of the whole model that are at work on a token."""
+        """Parameters of the whole model that each token uses."""
         from ...accounting.flops import active_parameters
 
         return active_parameters(model)
 
     def running(self, wrapped) -> str:
-        """What trains, for run.json: the class that wraps the model, or how the model is split."""
+        """The engine that is running, for run.json: the class that wraps the model, or how the model is split."""
         return type(wrapped).__name__
 
-    # ---- what the trainer asks. By default transformers and accelerate do it: `by_trainer` calls Trainer's own method.
+    # ---- called by the trainer. By default transformers and accelerate do the work: `by_trainer` is Trainer's method.
 
     @property
     def sharing(self) -> int:
-        """How many processes after each other read the same rows, or parts of them."""
+        """The number of consecutive processes that read the same rows, or parts of them."""
         return sharing_rows(self.parallelism)
 
     @property
     def counting_together(self) -> int:
-        """How many processes count the same tokens in a step: cp cuts rows after that, sp has cut them before."""
+        """The number of processes that count the same tokens: cp splits rows after they are counted, sp before."""
         return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
 
     @property
     def reading_together(self) -> int | None:
-        """How many processes read the same batch, by which Trainer divides what it counts; None: as it counts them."""
+        """Number of processes that read the same batch, by which Trainer divides its counts; None: as Trainer does."""
         return None
 
     @contextmanager
     def entered(self, trainer_settings: dict):
-        """A block in which the trainer is made, from these keyword arguments of it."""
+        """A block in which the trainer is made. trainer_settings: the keyword arguments for it."""
         yield
 
     def check_losses(self, trainer) -> None:
         """Raise UserError for a loss that the engine cannot compute."""
 
     def check_begun(self, trainer) -> None:
-        """Raise UserError where the model that begins to train is not shared as this engine shares it."""
+        """Raise UserError unless the model that begins to train is split or wrapped as this engine does it."""
         self.check_wrapped(trainer.model_wrapped)
 
     def share_rows(self, loader) -> None:
-        """Change a loader that accelerate has prepared, where processes read the same rows."""
+        """Change a loader that accelerate has prepared, so that processes that share rows read the same ones."""
 
     def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
         """Add the gradients of a batch; return its loss."""
@@ -242,7 +243,7 @@ class Engine:
 
     @cached_property
     def clipped_parts(self):
-        """What clips the gradients of each part of the model by itself; None: all are clipped together."""
+        """Clips the gradients of each part of the model to its own norm; None: all are clipped together."""
         if not isinstance(self.section.max_grad_norm, PartNorms):
             return None
         from ..guards.clipped_parts import ClippedParts
@@ -250,26 +251,26 @@ class Engine:
         return ClippedParts(self.section.max_grad_norm)
 
     def grad_norm(self, trainer, by_trainer):
-        """The norm that all gradients had; where parts have norms of their own, they are clipped here."""
+        """The norm of all gradients before clipping; the parts of max_grad_norm, if it has any, are clipped here."""
         if self.clipped_parts is None:
             return by_trainer()
         trainer.accelerator.unscale_gradients()
         return by_trainer(grad_norm=self.clipped_parts.clip(trainer.model))
 
     def norms_of_parts(self) -> dict[str, float]:
-        """For the log, where parts of the model are clipped by norms of their own."""
+        """The gradient norm of each part for the log; {} where all gradients are clipped together."""
         return {} if self.clipped_parts is None else self.clipped_parts.log()
 
     def summed_loss(self, trainer, inputs: dict):
-        """The loss summed over the labels of a batch, without gradients; None: a process can compute it by itself."""
+        """The loss summed over the labels of a batch, without gradients; None: the trainer computes it."""
         return None
 
     def flop_count(self, model):
-        """The FLOPs of the whole model (accounting/flops.py), where this process holds a part; None: it has all."""
+        """The FlopCount of the whole model (accounting/flops.py); None: the trainer makes it from its model."""
         return None
 
     def as_trainer_does(self, trainer, folder: Path, by_trainer) -> None:
-        """Load or save a checkpoint's weights (of the whole model, or the adapter), or its optimizer and schedule."""
+        """Load or save a checkpoint: the weights of the whole model or adapter, or optimizer and schedule."""
         by_trainer()
 
     load_weights = save_weights = load_states = save_states = as_trainer_does

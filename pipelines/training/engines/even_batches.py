@@ -1,4 +1,4 @@
-"""What accelerate's loaders lack: equally many batches for each process without a row twice, and the epoch's number."""
+"""Additions to accelerate's loaders: equally many batches per process without repeated rows, and the epoch's number."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from ...data.sample_ids import NO_ROW
 
 
 class FullRounds(BatchSampler):
-    """The batches of a sampler, then batches of NO_ROW up to a multiple of `processes`, which take one each in turn.
+    """The batches of a sampler, then batches of NO_ROW until their number is a multiple of `processes`.
 
-    Each process then has equally many, and every row is trained once an epoch. accelerate would make them equal by
-    rows from the epoch's beginning, which would be trained twice.
+    Processes take batches in turn, so all get equally many, and every row is trained once per epoch. accelerate would
+    fill up with rows from the epoch's beginning, which would then be trained twice.
     """
 
     def __init__(self, batches: BatchSampler, processes: int):
@@ -29,9 +29,9 @@ class FullRounds(BatchSampler):
 
 
 def share_out_in_full_rounds(loader: DataLoader) -> None:
-    """Change a training loader that accelerate has prepared for several processes, so that it shares out full rounds.
+    """Let a training loader that accelerate has prepared give each process equally many batches (FullRounds).
 
-    Nothing is changed where the last batch is dropped, or where each is split over the processes.
+    Nothing changes for one process, where the last batch is dropped, or where each batch is split over the processes.
     """
     shard = getattr(loader, "batch_sampler", None)
     if not isinstance(shard, BatchSamplerShard) or shard.num_processes == 1:
@@ -41,10 +41,10 @@ def share_out_in_full_rounds(loader: DataLoader) -> None:
 
 
 class SetEpochCallback(TrainerCallback):
-    """Calls `set_epoch` on data set and sampler: accelerate does not reach them in every arrangement of loaders.
+    """Calls `set_epoch` on data set and sampler, because accelerate does not reach them in every kind of loader.
 
     Args:
-        dataset: training rows; those without a set_epoch are left alone.
+        dataset: the training rows; their set_epoch is called if they have one.
 
     `sampler` may be set later, when the loader is made.
     """

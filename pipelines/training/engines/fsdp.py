@@ -1,4 +1,4 @@
-"""FSDP2 by accelerate: weights, gradients and optimizer states are split over the processes."""
+"""FSDP2 through accelerate: weights, gradients and optimizer states are split over the processes."""
 
 import os
 
@@ -10,13 +10,13 @@ from .late_weights import fill, is_late, leave_empty
 class FSDP(Engine):
     name = "FSDP"
     launched_by = "fsdp2"
-    wrappers = ("FSDP", "FullyShardedDataParallel")  # FSDP2 makes a subclass, FSDPAnyformerDecoderModel
+    wrappers = ("FSDP", "FullyShardedDataParallel")  # FSDP2 makes a subclass such as FSDPAnyformerDecoderModel
     reads_pickles = True
     splits_weights = "FSDP"
 
     @property
     def builds_late(self) -> bool:
-        """Whether accelerate sends the weights of the first process to the others, which need none of their own."""
+        """Whether accelerate sends the weights of the first process to the others, which then need not draw any."""
         efficient, version = is_true("FSDP_CPU_RAM_EFFICIENT_LOADING"), os.environ.get("FSDP_VERSION")
         return efficient and version == "2" and self.section.lora is None
 

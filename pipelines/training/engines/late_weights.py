@@ -1,7 +1,7 @@
-"""Fresh models without memory for their weights, which are drawn later, one module at a time.
+"""Fresh models on the meta device, whose weights are drawn later, one module at a time.
 
-The weights are those of a model that is built whole: each module's are drawn in transformers' order (`_init_weights`)
-and dropped, and the state of the generator before them is kept; whoever needs a weight has it drawn again from there.
+The weights equal those of a model that is built the usual way: each module's are drawn in transformers' order
+(`_init_weights`) and dropped, but the generator's state before them is kept, so that they can be drawn again.
 """
 
 import mmap
@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-ONE_AT_A_TIME = threading.Lock()  # transformers loads weights in threads, and the generator is one for all of them
+ONE_AT_A_TIME = threading.Lock()  # transformers loads weights in threads, which share one generator
 
 
 class WeightsOfConstructor(Exception):
@@ -23,9 +23,9 @@ class WeightsOfConstructor(Exception):
 
 
 def in_own_pages(placeholder: torch.Tensor) -> torch.Tensor:
-    """Memory for what lies on the meta device, which goes back to the system at once when it is freed.
+    """CPU memory for a tensor on the meta device, which returns to the system at once when it is freed.
 
-    malloc would keep it for later: as much as the whole model, since the generators' states lie in between.
+    malloc would keep it, up to the size of the whole model, because the generators' states are allocated in between.
     """
     size = placeholder.numel() * placeholder.element_size()
     if size == 0:
@@ -34,11 +34,11 @@ def in_own_pages(placeholder: torch.Tensor) -> torch.Tensor:
 
 
 class Draw:
-    """The weights of one module, made when they are asked for.
+    """Draws the weights of one module on demand, from the generator's state at the time this object was made.
 
     Args:
-        model: whose `_init_weights` makes them.
-        module: with its own parameters on the meta device; the generator is as before they are drawn.
+        model: its `_init_weights` draws them.
+        module: its own parameters are on the meta device.
     """
 
     def __init__(self, model: PreTrainedModel, module: nn.Module):
@@ -48,31 +48,31 @@ class Draw:
             placeholder.draw = self
 
     def make(self) -> dict[nn.Parameter, nn.Parameter]:
-        """{parameter on the meta device: the same on the CPU}, by the random numbers that come next."""
-        made = {
+        """{parameter on the meta device: drawn parameter on the CPU}, from the generator's current state."""
+        drawn = {
             name: nn.Parameter(in_own_pages(p).fill_(float("nan")), p.requires_grad)
             for name, p in self.placeholders.items()
         }
-        held = dict(self.module._parameters)
-        self.module._parameters.update(made)
+        before = dict(self.module._parameters)
+        self.module._parameters.update(drawn)
         try:
             with torch.no_grad():
                 self.model._init_weights(self.module)
         finally:
-            self.module._parameters.update(held)
-        for name, parameter in made.items():
+            self.module._parameters.update(before)
+        for name, parameter in drawn.items():
             parameter.data *= getattr(self.placeholders[name], "drawn_times", 1.0)  # training.transfer
-        return {self.placeholders[name]: parameter for name, parameter in made.items()}
+        return {self.placeholders[name]: parameter for name, parameter in drawn.items()}
 
     def again(self) -> dict[nn.Parameter, nn.Parameter]:
-        """As `make`, by the random numbers of the first time; the generator is left as it is."""
+        """Draw the same weights as `make` did the first time; the generator's state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self.state)
             return self.make()
 
 
 class Sliced:
-    """A weight as transformers' loading takes it: it has a shape, and is made where a slice of it is taken."""
+    """A lazy weight for transformers' loading: it has a shape, and is drawn when a slice of it is taken."""
 
     def __init__(self, weight: torch.Tensor):
         self.weight = weight
@@ -83,11 +83,11 @@ class Sliced:
     def __getitem__(self, part) -> torch.Tensor:
         with ONE_AT_A_TIME:
             whole = self.weight.draw.again()[self.weight] if self.weight.is_meta else self.weight
-            return whole.detach()[part].clone()  # a view would keep the whole in memory
+            return whole.detach()[part].clone()  # a view would keep the whole weight in memory
 
 
 class DrawsOfMeta(TorchDispatchMode):
-    """Random numbers for tensors without memory, as constructors draw them, are drawn and dropped."""
+    """Random numbers that constructors draw into tensors on the meta device are drawn on the CPU and dropped."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         is_draw = torch.Tag.nondeterministic_seeded in function.tags and function._schema.is_mutable
@@ -99,7 +99,7 @@ class DrawsOfMeta(TorchDispatchMode):
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """A block in which models get parameters on the meta device, each with the Draw that makes it; buffers are real."""
+    """In the block models get parameters on the meta device, each with the Draw that makes it; buffers are real."""
 
     def emptied(module, name, parameter):
         if parameter is None or parameter.is_meta:
@@ -124,7 +124,7 @@ def on_meta_device() -> Iterator[None]:
 
 
 def built_late(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """What `build` builds, without memory for its weights; whole where a module's constructor sets weights itself."""
+    """Call `build` so that the weights are drawn later; at once if a module's constructor sets weights itself."""
     state = torch.get_rng_state()
     try:
         with on_meta_device():
@@ -142,7 +142,7 @@ def is_late(model: nn.Module) -> bool:
 
 
 def leave_empty(model: nn.Module) -> None:
-    """Give weights whose values another process will send a place, which takes no memory until it is written to."""
+    """Allocate weights whose values another process will send; the memory is not used until they are written."""
     empty = {p: nn.Parameter(torch.empty_like(p, device="cpu"), p.requires_grad) for p in model.parameters()}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -150,9 +150,9 @@ def leave_empty(model: nn.Module) -> None:
 
 
 def fill(model: nn.Module, keep: Callable[[list[nn.Parameter]], object] = lambda made: None) -> None:
-    """Make the weights of a model, one module's after another's; tied weights stay one parameter.
+    """Draw the weights of a model, module by module; tied weights stay one parameter.
 
-    keep: what is done with a module's weights before the next ones are made, such as sharing them out in place.
+    keep: called with the weights of a module before the next ones are drawn, for example to split them in place.
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():

@@ -1,8 +1,8 @@
 """`anyformer train RECIPE --launch zero2 --nproc 4`: the same command in several processes of this machine.
 
-Each rank gets torchrun's variables. torchrun itself answers 1 to every end, kills ranks 30 seconds after a signal,
-maybe in the middle of a checkpoint, and prints a page where a rank has a sentence; it is for many machines
-(docs/clusters.md).
+Each rank gets torchrun's environment variables. torchrun itself exits with 1 after every failure or signal, kills ranks
+30 seconds after a signal, maybe in the middle of a checkpoint, and prints a page where a rank gives one sentence; it is
+meant for several machines (docs/clusters.md).
 """
 
 import ctypes
@@ -28,15 +28,16 @@ from ...recipes.types import show
 from .deepspeed_engine import check_whole_matrices, shipped_deepspeed, zero_stage
 from .engine import RANKS
 
-# A rank writes why it fails into the file that this variable names: torchrun's protocol, which shows it on its page.
+# The variable names a file into which a rank writes why it fails; this is torchrun's protocol.
 ERROR_FILE, OURS = "TORCHELASTIC_ERROR_FILE", "ANYFORMER_LAUNCHER"
-# What a signal to the launcher is to its ranks. A terminal that closes should not end a run without a checkpoint.
+# {signal that the launcher receives: signal that it sends to its ranks}. A closed terminal must not end a run without a
+# checkpoint, so SIGHUP becomes SIGTERM.
 FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
-GRACE_SECONDS = 10  # for the ranks beside one that failed, which may wait for it in a call that no signal interrupts
+GRACE_SECONDS = 10  # between SIGTERM and SIGKILL; ranks may wait for a failed one in a call that no signal interrupts
 POLL_SECONDS = 0.05
-STOP_SECONDS = 60  # from the end of the first rank after a signal to that of the last
+STOP_SECONDS = 60  # after a signal: from the end of the first rank to that of the last
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# What gloo, NCCL and sockets say of a process that has ended.
+# Error messages of gloo, NCCL and sockets when another process has ended.
 GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
 LOST_ANOTHER = "another process of this run has ended, and none can go on without it; that one says why"
 
@@ -44,13 +45,13 @@ LOST_ANOTHER = "another process of this run has ended, and none can go on withou
 def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) -> int:
     """Train `recipe` in `nproc` processes under `engine`; return the job's exit code.
 
-    argv: the command line, whose other arguments each process gets. nproc: None for one per GPU.
+    argv: the command line, which each process gets without the launcher's options. nproc: None for one per GPU.
     The code is 0 (finished), 128 + n (stopped by signal n with a checkpoint), or that of the first rank that failed,
     whose sentence is printed on one line.
 
     Raises:
-        UserError: an unknown engine, one that this machine cannot run, settings that contradict it, or another launcher
-            around this one.
+        UserError: for an unknown engine, one that this machine cannot run, settings that contradict it, or if another
+            launcher has started this process.
     """
     overrides, environment = settings_of(engine, recipe)
     shares = recipe.training.parallelism
@@ -69,7 +70,7 @@ def engines() -> list[str]:
 
 
 def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
-    """(overrides, environment variables) that make a rank's trainer use the engine."""
+    """(overrides of the recipe, environment variables) that make a rank's trainer use the engine."""
     if engine not in engines():
         raise UserError(f"--launch {engine}: no such engine{did_you_mean(engine, engines())}")
     if rank := next((name for name in RANKS if name in os.environ), None):
@@ -88,28 +89,28 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
             f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {engine_of(shares)}; "
             f"write that, or set it to null"
         )
-    for name, own in (("fsdp", "fsdp2"), ("deepspeed", "zero2")):
-        given = recipe.training.extra.get(name)
-        if given and not engine.startswith(own.rstrip("2")):
+    for name, launcher in (("fsdp", "fsdp2"), ("deepspeed", "zero2")):
+        setting = recipe.training.extra.get(name)
+        if setting and not engine.startswith(launcher.rstrip("2")):
             raise UserError(
-                f"--launch {engine}, but training.{name}={show(given)}; write --launch {own}, or set it to null"
+                f"--launch {engine}, but training.{name}={show(setting)}; write --launch {launcher}, or set it to null"
             )
     if not engine.startswith("zero"):
         return [], fsdp_variables() if engine == "fsdp2" else {}
     check_whole_matrices(recipe.training)
-    stage = int(engine[4]) if given is None else zero_stage(recipe.training)
+    stage = int(engine[4]) if setting is None else zero_stage(recipe.training)
     if stage != int(engine[4]):
         raise UserError(
-            f"--launch {engine}, but training.deepspeed={show(given)} is of stage {stage}; write --launch "
+            f"--launch {engine}, but training.deepspeed={show(setting)} is of stage {stage}; write --launch "
             f"zero{stage or 1}, or set it to null"
         )
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
-    return [f"training.deepspeed={engine}"] if given is None else [], {}
+    return [f"training.deepspeed={engine}"] if setting is None else [], {}
 
 
 def fsdp_variables() -> dict[str, str]:
-    """What accelerate launch makes of configs/accelerate/fsdp2.yaml."""
+    """The environment variables that `accelerate launch` derives from configs/accelerate/fsdp2.yaml."""
     file = resources.files("anyformer.configs") / "accelerate" / "fsdp2.yaml"
     config = parse_yaml(file.read_text(encoding="utf-8"), file.name)["fsdp_config"]
     values = {name.upper(): str(v).lower() if isinstance(v, bool) else str(v) for name, v in config.items()}
@@ -117,7 +118,7 @@ def fsdp_variables() -> dict[str, str]:
 
 
 def count_processes(engine: str, nproc: int | None) -> int:
-    """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
+    """The number of processes to start; raises UserError if the GPUs do not suffice, or nproc is None without GPUs."""
     gpus = count_gpus()
     if nproc is None and not gpus:
         raise UserError(
@@ -131,11 +132,11 @@ def count_processes(engine: str, nproc: int | None) -> int:
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that processes will see; of other accelerators torch alone knows."""
-    found = len(glob.glob("/dev/nvidia[0-9]*"))
+    """The number of NVIDIA GPUs that processes will see; other accelerators could only be counted by torch."""
+    devices = len(glob.glob("/dev/nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not found or visible is None:
-        return found
+    if not devices or visible is None:
+        return devices
     named = [name.strip() for name in visible.split(",")]
     return 0 if named[0] in ("", "-1") else len(named)
 
@@ -156,37 +157,37 @@ def without_options(argv: Sequence[str], *options: str) -> list[str]:
 
 
 def tell_launcher(sentence: str) -> bool:
-    """In a rank: write why it fails where its launcher looks; return whether it is ours, which prints it once."""
+    """In a rank: write why it fails for its launcher; return whether that is ours, which prints it once."""
     file = os.environ.get(ERROR_FILE)
     if not file:
         return False
-    told = {
+    report = {
         "message": {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
     }
-    Path(file).write_text(json.dumps(told), encoding="utf-8")
+    Path(file).write_text(json.dumps(report), encoding="utf-8")
     return OURS in os.environ
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether a rank's error only says that another rank is gone, which has a reason of its own to tell."""
+    """Whether a rank's error only says that another rank has ended; that one reports the reason."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return several and isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in GONE)
 
 
 def supervise(command: Sequence[str], environment: dict[str, str], count: int) -> int:
-    """Run a command in `count` ranks; hand signals on, end the others when one fails; return the job's exit code."""
+    """Run a command in `count` ranks, forward signals, end all ranks when one fails; return the job's exit code."""
     with tempfile.TemporaryDirectory(prefix="anyformer-launch-") as folder:
         return Job(count, Path(folder)).run(command, environment)
 
 
 class Job:
-    """Processes of one command on this machine. They see torchrun's variables, and a terminal's Ctrl-C only once."""
+    """The processes of one command on this machine. They get torchrun's variables, and Ctrl-C only once."""
 
     def __init__(self, count: int, folder: Path):
         self.count, self.errors = count, [folder / f"{rank}.json" for rank in range(count)]
         self.ranks: list[subprocess.Popen] = []
         self.received: list[int] = []
-        self.handed_on = 0  # so many of the signals received
+        self.handed_on = 0  # number of received signals that were forwarded
         self.stopped_at: float | None = None
 
     def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
@@ -213,12 +214,12 @@ class Job:
         everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), OURS: str(os.getpid())}
         sizes = {"WORLD_SIZE": str(self.count), "LOCAL_WORLD_SIZE": str(self.count)}
         for rank, file in enumerate(self.errors):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(file)}
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(file)}
             self.ranks.append(
                 subprocess.Popen(
                     command,
-                    env=os.environ | environment | everywhere | sizes | own,
-                    start_new_session=True,  # or Ctrl-C would come twice, from the terminal and from here
+                    env=os.environ | environment | everywhere | sizes | of_rank,
+                    start_new_session=True,  # otherwise Ctrl-C would come twice, from the terminal and from here
                     preexec_fn=_end_with_the_launcher if sys.platform == "linux" else None,
                 )
             )
@@ -231,49 +232,49 @@ class Job:
                     rank.send_signal(FORWARDED[number])
 
     def _stops_no_more(self) -> bool:
-        """Whether a rank that has been stopped has waited for the others to end longer than they need."""
+        """Whether, after a signal, other ranks still run STOP_SECONDS after the first one ended."""
         if not self.received or not any(rank.returncode for rank in self.ranks):
             return False
         self.stopped_at = self.stopped_at or time.monotonic()
         return time.monotonic() - self.stopped_at > STOP_SECONDS
 
     def _first_failed(self) -> int | None:
-        """The rank that failed first. After a signal that is none before all have ended, nor where one has stopped."""
+        """The rank that failed first. After a signal: None until all have ended, and if one was stopped or killed."""
         ended = {rank: p.returncode for rank, p in enumerate(self.ranks) if p.returncode is not None}
         stopped = [code for code in ended.values() if code in {128 + n for n in FORWARDED}]
         if self.received and (len(ended) < self.count or stopped or min(ended.values()) < 0):
             return None
         failed = [rank for rank, code in ended.items() if code != 0 and code not in stopped]
-        # A killed rank is the reason of what the others say; of those that say something, the earliest.
+        # A killed rank comes first, because it makes the others fail; then the one that reported its error first.
         return min(failed, key=lambda rank: (ended[rank] > 0, self._told_at(rank)), default=None)
 
     def _told_at(self, rank: int) -> float:
         return self.errors[rank].stat().st_mtime_ns if self.errors[rank].exists() else float("inf")
 
     def _code(self) -> int:
-        """Of a job in which no rank failed: 0, or 128 + the signal that stopped it."""
+        """The exit code of a job in which no rank failed: 0, or 128 + the signal that stopped it."""
         codes = [rank.returncode for rank in self.ranks if rank.returncode]
         if not codes:
             return 0
         return 128 + FORWARDED[self.received[0]] if self.received else codes[0]
 
     def _fail(self, rank: int) -> int:
-        """Say on one line what the rank says; return its exit code."""
+        """Print the error of a rank on one line; return its exit code."""
         code = self.ranks[rank].returncode
         self._end()
         if code < 0:
             name = signal.Signals(-code).name
             memory = "; without memory the system kills so" if -code == signal.SIGKILL else ""
-            said = f"killed by {name}{memory}"
+            reason = f"killed by {name}{memory}"
         elif self.errors[rank].exists():
-            said = " ".join(json.loads(self.errors[rank].read_text(encoding="utf-8"))["message"]["message"].split())
+            reason = " ".join(json.loads(self.errors[rank].read_text(encoding="utf-8"))["message"]["message"].split())
         else:
-            said = f"ended with exit code {code}; what it has printed is above"
-        print(f"anyformer: rank {rank} of {self.count}: {said}", file=sys.stderr, flush=True)
+            reason = f"ended with exit code {code}; what it has printed is above"
+        print(f"anyformer: rank {rank} of {self.count}: {reason}", file=sys.stderr, flush=True)
         return code if code > 0 else 128 - code
 
     def _end(self) -> None:
-        """End the ranks that still run: by SIGTERM, and where that does not help in time, by SIGKILL."""
+        """End the ranks that still run: by SIGTERM, and after GRACE_SECONDS by SIGKILL."""
         running = [rank for rank in self.ranks if rank.poll() is None]
         for rank in running:
             rank.terminate()
@@ -290,5 +291,5 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_the_launcher() -> None:
-    """In a rank, before its program: SIGTERM when the launcher dies, so that `kill -9` of it leaves no rank behind."""
+    """In a rank, before its program: ask for SIGTERM when the launcher dies, so `kill -9` of it leaves no ranks."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What one process of a run finds out for all."""
+"""A result that one process of a run computes for all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,16 +7,16 @@ from ...errors import UserError
 
 
 def broadcast_from_main(main: bool, look: Callable[[], Any]) -> Any:
-    """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
+    """Call `look` in the main process only; all processes return its result, or raise its UserError."""
     from accelerate.utils import broadcast_object_list
 
-    found: list = [None, None]
+    result: list = [None, None]
     if main:
         try:
-            found[0] = look()
+            result[0] = look()
         except UserError as error:
-            found[1] = str(error)  # all processes must stop, not one while the others wait
-    broadcast_object_list(found)
-    if found[1] is not None:
-        raise UserError(found[1])
-    return found[0]
+            result[1] = str(error)  # all processes must raise it, or the others would wait for this one
+    broadcast_object_list(result)
+    if result[1] is not None:
+        raise UserError(result[1])
+    return result[0]

@@ -1,7 +1,7 @@
-"""Models that several processes share by transformers' own plans: FSDP2, HSDP, tensor and expert parallelism.
+"""Models that transformers splits over a mesh by its own plans: FSDP2, HSDP, tensor and expert parallelism.
 
-transformers (5.23) splits a model over a mesh of processes while its weights are loaded; nothing wraps it. Trainer
-saves no state of its optimizer, which is done here, in shards; the weights are saved whole, as of any other model.
+transformers (5.23) splits a model over a mesh of processes while its weights are loaded; no class wraps it. Trainer
+saves no optimizer states of such models, so they are saved here, in shards; the weights are saved whole, as always.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from .engine import WAY_OUT, Engine, is_true
 from .late_weights import Sliced
 
 OPTIMIZER_FOLDER = "optimizer_shards"
-SCHEDULER_FILE = "scheduler.pt"  # as Trainer calls it
-NEEDED = ("dp_replicate_size", "ep_size")  # fields of DistributedConfig, by which a transformers that can is known
+SCHEDULER_FILE = "scheduler.pt"  # Trainer's name
+NEEDED = ("dp_replicate_size", "ep_size")  # fields of DistributedConfig in versions of transformers that are new enough
 
 
 class Mesh(Engine):
-    """The model is split while it is built; no class wraps it, and check_shared looks at its weights."""
+    """Splits the model while it is built; as no class wraps it, check_shared looks at its weights."""
 
     name = MESH
     launched_by = "mesh"
@@ -41,10 +41,10 @@ class Mesh(Engine):
 
     def _check_parallelism(self) -> None:
         if is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED"):
-            asked = "FSDP" if is_true("ACCELERATE_USE_FSDP") else "DeepSpeed"
+            launched = "FSDP" if is_true("ACCELERATE_USE_FSDP") else "DeepSpeed"
             raise UserError(
                 f"training.parallelism={words_of(self.parallelism)} splits the model itself, but the launcher's file "
-                f"asks for {asked}; take configs/accelerate/ddp.yaml, or write {WAY_OUT} mesh"
+                f"asks for {launched}; take configs/accelerate/ddp.yaml, or write {WAY_OUT} mesh"
             )
 
     def check_device(self, device: str) -> None:
@@ -55,20 +55,20 @@ class Mesh(Engine):
             )
 
     def share(self, model, device):
-        """The model split over the processes, which have each built it with the same weights.
+        """Split the model over the processes, which have all built it with the same weights.
 
-        Raises UserError for a model that cannot be shared so.
+        Raises UserError for a model that cannot be split like this.
         """
         settings = self.parallelism
         check_model_shares(settings, model.config)
         config = distributed_config(settings)
-        # One line for each tensor that crosses two dimensions of the mesh, which is what such a mesh is for.
+        # It warns about every tensor that is redistributed over two dimensions, which is normal on such a mesh.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         backends = {"attn_implementation": model.config._attn_implementation}
         experts = getattr(model.config, "_experts_implementation", None)
         backends |= {} if experts is None else {"experts_implementation": experts}
         try:
-            shared = type(model).from_pretrained(
+            split = type(model).from_pretrained(
                 None,
                 config=model.config,
                 state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
@@ -76,18 +76,18 @@ class Mesh(Engine):
                 distributed_config=config,
                 **backends,
             )
-        except (ValueError, RuntimeError, OSError) as error:  # torch's of an operation without a plan is a RuntimeError
+        except (ValueError, RuntimeError, OSError) as error:  # RuntimeError: torch has no plan for an operation
             raise UserError(f"{FIELD}={words_of(settings)} does not go with this model: {first_line(error)}") from error
-        if shared.can_generate():
-            shared.generation_config = model.generation_config
-        shared.train(model.training)
-        check_shared(shared, settings)
-        return shared
+        if split.can_generate():
+            split.generation_config = model.generation_config
+        split.train(model.training)
+        check_shared(split, settings)
+        return split
 
     def running(self, wrapped) -> str:
         return f"DTensor({' x '.join(f'{name} {size}' for name, size in mesh_of(wrapped).items())})"
 
-    # ---- what the trainer asks
+    # ---- called by the trainer
 
     @property
     def reading_together(self) -> int:
@@ -95,10 +95,10 @@ class Mesh(Engine):
 
     @contextmanager
     def entered(self, trainer_settings: dict):
-        """Hide from Trainer that states of the optimizer are saved, and from accelerate that the model is split.
+        """In the block Trainer does not see that optimizer states are saved, nor accelerate that the model is split.
 
-        Trainer refuses to save such states, which `save_states` does. accelerate would share out rows by the split,
-        which `share_rows` does, and refuses that on CPUs.
+        Trainer refuses to save such states; `save_states` does it. accelerate would distribute rows by the split, and
+        refuses that on CPUs; `share_rows` does it.
         """
         arguments, model = trainer_settings["args"], plain(trainer_settings["model"])
         only_model, tensors = arguments.save_only_model, getattr(model, "_tp_size", None)
@@ -112,12 +112,12 @@ class Mesh(Engine):
         check_shared(trainer.model, self.parallelism)
 
     def share_rows(self, loader) -> None:
-        """As accelerate does it where its own ParallelismConfig is set, which it refuses on CPUs."""
-        shared, shard = self.reading_together, getattr(loader, "batch_sampler", None)
-        if shared > 1 and isinstance(shard, BatchSamplerShard):
-            shard.process_index, shard.num_processes = shard.process_index // shared, shard.num_processes // shared
+        """Do what accelerate does with a ParallelismConfig, which it refuses on CPUs."""
+        together, shard = self.reading_together, getattr(loader, "batch_sampler", None)
+        if together > 1 and isinstance(shard, BatchSamplerShard):
+            shard.process_index, shard.num_processes = shard.process_index // together, shard.num_processes // together
             if shard.num_processes == 1:
-                shard.even_batches = False  # an epoch's last batch would be filled up with its first rows
+                shard.even_batches = False  # otherwise an epoch's last batch is filled up with the first rows
 
     def grad_norm(self, trainer, by_trainer):
         norm = super().grad_norm(trainer, by_trainer)
@@ -133,26 +133,26 @@ class Mesh(Engine):
             set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
 
     def save_weights(self, trainer, folder: Path, by_trainer) -> None:
-        """The whole weights are gathered first, and no process holds on to them."""
+        """Gather the whole weights on the process that writes, and free them after saving."""
         state, config = self.whole_state(trainer), trainer.model.config
         if trainer.args.should_save:
-            given = config.__dict__.pop("distributed_config", None)  # or save_pretrained would gather them once more
+            distributed = config.__dict__.pop("distributed_config", None)  # or save_pretrained would gather once more
             try:
                 trainer._save(str(folder), state)
             finally:
-                if given is not None:
-                    config.distributed_config = given
+                if distributed is not None:
+                    config.distributed_config = distributed
 
     def whole_state(self, trainer) -> dict:
-        """The whole weights on the process that writes, nothing on others; all have to call it."""
-        model, state = trainer.model, trainer.model.state_dict()  # FSDP2 splits again what a forward pass left whole
-        if is_adapted(model):  # what is split PEFT would put together for nothing
+        """The whole weights on the process that writes, {} on the others; all processes must call this."""
+        model, state = trainer.model, trainer.model.state_dict()  # FSDP2 reshards what a forward pass left unsharded
+        if is_adapted(model):  # PEFT would gather the split weights of the base, which are not saved
             return {name: tensor for name, tensor in state.items() if not hasattr(tensor, "full_tensor")}
-        how = {"save_on_this_rank": trainer.args.should_save}
-        return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **how)
+        options = {"save_on_this_rank": trainer.args.should_save}
+        return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **options)
 
     def load_states(self, trainer, folder: Path, by_trainer) -> None:
-        """Raises UserError for a checkpoint without the states of a shared optimizer."""
+        """Load optimizer and schedule; raises UserError for states that do not fit the weights of this process."""
         from transformers.distributed.checkpoint import load_optimizer_distributed
 
         shards = folder / OPTIMIZER_FOLDER
@@ -175,11 +175,11 @@ class Mesh(Engine):
 
 
 def distributed_config(settings: ParallelismSettings):
-    """transformers' DistributedConfig of the settings; raises UserError where this transformers has none that can."""
+    """transformers' DistributedConfig of the settings; raises UserError if this transformers is too old for them."""
     from transformers.distributed import DistributedConfig
 
-    known = {field.name for field in dataclasses.fields(DistributedConfig)}
-    if not known.issuperset(NEEDED):  # transformers < 5.23
+    names = {field.name for field in dataclasses.fields(DistributedConfig)}
+    if not names.issuperset(NEEDED):  # transformers < 5.23
         raise UserError(
             f"{FIELD}={words_of(settings)} needs transformers 5.23 or newer; install it, or use --launch ddp"
         )
@@ -194,29 +194,29 @@ def distributed_config(settings: ParallelismSettings):
 
 
 def mesh_of(model) -> dict[str, int]:
-    """{dimension: processes} over which a model's weights are split; {} of a model that is whole."""
-    found: dict[str, int] = {}
+    """{dimension: number of processes} of the mesh over which weights are split; {} for a model that is not."""
+    sizes: dict[str, int] = {}
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
-            found |= {name: size for name, size in zip(mesh.mesh_dim_names, mesh.shape) if size > 1}
-    return found
+            sizes |= {name: size for name, size in zip(mesh.mesh_dim_names, mesh.shape) if size > 1}
+    return sizes
 
 
 def check_shared(model, settings: ParallelismSettings) -> None:
-    """Raise UserError unless the weights of a model lie on the mesh that the settings ask for."""
-    wanted = {"fsdp": settings.dp_shard, "dp_replicate": settings.dp_replicate, "tp": settings.tp, "ep": settings.ep}
-    found = mesh_of(model)
-    if settings.ep > 1:  # a model of experts alone may have nothing else on these
-        wanted |= {name: found.get(name, size) for name, size in wanted.items() if name in ("fsdp", "tp")}
-    missing = next((name for name, size in wanted.items() if size > 1 and found.get(name) != size), None)
+    """Raise UserError unless the weights of a model are split over the mesh that the settings ask for."""
+    expected = {"fsdp": settings.dp_shard, "dp_replicate": settings.dp_replicate, "tp": settings.tp, "ep": settings.ep}
+    sizes = mesh_of(model)
+    if settings.ep > 1:  # with ep these dimensions may have other sizes on the mesh, but they must be there
+        expected |= {name: sizes.get(name, size) for name, size in expected.items() if name in ("fsdp", "tp")}
+    missing = next((name for name, size in expected.items() if size > 1 and sizes.get(name) != size), None)
     if missing is not None:
         raise UserError(
             f"{FIELD}={words_of(settings)} was asked for, but no weight of {type(model).__name__} is split by "
-            f"{missing} (its mesh is {found or 'none'})"
+            f"{missing} (its mesh is {sizes or 'none'})"
         )
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor."""
+    """The part of a tensor that this process holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,7 +1,7 @@
-"""Rows that several processes share: Ulysses (sp, DeepSpeed's ALST) and a ring of keys (cp, torch's, beside FSDP2).
+"""Sequence parallelism: Ulysses (sp, DeepSpeed's ALST) and ring attention (cp, torch's, with FSDP2).
 
-Both hand each process a part of every row, and attend to the whole of it without a mask, causally: what tells packed
-documents apart is lost, so rows have to hold one document each. Both are accelerate's, by its ParallelismConfig.
+Both give each process a part of every row, and attend causally to the whole row without a mask. Packed documents would
+see each other, so each row must hold one document. Both are used through accelerate's ParallelismConfig.
 """
 
 import torch
@@ -12,11 +12,11 @@ from ...errors import UserError
 from ...recipes.parallelism import FIELD, words_of
 from ...recipes.schema import Recipe
 
-ATTENTION = "sdpa"  # what both replace or hook; flash kernels tell documents apart by position_ids of single rows alone
+ATTENTION = "sdpa"  # both replace or hook it; flash kernels find documents by position_ids only in batches of one row
 
 
 def parallelism_config(recipe: Recipe):
-    """accelerate's ParallelismConfig of the recipe; None where no rows are shared."""
+    """accelerate's ParallelismConfig for the recipe; None where processes do not share rows."""
     settings = recipe.training.parallelism
     if settings is None or settings.sp * settings.cp == 1:
         return None
@@ -31,7 +31,7 @@ def parallelism_config(recipe: Recipe):
 
 
 def check_rows_can_be_shared(recipe: Recipe, rows: Dataset) -> None:
-    """Raise UserError for rows that hold several documents."""
+    """Raise UserError where processes share rows that hold several documents."""
     settings = recipe.training.parallelism
     if settings is not None and settings.sp * settings.cp > 1 and rows.is_packed:
         raise UserError(
@@ -42,9 +42,9 @@ def check_rows_can_be_shared(recipe: Recipe, rows: Dataset) -> None:
 
 
 class PositionedRows:
-    """A collator's batches with the position of each token, and without numbers of rows, which are not cut like them.
+    """A collator that adds the position of each token, and removes row numbers, which cannot be split like tokens.
 
-    A part of a row would else be taken for a row of its own, whose positions begin at 0.
+    Without positions a part of a row would be taken for a whole row, whose positions begin at 0.
     """
 
     def __init__(self, collator):

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: a causal model in stages of layers, one for each process, trained by torch's 1F1B schedule.
+"""Pipeline parallelism: a causal model in stages of layers, one per process, trained by torch's 1F1B schedule.
 
-Each process keeps its stage of the model, with stand-ins for the rest, so that weights keep their names. Each stage
-works on one part of a batch forwards and one backwards in turn (Narayanan et al. 2019), and holds few parts'
-activations. transformers' own pipeline (pp_size) runs forward alone, and returns no loss.
+Each process keeps its stage of the model, with placeholders for the other stages, so that weights keep their names. A
+stage alternates between the forward pass of one micro-batch and the backward pass of another (Narayanan et al. 2019),
+so it holds the activations of few. transformers' own pipeline (pp_size) has no backward pass and returns no loss.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,20 @@ from ..checkpoints.stored_weights import stored_weights
 from .late_weights import fill
 from .mesh import Mesh
 
-PARTS_PER_STAGE = 4  # a pipeline of S stages waits for S - 1 of its parts: at 4 S parts a fifth of the time
+PARTS_PER_STAGE = 4  # micro-batches; each of S stages idles for the time of S - 1 of them: a fifth of a step at 4 S
 
 
 class Elsewhere(nn.Module):
-    """Stands for a part of the model that another stage has: hidden states pass as they are."""
+    """Placeholder for a part of the model that another stage has: it returns hidden states unchanged."""
 
     def forward(self, hidden_states, *args, **kwargs):
         return hidden_states
 
 
 class Stage(nn.Module):
-    """What one process computes: tokens (B, T) or hidden states (B, T, D) -> hidden states, or the loss (1,).
+    """The forward pass of one process: tokens (B, T) or hidden states (B, T, D) -> hidden states, or the loss (1,).
 
-    labels_counted: what the loss is divided by; of the last stage.
+    labels_counted: the last stage divides its loss by it.
     """
 
     def __init__(self, model, is_first: bool, is_last: bool):
@@ -44,22 +44,22 @@ class Stage(nn.Module):
         self.autocast: Callable[[], AbstractContextManager] = nullcontext
 
     def forward(self, x, labels=None, **context):
-        given = {"input_ids" if self.is_first else "inputs_embeds": x} | context
+        inputs = {"input_ids" if self.is_first else "inputs_embeds": x} | context
         with self.autocast():
             if not self.is_last:
-                return self.model.base_model(**given, use_cache=False).last_hidden_state
-            done = self.model(**given, labels=labels, use_cache=False, num_items_in_batch=self.labels_counted)
-            return done.loss.reshape(1)
+                return self.model.base_model(**inputs, use_cache=False).last_hidden_state
+            outputs = self.model(**inputs, labels=labels, use_cache=False, num_items_in_batch=self.labels_counted)
+            return outputs.loss.reshape(1)
 
 
 class Stages(Mesh):
-    """A mesh whose processes each have some layers; `model.pipeline` trains and measures them."""
+    """A mesh whose processes each have some of the layers; `model.pipeline` trains and evaluates the model."""
 
     repeats_weights = False
     clips_itself = True
 
     def share(self, model, device):
-        """The model with this process's stage alone, on its device.
+        """Reduce the model to the stage of this process, on its device.
 
         Raises UserError for a model without a plan of stages (`pp_plan`).
         """
@@ -81,16 +81,16 @@ class Stages(Mesh):
     def running(self, wrapped) -> str:
         return f"Schedule1F1B(pp {self.parallelism.pp})"
 
-    # ---- what the trainer asks
+    # ---- called by the trainer
 
     @contextmanager
     def entered(self, trainer_settings: dict):
         with super().entered(trainer_settings):
             yield
-        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage by itself; `grad_norm` does all
+        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage alone; `grad_norm` clips all
 
     def check_begun(self, trainer) -> None:
-        """Nothing: `share` has cut the model, or raised an error."""
+        """Nothing to check: `share` has split the model, or raised an error."""
 
     def check_losses(self, trainer) -> None:
         has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
@@ -101,7 +101,7 @@ class Stages(Mesh):
             )
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
-        weights = stored_weights(trainer.model, folder)  # of all stages
+        weights = stored_weights(trainer.model, folder)  # those of all stages
         trainer.model.load_state_dict({name: weights[name] for name in trainer.model.state_dict()}, strict=True)
 
     def whole_state(self, trainer) -> dict:
@@ -123,11 +123,11 @@ class Stages(Mesh):
 
 
 class Pipeline:
-    """The stages of a model, of which this process has one.
+    """The pipeline of a model's stages, of which this process has one.
 
     Args:
-        model: whole; it keeps what this stage needs.
-        stages: processes, each with as many layers.
+        model: the whole model; it is reduced in place to this process's stage.
+        stages: number of stages and of processes; all have equally many layers.
         device: of this process.
     """
 
@@ -149,10 +149,10 @@ class Pipeline:
             base.norm, model.lm_head = nn.Identity(), Elsewhere()
         fill(model)
         model.to(device)
-        # Trainer asks by it whether others may wrap the model, which DDP would: its processes have the same weights.
+        # Trainer reads it to decide whether to wrap the model in DDP, which is for processes with the same weights.
         model._is_distributed_loading_by_transformers = True
         self.model, self.stage, self.schedules = model, Stage(model, self.is_first, self.is_last), {}
-        self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # called by all, also by those between
+        self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # all processes must call new_group
 
     def train_step(self, inputs: dict, labels_counted, is_last_of_step: bool, autocast=nullcontext) -> torch.Tensor:
         """Add the gradients of a batch, divided by labels_counted; return its loss, the same on all processes."""
@@ -171,12 +171,12 @@ class Pipeline:
         return self._told_by_last(torch.stack(losses).sum() if self.is_last else None)
 
     def parts_of(self, rows: int) -> int:
-        """Into how many parts a batch of so many rows goes: at least one for each stage."""
+        """The number of micro-batches into which a batch is split: at least one for each stage."""
         most = max(self.stages, min(rows, PARTS_PER_STAGE * self.stages))
         return next((n for n in range(most, self.stages - 1, -1) if rows % n == 0), most)
 
     def _schedule(self, shape: torch.Size, parts: int):
-        """The schedule of batches of a shape: stages have to know what they will receive."""
+        """The schedule for batches of a shape; stages have to know the shapes that they will receive."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         if (*shape, parts) not in self.schedules:
@@ -198,19 +198,19 @@ class Pipeline:
         return self.schedules[*shape, parts]
 
     def _add_tied_gradients(self) -> None:
-        """The head's table is the embeddings': first and last stage each have it, and half of its gradient."""
+        """Sum the gradients of a tied table, of which the first and the last stage have a copy and a part each."""
         if self.ends is not None and (self.is_first or self.is_last):
             gradient = (self.model.base_model.embed_tokens if self.is_first else self.model.lm_head).weight.grad
             dist.all_reduce(gradient, group=self.ends)
 
     def _told_by_last(self, value: torch.Tensor | None) -> torch.Tensor:
-        told = torch.zeros((), device=self.device) if value is None else value.detach().float()
-        dist.broadcast(told, self.stages - 1)
-        return told
+        result = torch.zeros((), device=self.device) if value is None else value.detach().float()
+        dist.broadcast(result, self.stages - 1)
+        return result
 
     @torch.no_grad()
     def summed_loss(self, inputs: dict, autocast=nullcontext) -> torch.Tensor:
-        """The loss summed over a batch's labels, the same on all processes; in one part, forward alone."""
+        """The loss summed over a batch's labels, the same on all processes: one forward pass of the whole batch."""
         self.stage.labels_counted, self.stage.autocast = 1, autocast
         tokens, labels = inputs["input_ids"], inputs["labels"]
         context = {name: x for name, x in inputs.items() if name not in ("input_ids", "labels")}
@@ -218,36 +218,36 @@ class Pipeline:
         if not self.is_first:
             received = torch.empty(*tokens.shape, self.width, dtype=self.dtype, device=self.device)
             dist.recv(received, self.rank - 1)
-        done = self.stage(received, **({"labels": labels} if self.is_last else {}), **context)
+        outputs = self.stage(received, **({"labels": labels} if self.is_last else {}), **context)
         if not self.is_last:
-            dist.send(done.to(self.dtype).contiguous(), self.rank + 1)
-        return self._told_by_last(done.sum() if self.is_last else None)
+            dist.send(outputs.to(self.dtype).contiguous(), self.rank + 1)
+        return self._told_by_last(outputs.sum() if self.is_last else None)
 
     def clip_gradients(self, most: float) -> torch.Tensor:
-        """Scale the gradients of all stages to a norm of `most` together (0: do not); return the norm that they had."""
-        own = [p.grad for p in self.model.parameters() if p.grad is not None]
-        counted = own
-        if self.is_tied and self.is_last and not self.is_first:  # the first stage counts what both have
-            counted = [g for g in own if g is not self.model.lm_head.weight.grad]
+        """Clip the gradients of all stages to one norm, `most` (0: not at all); return their norm before clipping."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        counted = gradients
+        if self.is_tied and self.is_last and not self.is_first:  # the first stage counts the tied table
+            counted = [g for g in gradients if g is not self.model.lm_head.weight.grad]
         squares = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
         dist.all_reduce(squares)
         norm = squares.sqrt()
         if most > 0:
             scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-            for gradient in own:
+            for gradient in gradients:
                 gradient.mul_(scale)
         return norm
 
     def whole_state(self) -> dict[str, torch.Tensor]:
-        """The whole weights on the first process, nothing on others; all have to call it."""
-        own = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
-        found = [None] * self.stages if self.is_first else None
-        dist.gather_object(own, found, 0)
-        return {name: x for weights in found or [] for name, x in weights.items()}
+        """The whole weights on the first process, {} on the others; all processes must call this."""
+        state = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        states = [None] * self.stages if self.is_first else None
+        dist.gather_object(state, states, 0)
+        return {name: x for weights in states or [] for name, x in weights.items()}
 
 
 def with_filled_rows(inputs: dict, parts: int) -> dict:
-    """A batch whose rows divide into parts: copies of its first row without labels are added."""
+    """Add copies of the first row, without labels, until the rows of a batch divide into `parts`."""
     rows = len(inputs["input_ids"])
     missing = -rows % parts
     if missing == 0:

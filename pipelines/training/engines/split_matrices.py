@@ -1,7 +1,8 @@
-"""Matrices that processes share (DTensor), of which each makes some whole for an optimizer that needs them so.
+"""Matrices that are split over processes (DTensor), for an optimizer that needs whole ones.
 
-By an exchange among all, and back in the same way: nobody gathers or computes what another does, as in Liu et al. 2025
-("Muon is scalable for LLM training", section 2.3) and Dion's implementation of Muon.
+In one exchange among all processes each gets some of the matrices whole, and a second exchange splits them again, so
+no process gathers or computes what another does, as in Liu et al. 2025 ("Muon is scalable for LLM training", section
+2.3) and Dion's implementation of Muon.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from .mesh import local
 
 @dataclass(frozen=True)
 class Split:
-    """How matrices lie on processes, the same for all that are stacked together.
+    """How a stack of matrices is split over processes.
 
     Attributes:
-        mesh: of the processes. placements: on it, of a stack (N, rows, columns).
-        experts: how many matrices a parameter of three axes has in all processes together; None: it is one matrix.
-        parameter: id of such a parameter, whose stack is its own; None: matrices of several are stacked.
+        mesh: of the processes. placements: of a stack (N, rows, columns) on the mesh.
+        experts: number of matrices, over all processes, of a parameter with three axes; None: parameters are matrices.
+        parameter: id of a parameter with three axes, which is a stack by itself; None: several parameters are stacked.
     """
 
     mesh: DeviceMesh
@@ -30,15 +31,15 @@ class Split:
     parameter: int | None = None
 
     def together(self, most: int, matrices: int) -> int:
-        """How many of so many matrices are stacked, where a process works on `most` at a time."""
+        """How many of `matrices` are stacked at once, if a process works on `most` at a time."""
         return most * self.mesh.size() if self.experts is None else matrices
 
     def some_whole(self, parts: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """A stack of parts of matrices (N, r, c) -> whole ones of this process (n, rows, columns)."""
+        """A stack of parts of matrices (N, r, c) -> the n whole matrices of this process (n, rows, columns)."""
         return self._exchanged(parts, shape, len(parts), self.placements, self._whole)
 
     def shares(self, some: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor:
-        """The way back: from whole matrices of this process to its parts of all `count` of them."""
+        """The inverse: the whole matrices of this process -> its parts of all `count` matrices."""
         return self._exchanged(some, shape, count, self._whole, self.placements)
 
     @property
@@ -53,11 +54,11 @@ class Split:
 
 
 def split_of(parameter: torch.Tensor) -> Split | None:
-    """How the matrices of a parameter of two or three axes are split; None where this process has its own whole."""
+    """How the matrices of a parameter with two or three axes are split; None if each process has its own ones whole."""
     if not isinstance(parameter, DTensor):
         return None
     is_stack, placements = parameter.ndim == 3, parameter.placements
-    if all(getattr(each, "dim", 0) == 0 for each in placements) and is_stack:
+    if all(getattr(placement, "dim", 0) == 0 for placement in placements) and is_stack:
         return None
     if is_stack:
         return Split(parameter.device_mesh, placements, len(parameter), id(parameter))
@@ -65,13 +66,13 @@ def split_of(parameter: torch.Tensor) -> Split | None:
 
 
 def _in_stack(placement: Placement) -> Placement:
-    """A matrix's placement as that of a stack, which has one axis more."""
+    """The placement of a stack of matrices, which has one more axis, from that of a matrix."""
     if isinstance(placement, _StridedShard):
         return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
     return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views (1, r, c) of what this process has of each matrix in a tensor; where it has none, one (0, r, c)."""
+    """Views (1, r, c) of this process's part of each matrix in a tensor; one (0, r, c) where it has none."""
     tensor = local(tensor)
     return (tensor[None],) if tensor.ndim == 2 else tensor.split(1)

@@ -8,12 +8,12 @@ from .engine import Engine
 
 
 class OneProcess(Engine):
-    """Nothing is shared."""
+    """One process without any sharing."""
 
     whole = True
 
     def load_weights(self, trainer, folder: Path, by_trainer) -> None:
-        """Trainer itself reads files whose names are the model's."""
+        """Trainer loads files only if the names in them are those of the model's weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         if not is_adapted(model) and has_other_names(model, folder):
             model.load_state_dict(stored_weights(model, folder), strict=True)
@@ -22,7 +22,7 @@ class OneProcess(Engine):
 
 
 class DDP(Engine):
-    """Each process has the model, and rows of its own."""
+    """Each process has the whole model, and reads different rows."""
 
     name = "DDP"
     whole = True

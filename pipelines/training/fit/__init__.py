@@ -1,1 +1,1 @@
-"""Whether a step fits: tried before a run, and advised where memory did not suffice."""
+"""Whether a step fits into memory: the dry run, and advice after an out-of-memory error."""

@@ -1,4 +1,4 @@
-"""The dry run: what a run does before, in and after a step is done once, in a folder that is then deleted."""
+"""The dry run: one training step with all that a run does around it, in a temporary folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
 
 class OneStep(TrainerCallback):
-    """Stops after the first optimizer step; `finite` says whether all its gradients were."""
+    """Stops after the first optimizer step. finite: whether all gradients of that step were finite."""
 
     finite = True
 
@@ -34,9 +34,9 @@ class OneStep(TrainerCallback):
 
 @contextmanager
 def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
-    """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at.
+    """Turn any error of the trial into a UserError, such as one of too little memory or of unchecked options.
 
-    session: of the run. stage: that is tried.
+    session: of the run. stage: the one that is tried.
     """
     try:
         yield
@@ -52,9 +52,9 @@ def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
 def trial_recipe(
     recipe: Recipe, rows: int | None, arguments: TrainingArguments, folder: str, micro_batch: int
 ) -> Recipe:
-    """The recipe with its own schedule and batch, but nothing saved, sent or measured on the way.
+    """The recipe with its schedule and batch, but without trackers, validations and average of checkpoints.
 
-    One forward pass makes a step: accumulating more of them needs no other memory. arguments: of the run itself.
+    A step is one forward pass, because gradient accumulation needs no more memory. arguments: those of the run.
     micro_batch: rows of that forward pass.
     """
     ranks = data_ranks(recipe.training, arguments.world_size)
@@ -69,22 +69,22 @@ def trial_recipe(
         report_to="none",
         logging_steps=1,
     )
-    if training.lr_scheduler_type in FOLLOWS_VALIDATIONS:  # of which the trial has none
+    if training.lr_scheduler_type in FOLLOWS_VALIDATIONS:  # the trial has no validations
         training = replace(training, lr_scheduler_type="constant", lr_scheduler_kwargs={})
     evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, patience=None, average_checkpoints=None)
     return replace(recipe, training=training, evaluation=evaluation)
 
 
 def try_step(session, model) -> tuple:
-    """Make one optimizer step and measure one batch of each other split; returns (trainer, facts).
+    """Make one optimizer step and evaluate one batch of each other split; returns (trainer, facts).
 
-    session: of the run itself (session.py).
-    facts: loss, finite (the gradients), rows (in the batch), where (` of stage 2`), and the loss of each other split.
+    session: the run's (session.py). facts: "loss", "finite" (whether the gradients are), "rows" (of the batch), "where"
+    (` of stage 2`), and "other losses" (of one batch of each other split).
     """
     recipe, arguments, data = session.recipe, session.arguments, session.data
     rows, objective, micro_batch = data.rows["train"], data.objective, arguments.per_device_train_batch_size
     run = None
-    if session.stages:  # that of the largest batch is tried
+    if session.stages:  # the stage with the largest batch is tried
         run = max(session.stages, key=lambda stage: stage.micro_batch * stage.row_length)
         recipe, rows, objective, micro_batch = run.stage.recipe, run.rows, run.objective, run.micro_batch
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:

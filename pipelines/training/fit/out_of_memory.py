@@ -1,4 +1,4 @@
-"""Out of memory: what a recipe can change so that its run fits, and by how much, in one sentence."""
+"""Out of memory: one sentence with the settings that make a run fit, and their values."""
 
 import errno
 import traceback
@@ -20,12 +20,12 @@ from ..arguments import device_type
 from ..engines.engine import Engine
 from ..stages.stage_run import StageRun
 
-# Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
+# Error messages that accelerate does not know: of CUDA, of C++, and of a worker that cannot be started.
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error came from memory that does not suffice, of a device or of the host."""
+    """Whether an error, or one that caused it, says that memory of a device or of the host did not suffice."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -38,12 +38,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException, stage: StageRun | None = None) -> str:
-    """What a user reads: where memory did not suffice, and two settings with values that need less.
+    """The error message: where memory did not suffice, and two settings with values that need less.
 
-    stage: that is trained; None: the recipe has none. Evaluations are those of the run in all stages.
+    stage: the current one; None: the recipe has none. Evaluations are the same in all stages.
     """
     evaluates = any(frame.name == "evaluation_loop" for frame in traceback.extract_tb(error.__traceback__))
-    traceback.clear_frames(error.__traceback__)  # which hold the activations, and advice takes some memory as well
+    traceback.clear_frames(error.__traceback__)  # they hold the activations; planning below needs some memory
     devices, where = this_device(), "training"
     if stage is not None and not evaluates:
         recipe, where = stage.stage.recipe, f"stages.{stage.stage.number}"
@@ -59,7 +59,7 @@ def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException,
 
 
 def this_device() -> Devices:
-    """One device of this process. A CPU's memory is what the machine, its container and its shell allow."""
+    """The device of this process. A CPU's memory is the limit of the machine, its container and its shell."""
     kind = device_type()
     if kind == CPU:
         return Devices(CPU, 1, min(memory_of_this_machine(), limit_of_process() or 2**63), None, None)
@@ -70,7 +70,7 @@ def this_device() -> Devices:
 
 
 def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMemory | None:
-    """What `anyformer plan` says of a step; None where it counts nothing: other architectures, adapters, shards."""
+    """The memory of a step by `anyformer plan`; None where that is unknown: other architectures, adapters, shards."""
     if recipe.training.lora is not None or engine.splitter is not None:
         return None
     try:
@@ -94,10 +94,10 @@ def ways_out(
     memory: StepMemory | None,
     where: str = "training",
 ) -> list[str]:
-    """Settings with the values that need less memory, the most effective first.
+    """Settings with values that need less memory, the most effective first.
 
-    memory: what the plan says of a step; None: the number of rows is halved.
-    where: `stages.1` of the recipe of a stage.
+    memory: of a step by the plan; None: the number of rows is halved. where: section of the batch's settings, such as
+    `stages.1`.
     """
     training, ways = recipe.training, []
     if evaluates:
@@ -122,7 +122,7 @@ def ways_out(
 
 
 def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None, where: str) -> list[str]:
-    """Fewer rows at a time and more of them accumulated: as many as the plan says, at most half of what there are."""
+    """Fewer rows at a time and more gradient accumulation: the rows that fit by the plan, or else half of them."""
     training = recipe.training
     rows, times = training.per_device_train_batch_size, training.gradient_accumulation_steps
     if rows == 1:
@@ -132,7 +132,7 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None, wher
         planned = memory.largest_rows(devices.memory - memory.states("none", 1).total, training.gradient_checkpointing)
         most = planned if 0 < planned < rows else most
     fewer = max(number for number in range(1, most + 1) if rows_per_step(training, 1) % number == 0)
-    if training.global_batch_size is not None:  # the accumulation follows
+    if training.global_batch_size is not None:  # gradient accumulation follows from it
         return [f"{where}.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
     return [
         f"training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
@@ -141,7 +141,7 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None, wher
 
 
 def saved_by_checkpointing(recipe: Recipe, memory: StepMemory | None) -> str:
-    """What the plan says that recomputing activations saves, in words."""
+    """The memory that gradient checkpointing saves by the plan, as words for the advice."""
     if memory is None:
         return ""
     whole, less = (memory.held(recipe.training.per_device_train_batch_size, way).peak / 1e9 for way in (False, True))

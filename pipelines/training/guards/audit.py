@@ -1,4 +1,4 @@
-"""The audit of samples: which rows and documents every step of a run has trained, in files that a script can count."""
+"""The audit of samples: files that record which rows and documents each step of a run has trained."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,19 @@ from transformers import TrainerCallback
 
 from ...storage.atomic import write_atomically
 
-FOLDER = "samples"  # in output_dir; a file for each process
+FOLDER = "samples"  # in output_dir; holds a file for each process
 
 
 class SampleAudit(TrainerCallback):
     """Writes a line for each forward pass of training: {"step", "epoch", "rows", "documents"}.
 
-    rows: their numbers in the training data. documents: for each row, those it holds a part of, (document, first token
-    of it, number of tokens); left out where a row is an example, and of a stream. epoch: of a stream, its pass.
+    rows: row numbers in the training data. documents: for each row, the documents of which it holds a part, as
+    (document, first token, number of tokens); left out for streams, and if each row is an example. epoch: for a
+    stream, the number of its pass.
 
     Args:
         output_dir: of the run.
-        rows: of the training; rows numbered beyond them only give a process something to do.
+        rows: the training rows; rows with larger numbers only fill the batches of a process.
         process: number of this process.
     """
 
@@ -28,7 +29,7 @@ class SampleAudit(TrainerCallback):
         self._beyond = None if getattr(rows, "is_stream", False) else getattr(rows, "beyond", len(rows))
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Forget what came after the step from which the run goes on; the first process does so for absent ones."""
+        """Delete lines of steps after the resumed one; the first process also does it for processes that are gone."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.glob("*.jsonl"):
             if file == self.path or (args.process_index == 0 and int(file.stem) >= args.world_size):
@@ -37,7 +38,7 @@ class SampleAudit(TrainerCallback):
                 write_atomically(file, "".join(kept))
 
     def trained(self, step: int, epoch: int, rows) -> None:
-        """The rows of a forward pass of step `step`, as sample ids."""
+        """Record the rows of a forward pass in step `step`. rows: their sample ids."""
         numbers = [int(row) for row in rows]
         if self._beyond is not None:
             numbers = [number for number in numbers if number < self._beyond]

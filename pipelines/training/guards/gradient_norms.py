@@ -1,4 +1,4 @@
-"""Gradient norms of each layer during training, in gradients.jsonl: training.log_gradient_norms_per_layer."""
+"""Gradient norms of each layer during training (training.log_gradient_norms_per_layer), in gradients.jsonl."""
 
 import math
 import re
@@ -9,21 +9,21 @@ import torch
 from ...storage.metrics_file import GRADIENTS_FILE
 from ..log.progress import MetricsFile
 
-LAYER = re.compile(r"^(.*?\.\d+)\.")  # of a parameter's name: model.layers.3, encoder.block.0
+LAYER = re.compile(r"^(.*?\.\d+)\.")  # the layer in a parameter's name: model.layers.3, encoder.block.0
 
 
 def layer_of(name: str) -> str:
-    """The layer that a parameter belongs to, `model.layers.3`; of one outside layers the module, `model.norm`."""
+    """The layer of a parameter, `model.layers.3`; outside layers its module, `model.norm`."""
     name = name.removeprefix("module.").replace("_orig_mod.", "")
-    found = LAYER.match(name)
-    return found[1] if found else name.rpartition(".")[0] or name
+    match = LAYER.match(name)
+    return match[1] if match else name.rpartition(".")[0] or name
 
 
 class GradientNorms(MetricsFile):
-    """The norm of the gradients of each layer in the steps that are logged, a line of gradients.jsonl each.
+    """Writes the gradient norm of each layer into gradients.jsonl, one line per logged step.
 
-    A line: {"step", "time", "layers": {`model.layers.0`: norm, `model.embed_tokens`: norm, ...}}, before clipping and
-    without the scale of fp16: their squares sum up to that of the logged grad_norm.
+    A line: {"step", "time", "layers": {`model.layers.0`: norm, `model.embed_tokens`: norm, ...}}. The norms are those
+    before clipping, without the loss scale of fp16: their squares sum up to the square of the logged grad_norm.
     """
 
     name = GRADIENTS_FILE
@@ -43,7 +43,7 @@ class GradientNorms(MetricsFile):
                 grouped.setdefault(layer_of(name), []).append(parameter.grad)
         norms = {layer: torch.nn.utils.get_total_norm(grads) for layer, grads in grouped.items()}
         if norms:
-            values = torch.stack([norm.float() for norm in norms.values()]).tolist()  # one wait for the device
+            values = torch.stack([norm.float() for norm in norms.values()]).tolist()  # waits for the device only once
             self._layers = dict(zip(norms, values))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -52,5 +52,5 @@ class GradientNorms(MetricsFile):
         layers, self._layers = self._layers, {}
         total = math.hypot(*layers.values())
         if total > 0:
-            scale = logs["grad_norm"] / total  # clipping, and fp16's scale, have changed them all alike
+            scale = logs["grad_norm"] / total  # clipping and the loss scale of fp16 have multiplied all by one factor
             super().on_log(args, state, control, logs={"layers": {key: norm * scale for key, norm in layers.items()}})

@@ -24,7 +24,7 @@ class LossGuard:
         self.recent.append((step, loss.detach(), rows))
 
     def check(self) -> None:
-        """Raise UserError naming the first step since the last check whose loss was NaN or infinite."""
+        """Raise UserError for the first step since the last check whose loss was NaN or infinite."""
         if not self.recent:
             return
         finite = torch.stack([loss for _, loss, _ in self.recent]).isfinite().tolist()
@@ -34,7 +34,7 @@ class LossGuard:
         self.recent.clear()
 
     def check_weights(self, model: torch.nn.Module, step: int) -> None:
-        """Raise UserError for weights that are NaN or infinite, before they are saved."""
+        """Raise UserError if weights are NaN or infinite; called before they are saved."""
         for name, parameter in model.named_parameters():
             if not torch.isfinite(local(parameter)).all():
                 raise UserError(f"the weights of {name} are not finite after step {step}; {self.advice()}")
@@ -44,16 +44,16 @@ class LossGuard:
         return torch.stack([loss for number, loss, _ in self.recent if number == step]).sum()
 
     def rows_of(self, step: int, accelerator) -> list[int]:
-        """Rows of a step in all processes: those of micro-batches without a finite loss, or all where each has one."""
+        """A step's rows, from all processes, in micro-batches whose loss is not finite; if all are finite, all rows."""
         from accelerate.utils import gather_object
 
         mine = [(bool(loss.isfinite()), [int(row) for row in rows]) for n, loss, rows in self.recent if n == step]
-        found = gather_object(mine)
-        bad = [row for finite, rows in found if not finite for row in rows]
-        return bad or [row for _, rows in found for row in rows]
+        losses = gather_object(mine)
+        bad = [row for finite, rows in losses if not finite for row in rows]
+        return bad or [row for _, rows in losses for row in rows]
 
     def forget(self, step: int) -> None:
-        """A step that is not made: its losses need not be finite."""
+        """Drop the losses of a skipped step, which need not be finite."""
         self.recent = deque((entry for entry in self.recent if entry[0] != step), maxlen=self.recent.maxlen)
 
     def advice(self, skips: bool = False) -> str:
@@ -64,6 +64,6 @@ class LossGuard:
 
 
 def words_of_rows(rows: "list[int] | torch.Tensor") -> str:
-    """`training rows 3, 17, ...`, for a sentence."""
+    """`training rows 3, 17, ...`, for an error."""
     shown = f"{', '.join(str(int(row)) for row in rows[:16])}{', ...' if len(rows) > 16 else ''}"
     return f"training rows {shown or 'unknown'}"

@@ -1,4 +1,4 @@
-"""Router statistics of a mixture of experts during training: in the log, and in router.jsonl."""
+"""Router statistics of a mixture of experts during training, for the log and router.jsonl."""
 
 import math
 from pathlib import Path
@@ -11,25 +11,23 @@ from ..log.progress import MetricsFile
 
 MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts
 LOSSES = ("aux_loss", "z_loss")  # a step's loss is the sum over its micro-batches
-
-
-WARNED_AFTER = 3  # logs; a single one may be of few tokens
+WARNED_AFTER = 3  # logs, because a single one may be of few tokens
 
 
 def at_work(load: list[float]) -> float:
-    """How many experts the load is spread over, from 1 to all: exp of its entropy."""
+    """The effective number of experts in use, exp of the entropy of the load: from 1 to the number of experts."""
     return math.exp(-sum(share * math.log(share) for share in load if share > 0))
 
 
 class RouterStatistics(MetricsFile):
-    """Sums of the router outputs of a model's forward passes, kept on the device between two logs.
+    """Sums up the router outputs of a model's forward passes between two logs, on the device.
 
     The log gets means over layers and experts. router.jsonl gets a line per log with the load of each expert (layers x
-    experts, shares that sum to 1) and the entropy and dropped share of each layer.
+    experts, shares that sum to 1 per layer) and the entropy and dropped share of each layer.
 
-    warns_below: a layer is reported, and in `collapsed`, when in WARNED_AFTER logs in a row less than this share of its
-    experts is at work (exp of the entropy of the load); None: none is. together: how many processes report the losses
-    of the same batch.
+    warns_below: a layer is reported, and listed in `collapsed`, after WARNED_AFTER logs in a row in which less than
+    this share of its experts was at work (`at_work`); None: never. together: number of processes that report the
+    losses of the same batch.
     """
 
     name = ROUTER_FILE
@@ -38,20 +36,20 @@ class RouterStatistics(MetricsFile):
         super().__init__(output_dir)
         self.warns_below, self.together, self._low, self.collapsed = warns_below, together, {}, []
         self.sums = self._shape = None
-        self._step = 0  # of the last log, or where training began
-        self._layers: dict = {}  # the next line of the file, until the log is written
+        self._step = 0  # of the last log, or the step at which training began
+        self._layers: dict = {}  # the next line of router.jsonl, from `collect` until `on_log`
 
     def add(self, outputs, tokens) -> None:
         """Add the router outputs of a training forward pass; does nothing for models without experts.
 
-        tokens: in the batch, without padding; layers' means are weighted by them.
+        tokens: their number in the batch, without padding; means are weighted by it.
         """
         if not hasattr(outputs, "get") or outputs.get("router_load") is None:
             return
         load = outputs["router_load"]
         if torch.is_tensor(tokens):
             weight = tokens.to(load.device).float().reshape(1)
-        else:  # filled in on the device: a number copied there would make the host wait, in every step
+        else:  # torch.full fills on the device; copying a number there would make the host wait in every step
             weight = torch.full((1,), float(tokens), device=load.device)
         means = [outputs[name].detach().float().flatten() * weight for name in MEANS]
         losses = [outputs.get(name) for name in LOSSES]
@@ -60,10 +58,10 @@ class RouterStatistics(MetricsFile):
         self._shape, self.sums = load.shape, sums if self.sums is None else self.sums + sums
 
     def collect(self, step: int, reduce) -> dict:
-        """Numbers for the log at this step, over all processes since the last log; {} for models without experts.
+        """Statistics for the log at this step, over all processes since the last log; {} for models without experts.
 
-        Loads are relative to an equal share: 1 everywhere is perfect balance. `router_load_cv` is their standard
-        deviation, averaged over layers. reduce: sums a tensor over processes.
+        Loads are relative to an equal share, so 1 for all experts is perfect balance. `router_load_cv` is their
+        standard deviation, averaged over layers. reduce: sums a tensor over processes.
         """
         steps, self._step = step - self._step, step
         if self.sums is None:
@@ -95,7 +93,7 @@ class RouterStatistics(MetricsFile):
             self._watch(layers["load"], state.global_step, state.is_world_process_zero)
 
     def _watch(self, loads: list[list[float]], step: int, speaks: bool) -> None:
-        """Report the layers that use few of their experts, each once until it uses more of them again."""
+        """Warn about layers that use few of their experts: once, and again only after they have used more."""
         for layer, load in enumerate(loads):
             few = at_work(load) < self.warns_below * len(load)
             self._low[layer] = self._low.get(layer, 0) + 1 if few else 0

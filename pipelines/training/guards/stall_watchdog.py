@@ -1,7 +1,7 @@
-"""The stall watchdog ends a run that makes no progress, and says where it stands.
+"""The stall watchdog ends a run that makes no progress, and writes where each thread is.
 
-A process may wait forever: for a file system, a data loader, or a process that waits itself. Every process has its own
-watchdog, and where one stalls all wait for it, so all of them end.
+A process may wait forever: for a file system, a data loader, or another process that waits. Every process has its own
+watchdog; when one process stalls, the others wait for it, so all of them end.
 """
 
 import faulthandler
@@ -16,18 +16,18 @@ from transformers import TrainerCallback
 from ...storage.checkpoints import list_checkpoints
 from ..engines.launch import tell_launcher
 
-EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may go on
-GRACE_SECONDS = 60  # for writing down where the run stands
+EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may resume the run
+GRACE_SECONDS = 60  # for writing the stacks
 
 
 class StallWatchdog(TrainerCallback):
-    """Watches a training from a thread of its own: steps, batches of evaluations, checkpoints.
+    """Watches from its own thread whether training makes steps, evaluates batches or saves checkpoints.
 
-    Before and after training nothing is watched: preparing data and measuring the finished model have no steps.
+    Nothing is watched before and after training: preparing data and evaluating the finished model have no steps.
 
     Args:
         output_dir: folder of the run; the stacks are written into it.
-        minutes: without progress until the run is ended; None: nothing is watched.
+        minutes: the run ends after this time without progress; None: nothing is watched.
         rank: of this process.
     """
 
@@ -35,7 +35,7 @@ class StallWatchdog(TrainerCallback):
         self.folder, self.minutes, self.rank = Path(output_dir), minutes, rank
         self.interval = None if minutes is None else min(5.0, minutes * 6)  # seconds; a tenth of the limit
         self.step, self.doing, self._beats = 0, "training began", 0
-        self._seen, self._silent = 0, 0.0  # beats, and seconds since the last one
+        self._seen, self._silent = 0, 0.0  # beats at the last look, and seconds without a new one
         self._ended, self._thread = threading.Event(), None
 
     # ---- signs of life
@@ -66,7 +66,7 @@ class StallWatchdog(TrainerCallback):
         self.beat(state, "a checkpoint was saved")
 
     def close(self) -> None:
-        """Watch no more: training has ended, in whatever way."""
+        """Stop watching, however training has ended."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -80,9 +80,10 @@ class StallWatchdog(TrainerCallback):
                 self.end()
 
     def is_stalled(self) -> bool:
-        """Whether nothing has happened for too long; asked every `interval` seconds.
+        """Whether nothing has happened for too long; called every `interval` seconds.
 
-        Waits are counted and no clock is read: a process that was stopped, or a machine that slept, was not silent.
+        It counts its own calls instead of reading a clock, so that time in which the process was stopped or the machine
+        slept does not count.
         """
         self._silent = self._silent + self.interval if self._seen == self._beats else 0.0
         self._seen = self._beats
@@ -90,11 +91,11 @@ class StallWatchdog(TrainerCallback):
 
     def end(self) -> None:
         """Write the stacks of all threads to a file and to the error stream, and end this process."""
-        # It may be the file system of the run's folder that does not answer.
-        last = threading.Timer(GRACE_SECONDS, os._exit, [EXIT_STALLED])
-        last.daemon = True
-        last.start()
-        if sys.__stderr__ is not None:  # there is none in some notebooks
+        # A timer ends the process even if the file system of the run's folder does not respond.
+        timer = threading.Timer(GRACE_SECONDS, os._exit, [EXIT_STALLED])
+        timer.daemon = True
+        timer.start()
+        if sys.__stderr__ is not None:  # it is None in some notebooks
             faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
         file = self.folder / f"stall-rank{self.rank}.txt"
         with file.open("w", encoding="utf-8") as out:
@@ -105,14 +106,14 @@ class StallWatchdog(TrainerCallback):
         if not tell_launcher(sentence):
             print(f"anyformer: {sentence}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        os._exit(EXIT_STALLED)  # the main thread cannot be asked: it may wait in a call that nothing interrupts
+        os._exit(EXIT_STALLED)  # the main thread may wait in a call that nothing interrupts
 
     def sentence(self, file: Path) -> str:
-        found = list_checkpoints(self.folder)
-        there = (
-            f"{found[0].name} is complete, and the same command goes on from it" if found else "no checkpoint is there"
+        saved = list_checkpoints(self.folder)
+        resume = (
+            f"{saved[0].name} is complete, and the same command goes on from it" if saved else "no checkpoint is there"
         )
         return (
             f"no progress for {self.minutes:g} minutes (training.stall_minutes) since {self.doing} (step {self.step}); "
-            f"{file} says where each thread stands; {there}"
+            f"{file} says where each thread stands; {resume}"
         )

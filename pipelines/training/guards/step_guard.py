@@ -1,7 +1,7 @@
-"""The step guard looks at each optimizer step before it is made: bad ones stop the run or are left out.
+"""The step guard checks each optimizer step before it is made: bad steps stop the run or are skipped.
 
-Bad is a step whose loss or gradient norm is NaN or infinite, or more than a given multiple of what is usual. What is
-usual is the median of the last steps, which spikes do not move. Gradient norms that are merely unusual are reported.
+A step is bad if its loss or gradient norm is NaN or infinite, or more than a set multiple of the median of the last
+steps (spikes hardly move a median). Large gradient norms that do not make a step bad are reported.
 """
 
 import json
@@ -21,20 +21,20 @@ from ..checkpoints.run_folder import say
 from .loss_guard import LossGuard, words_of_rows
 
 FILE = "step_guard.json"
-REMEMBERED = 128  # steps whose median is what is usual
-ENOUGH = 16  # of them; before, a median says little
-REPORTED = 100  # skipped steps of which run.json says more than their number
-SAID = 8  # gradient norms far above the usual that get a line each; a run whose loss nears zero has dozens
+REMEMBERED = 128  # last steps over which the median is taken
+ENOUGH = 16  # steps that a median needs
+REPORTED = 100  # skipped steps that run.json describes; later ones are only counted
+SAID = 8  # warnings about large gradient norms that are printed; a run whose loss nears zero has dozens
 
 
 class StepGuard:
-    """Decides before the optimizer whether a step is made; all processes decide alike.
+    """Decides before the optimizer step whether it is made; all processes decide the same.
 
     Args:
-        section: bad_step, max_bad_steps, loss_spike, grad_norm_spike and grad_norm_warning of it count.
+        section: its bad_step, max_bad_steps, loss_spike, grad_norm_spike and grad_norm_warning are used.
 
-    Attributes: `skipped` is the number of steps left out, `reports` what is known of them. They and what is usual are
-    saved in checkpoints, so that a resumed run decides the same. `warned` counts gradient norms far above the usual,
+    Attributes: `skipped` is the number of skipped steps, `reports` describes them. They are saved in checkpoints with
+    the last losses and norms, so that a resumed run decides the same. `warned` counts the warnings about gradient norms
     since the run was begun or resumed.
     """
 
@@ -45,17 +45,17 @@ class StepGuard:
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
         self.skipped = self.warned = self.in_a_row = 0
         self.reports: list[dict] = []
-        self._waiting: list[tuple[int, torch.Tensor | float]] = []  # norms nobody has waited for yet
+        self._waiting: list[tuple[int, torch.Tensor | float]] = []  # (step, norm) not yet read from the device
         self._made = self._left_out = 0  # steps since the last log
         self._before: tuple[int, torch.Tensor, list] | None = None
 
     @property
     def decides(self) -> bool:
-        """Whether each step is looked at before it is made, for which the host waits for the device."""
+        """Whether each step is checked before it is made, for which the host has to wait for the device."""
         return self.skips or self.section.loss_spike is not None or self.section.grad_norm_spike is not None
 
     def begin(self, checkpoint: str | Path | None) -> None:
-        """Training begins, at its beginning or at a checkpoint."""
+        """Called when training begins; loads the state from the checkpoint of a resumed run."""
         file = None if checkpoint is None else Path(checkpoint) / FILE
         if file is None or not file.is_file():
             return
@@ -65,7 +65,7 @@ class StepGuard:
         self.skipped, self.in_a_row, self.reports = saved["skipped"], saved["in_a_row"], saved["reports"]
 
     def save(self, folder: Path) -> None:
-        """Write what the next decisions need into a checkpoint's folder; nothing where there are none."""
+        """Write the state for the next decisions into a checkpoint's folder, if this guard decides anything."""
         if self.decides:
             saved = {name: list(getattr(self, name)) for name in ("losses", "norms", "reports")}
             saved |= {"skipped": self.skipped, "in_a_row": self.in_a_row}
@@ -74,24 +74,24 @@ class StepGuard:
     # ---- a step
 
     def remember(self, step: int, total: torch.Tensor, sums: Sequence) -> None:
-        """What has been added up since the last log, before a step adds to it.
+        """Remember the sums since the last log before a step adds to them, for the case that it is skipped.
 
-        total: of the losses. sums: objects with `sums`, which they replace and do not change.
+        total: sum of the losses. sums: objects with an attribute `sums`, which they replace and never change in place.
         """
         if self.decides and (self._before is None or self._before[0] != step):
             self._before = step, total.clone(), [(each, each.sums) for each in sums]
 
     def leaves_out(self, step: int, norm, guard: LossGuard, accelerator, total: torch.Tensor) -> bool:
-        """Whether this step is not to be made.
+        """Whether this step is to be skipped.
 
         Args:
-            step: counted from 1. norm: of its gradients. guard: which has its losses. total: Trainer's sum of losses,
-                which gets the value from before the step where it is left out.
+            step: counted from 1. norm: of its gradients. guard: holds its losses. total: Trainer's sum of losses; if
+                the step is skipped, it gets back its value from before the step.
 
         Raises:
-            UserError: the step is bad, and training.bad_step is stop, or so many were in a row.
+            UserError: the step is bad, and training.bad_step is stop or max_bad_steps in a row have been skipped.
         """
-        if norm is None:  # DeepSpeed knows none before its first step
+        if norm is None:  # DeepSpeed has none before its first step
             return False
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not self.decides:
@@ -123,14 +123,14 @@ class StepGuard:
         return True
 
     def _of_all_processes(self, loss: torch.Tensor, norm, accelerator) -> tuple[float, float]:
-        """(mean of the processes' losses, largest norm): the same numbers in each process."""
+        """(mean of the processes' losses, their largest norm), the same in all processes."""
         norm = torch.as_tensor(norm, dtype=torch.float32, device=loss.device)
         pair = torch.stack([loss.float(), norm.reshape(())])[None]
         pairs = accelerator.gather(pair).cpu().double()
         return pairs[:, 0].mean().item(), pairs[:, 1].max().item()
 
     def what_is_wrong(self, loss: float, norm: float, scaled: bool = False) -> str | None:
-        """Why a step is bad, or None. scaled: of fp16, whose scaler itself leaves out infinite gradients."""
+        """Why a step is bad, or None. scaled: whether fp16's loss scaler is used, which itself skips infinite norms."""
         section = self.section
         if not math.isfinite(loss):
             return f"the loss is {loss}"
@@ -161,8 +161,8 @@ class StepGuard:
     # ---- the log
 
     def collect(self, logs: dict, speaks: bool) -> None:
-        """Look at the norms since the last log, and correct the log's loss, a mean over all steps, where some of them
-        were left out; where all were, there is none."""
+        """Check the norms since the last log. If steps were skipped, correct the log's loss, which is a mean over all
+        steps; if all were skipped, remove it."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             norms = torch.stack([torch.as_tensor(norm).detach().float().reshape(()) for _, norm in waiting]).tolist()
@@ -178,13 +178,13 @@ class StepGuard:
         self._made = self._left_out = 0
 
     def facts(self) -> dict:
-        """What run.json holds of it; {} where nothing happened."""
-        found = {"skipped_steps": {"number": self.skipped, "steps": self.reports}} if self.skipped else {}
-        return found | ({"grad_norm_warnings": self.warned} if self.warned else {})
+        """The entries of run.json about skipped steps and warnings; {} without any."""
+        facts = {"skipped_steps": {"number": self.skipped, "steps": self.reports}} if self.skipped else {}
+        return facts | ({"grad_norm_warnings": self.warned} if self.warned else {})
 
 
 def times_the_median(value: float, usual: deque) -> float | None:
-    """The multiple of the usual that a value is; None where too little is known, or what is usual is zero."""
+    """The value divided by the median of `usual`; None if there are too few of them, or their median is 0."""
     if len(usual) < ENOUGH:
         return None
     median = statistics.median(usual)

@@ -1,8 +1,7 @@
 """The stop signal: on SIGTERM (sent by clusters before they take a machine) or Ctrl-C a run saves and stops.
 
-StopSignal is for the training; before and after it StopAtOnce ends the work where it stands. What follows a signal
-within ECHO_SECONDS is its echo: a cluster sends it to every process, and the launcher, which got it as well, hands it
-on.
+StopSignal acts during training; before and after it StopAtOnce ends the work immediately. The same signal within
+ECHO_SECONDS of the first is an echo: a cluster signals every process, and the launcher forwards the signal once more.
 """
 
 import os
@@ -14,11 +13,11 @@ import torch
 from transformers import TrainerCallback
 
 ECHO_SECONDS = 2.0
-_heard: dict[int, float] = {}  # signal -> when this process heard it first; handlers are the process's own, too
+_heard: dict[int, float] = {}  # {signal: time of its first arrival}; global like the signal handlers of a process
 
 
 def is_echo(number: int) -> bool:
-    """Whether a signal that has just arrived belongs to the one before it."""
+    """Whether a signal that has just arrived is an echo of an earlier one; if it is not, its time is recorded."""
     now = time.monotonic()
     if now - _heard.get(number, -ECHO_SECONDS) < ECHO_SECONDS:
         return True
@@ -29,7 +28,7 @@ def is_echo(number: int) -> bool:
 class StopSignal(TrainerCallback):
     """On the first SIGTERM or SIGINT the run saves and stops after the current step; a second one kills it.
 
-    One that arrives during an evaluation stops the run when that has ended, at the step that was evaluated.
+    A signal during an evaluation stops the run after the evaluation, without another step.
     `received` is the signal's number n; the process exits with 128 + n, so a scheduler sees that the run is unfinished.
     """
 
@@ -37,7 +36,7 @@ class StopSignal(TrainerCallback):
 
     def __init__(self, accelerator):
         self.accelerator, self.received, self._previous = accelerator, None, {}
-        self._came = False  # to this process; another may have received what all agreed on
+        self._came = False  # whether this process got the signal; `received` may come from another process
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
@@ -50,20 +49,20 @@ class StopSignal(TrainerCallback):
             return
         previous = self._previous.get(number)
         self.close()
-        _heard.pop(number, None)  # no echo for whoever handles it now
+        _heard.pop(number, None)  # or the previous handler would take it for an echo
         if callable(previous):
             previous(number, frame)
         else:
             os.kill(os.getpid(), number)
 
     def close(self) -> None:
-        """Handle signals no more: training has ended, in whatever way."""
+        """Restore the previous signal handlers, however training has ended."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
 
     def on_step_end(self, args, state, control, **kwargs):
-        # On an accelerator the exchange makes the host wait, so it only happens at steps that are logged.
+        # With several accelerators the exchange makes the host wait, so it only happens at logged steps.
         several = args.world_size > 1 and args.device.type != "cpu"
         if not several or state.global_step % max(1, int(args.logging_steps)) == 0:
             self.on_evaluate(args, state, control)
@@ -77,9 +76,9 @@ class StopSignal(TrainerCallback):
             control.should_training_stop = True
 
     def agree(self, args) -> int | None:
-        """The signal that any process has received, told to all; None: there is none.
+        """The signal that any process has received, the same result in all; None: there is none.
 
-        All must stop after the same step, or others wait for them forever.
+        All processes must stop after the same step, or the others would wait forever.
         """
         if args.world_size > 1:
             flag = torch.tensor(self.received or 0, device=args.device)
@@ -89,7 +88,7 @@ class StopSignal(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         self.close()
         if self.received is not None and signal.getsignal(self.received) == signal.SIG_DFL:
-            # In processes without StopAtOnce: the echo must not kill what has stopped in order.
+            # No StopAtOnce in this process: without a handler an echo would kill it after it has stopped properly.
             signal.signal(self.received, _end_unless_echo)
 
 
@@ -100,15 +99,15 @@ def _end_unless_echo(number, frame):
 
 
 class Stopped(BaseException):
-    """SIGTERM has ended what was going on. No Exception, which somebody on the way might take for a failure."""
+    """Raised on SIGTERM. Not a subclass of Exception, so that no `except Exception` takes it for a failure."""
 
 
 class StopAtOnce:
-    """A context: in its block the first SIGTERM raises Stopped where the program stands, a second one kills.
+    """In the block the first SIGTERM raises Stopped at the current line, and a second one kills the process.
 
-    While StopSignal handles the signals, it does so alone. Only the main process gets one with `active`: the others may
-    be waiting for it in a call that no Python handler interrupts, and just end. `received` is the signal's number.
-    After the block it goes on where a signal was received, until `close`, so that what is half done can be cleaned up.
+    During training StopSignal replaces its handler. `active` is true only in the main process: the others may wait for
+    it in a call that no Python handler interrupts, so the signal just ends them. `received` is the signal's number. If
+    a signal was received, the handler stays until `close`, so that cleaning up is not interrupted by an echo.
     """
 
     def __init__(self, active: bool):
@@ -116,13 +115,13 @@ class StopAtOnce:
         self.received = self._previous = None
 
     def __enter__(self):
-        _heard.clear()  # what an earlier run of this process heard has no echo here
+        _heard.clear()  # signals of an earlier run in this process
         if self.active:
             self.process, self._previous = os.getpid(), signal.signal(signal.SIGTERM, self._handle)
         return self
 
     def _handle(self, number, frame):
-        if os.getpid() != self.process:  # a worker of a data loader, which has inherited the handler
+        if os.getpid() != self.process:  # a worker of a data loader inherits the handler
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -140,7 +139,7 @@ class StopAtOnce:
             self.close()
 
     def close(self) -> None:
-        """Handle signals no more."""
+        """Restore the previous signal handler."""
         if self.active:
             self.active = False
             signal.signal(signal.SIGTERM, self._previous)

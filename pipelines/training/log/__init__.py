@@ -1,1 +1,1 @@
-"""The log: progress, throughput, trackers, what is printed and kept of a run."""
+"""The log of a run: progress, throughput, trackers, and what is printed and stored."""

@@ -1,4 +1,4 @@
-"""What a run computes on, in words."""
+"""The name of the hardware of a run."""
 
 import os
 import platform
@@ -16,10 +16,10 @@ def hardware_words(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """As the system calls it; of Linux, whose platform module knows the architecture alone, from /proc."""
+    """The processor's name: on Linux from /proc, because platform.processor() gives only the architecture there."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []  # no Linux
+        lines = []  # not on Linux
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
+"""Progress of a run: one updated line on the terminal, and a line of JSON on disk for each log."""
 
 import shutil
 import time
@@ -22,7 +22,7 @@ FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f
 
 
 def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
-    """A progress line, most important numbers first; those that do not fit into `width` columns are left out."""
+    """A progress line, the most important numbers first; the last are left out where `width` columns do not suffice."""
     words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
     words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
     for name, word in RATES.items():
@@ -41,12 +41,12 @@ def describe(logs: dict, eta: float | None = None, width: int | None = None) -> 
 
 
 def with_split_names(logs: dict) -> dict:
-    """Trainer's `eval_loss` is `validation_loss`, as it is called at the end of a run."""
+    """Rename Trainer's `eval_loss` to `validation_loss`, its name at the end of a run, and the other metrics alike."""
     return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
 
 
 def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
-    """`validation loss 0.3512  accuracy 0.8620  on 32 of 1,821 rows`; rows: those that were measured, if known."""
+    """`validation loss 0.3512  accuracy 0.8620  on 32 of 1,821 rows`. rows: those that were evaluated, if known."""
     words = [f"validation loss {logs['validation_loss']:.4f}"]
     for key, value in logs.items():
         name = key.removeprefix("validation_")
@@ -57,15 +57,15 @@ def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
     return "  ".join(words)
 
 
-# The first steps take longer than the rest and are not counted: the loader's first batches, and compiling.
+# The first steps are not timed, because the loader's first batches and compilation take longer.
 STEPS_BEFORE_ETA = 6
 BAR_WIDTH = 10
 
 
 class ProgressLine(TrainerCallback):
-    """One rich line on a terminal; where output is piped, one plain line per logging step.
+    """One progress line of `rich` on a terminal; in a pipe, one plain line per logging step.
 
-    work: steps -> how much the first so many of the run are, in a unit that takes as long in each; of it the ETA is.
+    work: n -> the work of the run's first n steps, in a unit that always takes the same time; the ETA uses it.
     """
 
     def __init__(self, console: Console | None = None, work: Callable[[int], float] = float):
@@ -94,7 +94,7 @@ class ProgressLine(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= state.max_steps:
-            control.should_log = True  # the last steps belong to the log, whatever logging_steps says
+            control.should_log = True  # the last step is logged, whatever logging_steps says
         if self.bar is not None:
             self.bar.update(self.task, completed=state.global_step)
 
@@ -121,7 +121,7 @@ class ProgressLine(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "validation_loss" in logs and self.training:
-            rows = getattr(getattr(eval_dataloader, "dataset", None), "rows", None)  # of PaddedEvalDataset
+            rows = getattr(getattr(eval_dataloader, "dataset", None), "rows", None)  # of a PaddedEvalDataset
             self.console.print(f"step {state.global_step}  {describe_evaluation(logs, rows)}")
         if "loss" not in logs:
             return
@@ -150,7 +150,7 @@ class ProgressLine(TrainerCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Appends every logged metric to metrics.jsonl: {"step": ..., "time": seconds since the epoch, ...}."""
+    """Appends each log to metrics.jsonl: {"step": ..., "time": Unix time in seconds, metric: value, ...}."""
 
     name = METRICS_FILE
 
@@ -159,16 +159,16 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and self.path.exists():
-            # A resumed run logs the steps after its checkpoint again.
+            # A resumed run logs the steps after its checkpoint again, so their lines are removed.
             lines, damaged = read_metrics(self.path)
             if damaged:
                 aside = self.path.with_name(f"corrupt-{self.path.name}")
                 shutil.copyfile(self.path, aside)
                 noun = "line" if damaged == 1 else "lines"
                 print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
-            # What stands after the end of a training at this step is measured again, or was of a shorter run's model.
-            ended = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
-            lines = lines[: ended.index(True)] if True in ended else lines
+            # Lines from the end of a training at this step on are measured again, or belong to a shorter run's model.
+            is_end = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
+            lines = lines[: is_end.index(True)] if True in is_end else lines
             kept = [line for line in lines if line["step"] <= state.global_step]
             write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
 

@@ -1,4 +1,4 @@
-"""The page of a run while it trains and when it has ended; an error in it is a sentence, and never the run's."""
+"""The report page of a run, during training and afterwards; its errors are printed and never end the run."""
 
 import time
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ MOST_OF_TIME = 0.02  # share of the training's time that writing the page may ta
 
 @contextmanager
 def spoken(what: str, folder: Path) -> Iterator[None]:
-    """A block whose errors are a sentence: the run is worth more than what is drawn of it."""
+    """Print errors of the block as one line: a failed report must not end the run."""
     try:
         yield
-    except Exception as error:  # whatever it is: a full disk, a metric of a plug-in that is no number, a bug of ours
+    except Exception as error:  # a full disk, a plug-in's metric that is no number, a bug of ours, ...
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         say(f"{what} of {folder} could not be written ({reason}); the run is well, and anyformer report tries again")
 
 
 class ReportPage(TrainerCallback):
-    """Writes report.html when training begins, and anew after validations and checkpoints, as often as is cheap."""
+    """Writes report.html when training begins, and after validations and checkpoints, within a share of the time."""
 
     def __init__(self, folder: Path):
         self.folder, self.took, self.written, self.has_failed = folder, 0.0, 0.0, False
@@ -33,14 +33,13 @@ class ReportPage(TrainerCallback):
         self.write(state)
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """Write the page unless it was written a moment ago."""
+        """Write the page, unless that would take more than MOST_OF_TIME of the time since it was last written."""
         if time.monotonic() - self.written >= self.took / MOST_OF_TIME:
             self.write(state)
 
     on_save = on_evaluate
 
     def write(self, state) -> None:
-        """Write the page."""
         if not state.is_world_process_zero or self.has_failed:
             return
         from ...reporting.report import write_report
@@ -48,13 +47,13 @@ class ReportPage(TrainerCallback):
         begun, self.has_failed = time.monotonic(), True
         with spoken("report.html", self.folder):
             write_report(self.folder)
-            self.has_failed = False  # otherwise it would be said after each validation
+            self.has_failed = False  # after an error it stays true, so that the error is printed only once
         self.written = time.monotonic()
         self.took = self.written - begun
 
 
 def draw_card_picture(folder: Path) -> None:
-    """Draw the loss as a picture for the model card, where matplotlib is installed."""
+    """Draw the loss curve for the model card, if matplotlib is installed."""
     if can_plot():
         from ...reporting.figures import draw_loss
 

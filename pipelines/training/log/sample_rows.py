@@ -1,4 +1,4 @@
-"""Rows of the training data, written into the run's folder at its beginning for its report (rows.json)."""
+"""Sample rows of the training data, written to rows.json in the run's folder for its report."""
 
 import json
 from io import StringIO
@@ -16,26 +16,26 @@ SHOWN, MOST_CHARACTERS = 3, 20_000
 
 
 def record_rows(folder: RunFolder, data: PreparedData) -> None:
-    """Write what three rows are like, and whether they are pictures.
+    """Write SHOWN rows as text, and whether they are pictures.
 
-    A run that goes on keeps those it has. Rows of a stream are not read: what is read of one is not trained on again.
+    A resumed run keeps its rows.json. Rows of a stream are not read, because a row that is read is not trained on.
     """
     path, train = folder.path / ROWS_FILE, data.rows["train"]
     if path.exists() or train.is_stream:
         return
-    with torch.random.fork_rng(devices=[]):  # no number of the training is drawn here, whatever a collator draws
+    with torch.random.fork_rng(devices=[]):  # collators may draw random numbers
         console = Console(file=StringIO(), force_terminal=True, color_system="standard", soft_wrap=True, width=100)
         console.print(data.objective.legend())
         legend, rows = taken(console), []
         for number in spread(len(train), SHOWN):
             data.objective.show(console, train, number, train[number])
             rows.append(taken(console))
-        found = {"legend": legend, "rows": rows, "is_picture": "pixel_values" in train[0]}
-    write_atomically(path, json.dumps(found, ensure_ascii=False))
+        record = {"legend": legend, "rows": rows, "is_picture": "pixel_values" in train[0]}
+    write_atomically(path, json.dumps(record, ensure_ascii=False))
 
 
 def taken(console: Console) -> str:
-    """What has been printed since the last call, with the colours of a terminal."""
+    """The text that was printed since the last call, with the colours of a terminal; at most MOST_CHARACTERS."""
     text = console.file.getvalue()
     console.file = StringIO()
     return text[:MOST_CHARACTERS]

@@ -1,4 +1,4 @@
-"""How much of each source a run trains, for its log and for people."""
+"""The number of tokens that a run trains from each source, for the log and the printed summary."""
 
 from ...data.rows import Rows
 from ...data.staged_rows import StagedRows
@@ -7,21 +7,21 @@ from ...recipes.usual_rates import settled
 from ...words import short_number
 from ..arguments import steps_of_epoch, total_steps
 
-# Muennighoff et al. 2023 (Scaling Data-Constrained Language Models): up to so many passes repeated text is nearly worth
-# new text, and from then on ever less.
+# Muennighoff et al. 2023 (Scaling Data-Constrained Language Models): up to this many passes repeated text is nearly
+# worth new text, and less and less afterwards.
 MANY_PASSES = 4
 
 
 def rows_before(rows: Rows, per_step: int, steps: int) -> int:
-    """How many rows of an order of their own (Rows.is_ordered) so many steps train; an epoch's last step is short."""
+    """The number of ordered rows (Rows.is_ordered) that the first `steps` steps train; an epoch's last may be short."""
     epochs, rest = divmod(steps, steps_of_epoch(len(rows), per_step))
     return epochs * len(rows) + min(rest * per_step, len(rows))
 
 
 def source_tokens(rows: Rows, per_step: int, step: int) -> dict[str, int]:
-    """{"tokens_news": 12345} after a step; {} of rows without sources.
+    """{"tokens_news": 12345}: trained tokens of each source after a step; {} for rows without sources.
 
-    They follow from the number of the step alone, so that a run that goes on counts on.
+    They are computed from the step's number, so a resumed run needs no stored counts.
     """
     if not getattr(rows, "is_ordered", False):
         return {}
@@ -29,9 +29,9 @@ def source_tokens(rows: Rows, per_step: int, step: int) -> dict[str, int]:
 
 
 def sources_of_run(rows: Rows, per_step: int, recipe: Recipe) -> list[tuple[str, str]]:
-    """Facts for people: the tokens that the run trains of each source, and how often it reads it.
+    """Lines for the summary: the tokens that the run trains of each source, and the number of passes over it.
 
-    rows: of an epoch, or of a whole run with stages.
+    rows: those of an epoch, or those of a whole run with stages.
     """
     if isinstance(rows, StagedRows):
         last = len(rows)
@@ -40,13 +40,13 @@ def sources_of_run(rows: Rows, per_step: int, recipe: Recipe) -> list[tuple[str,
         last = rows_before(rows, per_step, total_steps(section, len(rows), per_step))
     else:
         return []
-    found = []
+    lines = []
     for name, tokens in rows.tokens_before(last).items():
-        held = rows.parts[name].facts["tokens"]
-        many = tokens > MANY_PASSES * held
+        available = rows.parts[name].facts["tokens"]
+        many = tokens > MANY_PASSES * available
         warning = f"; text that is read more than {MANY_PASSES} times teaches ever less (Muennighoff et al. 2023)"
-        found.append(
-            f"{name}: {short_number(tokens)} tokens, its {short_number(held)} {tokens / held:.2f} times"
+        lines.append(
+            f"{name}: {short_number(tokens)} tokens, its {short_number(available)} {tokens / available:.2f} times"
             f"{warning if many else ''}"
         )
-    return [("sources", "\n".join(found))] if found else []
+    return [("sources", "\n".join(lines))] if lines else []

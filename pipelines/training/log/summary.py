@@ -1,4 +1,4 @@
-"""What a run prints before and after training."""
+"""The summaries that a run prints before and after training."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def describe_model(model, engine: Engine) -> str:
 
 
 def what_it_reads(config) -> str:
-    """The vocabulary, or the size of images and patches, or the channels of images of any size."""
+    """The size of the vocabulary, or of images and patches, or the channels of images of any size."""
     if hasattr(config, "vocab_size"):
         return f"vocabulary {config.vocab_size:,}"
     if getattr(config, "patch_size", None) is None:
@@ -52,33 +52,33 @@ def what_it_reads(config) -> str:
 
 
 def print_facts(facts: list[tuple[str, str]]) -> None:
-    """Aligned facts, broken at words on a terminal; in a pipe each is one line, so that grep finds it whole."""
+    """Print aligned facts, wrapped at words on a terminal; in a pipe each is one line, for grep."""
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
 def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
-    """A line for each stage; nothing where there are none."""
+    """A line for each stage; [] without stages."""
     return [("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []
 
 
 def backend_words(trainer) -> str:
-    """`attention by sdpa`, and what computes the experts where there are some."""
+    """`attention by sdpa`, and the same for the experts of a model that has them."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
 
 
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
-    """Model, data, plan and devices of the run that begins."""
+    """Print model, data, settings of a step and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
     per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
-    how = "" if engine == "NO" else f" ({engine})"
-    own = trainer.own_optimizer
-    optim, does = (section.optim, None) if own is None else (own.words(), own.describe(trainer.model))
+    suffix = "" if engine == "NO" else f" ({engine})"
+    optimizer = trainer.own_optimizer
+    optim, does = (section.optim, None) if optimizer is None else (optimizer.words(), optimizer.describe(trainer.model))
     by = backend_words(trainer)
     batch = "by stage" if stages else f"{per_step} {data.objective.step_words()}"
-    rate = "by stage" if any(own.learning_rate for own in recipe.stages) else section.lr_scheduler_type
+    rate = "by stage" if any(optimizer.learning_rate for optimizer in recipe.stages) else section.lr_scheduler_type
     values = flat_settings(recipe.to_dict())
     chosen = "\n".join(f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items())
     plan = ", ".join(dict.fromkeys([batch, optim, rate, precision, by]))
@@ -90,7 +90,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         *describe_stages(stages),
         *([] if does is None else [("optimizers", does)]),
         *([("chosen", chosen)] if chosen else []),
-        ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
+        ("devices", f"{arguments.world_size} x {arguments.device.type}{suffix}"),
     ]
     if checkpoint is not None:
         before = processes_of(checkpoint)
@@ -100,7 +100,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
 
 
 def print_dry_run(data: PreparedData, trainer, facts: dict, stages: list[StageRun]) -> None:
-    """What would be trained, proved by one step on a full batch and one batch of each other split (dry_run.py)."""
+    """Print the result of a dry run: one step on a full batch and one batch of each other split (dry_run.py)."""
     flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
     step = (
         f"one step of {counted(facts['rows'], data.objective.row_noun)}{facts['where']}: loss {facts['loss']:.4f}, "
@@ -109,17 +109,17 @@ def print_dry_run(data: PreparedData, trainer, facts: dict, stages: list[StageRu
     )
     batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
     tried = "\n".join([f"{step}, {backend_words(trainer)}", *batches, f"training costs {flops} FLOPs per token"])
-    known = [
+    facts_of_run = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
         *describe_stages(stages),
     ]
-    print_facts([*known, ("tried", tried)])
+    print_facts([*facts_of_run, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)
 
 
 def print_result(folder: Path, run: dict, objective: Objective, again: bool = False) -> None:
-    """Metrics, samples and what to do next."""
+    """Print the metrics and samples of a finished run, and commands to go on with."""
     if again:
         console.print(f"{folder} is finished already; its result:", markup=False)
     table = Table("metric", "value", title=None, show_edge=False)
@@ -149,12 +149,12 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     if "energy" in run:
         print_facts([("energy", f"{run['energy']['kwh']:.3g} kWh, {run['energy']['how']}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
-    there = [
+    files = [
         name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()
     ]
-    console.print(f"look at: {' · '.join(there)}", markup=False)
+    console.print(f"look at: {' · '.join(files)}", markup=False)
     steps = [objective.how_to_use(folder)]
-    if is_adapter(folder):  # transformers would build its model by the config of the base, which has another head
+    if is_adapter(folder):  # transformers would build the model from the base's config, which has another head
         whole = folder.with_name(f"{folder.name}_merged")
         steps = [f"anyformer merge {folder} {whole}", objective.how_to_use(whole)]
     console.print("next: " + "\n      ".join(steps), markup=False)

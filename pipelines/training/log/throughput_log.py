@@ -1,4 +1,4 @@
-"""Throughput: tokens per second, share of the peak FLOP/s (MFU) and memory, for the training log."""
+"""Throughput for the training log: tokens per second, share of the peak FLOP/s (MFU) and memory."""
 
 import os
 import resource
@@ -17,11 +17,11 @@ from ..losses.evaluation_sums import float64_device
 
 
 class ThroughputLog:
-    """Counts tokens and FLOPs of training batches, where the device has to count them without waiting for it.
+    """Counts tokens and FLOPs of training batches without waiting for the device.
 
-    Time spent on evaluation and checkpoints (`paused`) does not count. seconds: of training up to the last log, and
-    waited: those of them spent waiting for batches. shared: processes that read the same rows. flop_count: of the whole
-    model; None: it is the one that add_batch gets.
+    Time spent on evaluation and checkpoints (`paused`) does not count. seconds: training time up to the last log.
+    waited: the part of it spent waiting for batches. shared: number of processes that count the same tokens.
+    flop_count: of the whole model; None: it is made from the model that add_batch gets.
     """
 
     def __init__(self, args: TrainingArguments, shared: int = 1, flop_count: FlopCount | None = None):
@@ -36,7 +36,7 @@ class ThroughputLog:
         self._energy: EnergyMeter | None = None
 
     def start(self) -> None:
-        """Training begins now; memory of trials before it does not count."""
+        """Called when training begins: starts clock and energy meter, and resets the peak memory."""
         if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.args.device)
         if self.args.process_index == 0:
@@ -65,13 +65,13 @@ class ThroughputLog:
         self.flops = self.flops + self._flop_count.of_batch(inputs)
 
     def new_flops(self) -> float:
-        """FLOPs of this process since the last call; waits for the device."""
+        """The FLOPs of this process since the last call; waits for the device."""
         flops = float(self.flops) / self.shared
         new, self._taken_flops = flops - self._taken_flops, flops
         return new
 
     def collect(self, reduce: Callable) -> dict:
-        """Numbers for the log, since the last call; `data_share` is of this process's time, spent waiting for batches.
+        """Numbers for the log, since the last call. `data_share`: share of this process's time waiting for batches.
 
         reduce: (tensor, "sum") -> its sum over all processes.
         """
@@ -81,13 +81,13 @@ class ThroughputLog:
         tokens, flops = reduce(local.to(float64_device(self.args.device)), "sum").tolist()
         rate = (tokens - self._logged_tokens) / seconds
         achieved = (flops - self._logged_flops) / seconds / self.args.world_size
-        if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
+        if self._peak is None or achieved > self._peak:  # then the peak was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
             self._peak = peak_flops(self.args.device, dtype, again=self._peak is not None)[0]
         share = self._loading / seconds
         self.seconds, self.waited, self._loading = self.seconds + seconds, self.waited + self._loading, 0.0
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
-        # FLOPs of convolutions, which have no layers of a transformer, are not counted.
+        # Convolutional models have no transformer layers, and their FLOPs are not counted.
         utilization = {"mfu": achieved / self._peak} if self._flop_count.layers else {}
         return {
             "tokens_per_second": rate,
@@ -98,24 +98,24 @@ class ThroughputLog:
         }
 
     def facts(self) -> dict[str, float]:
-        """For the run's file: seconds of training, the share of them spent waiting for batches, energy up to now."""
+        """For run.json: the seconds of training, the share of them spent waiting for batches, and the energy so far."""
         share = self.waited / max(self.seconds, 1e-9)
-        found = {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
-        return found | ({} if self._energy is None else {"energy": self._energy.facts()})
+        facts = {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
+        return facts | ({} if self._energy is None else {"energy": self._energy.facts()})
 
 
 def energy_meter(args: TrainingArguments) -> EnergyMeter:
-    """Of the machine of this process, for all that take part."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
-    machines = max(1, args.world_size // here)
+    """The energy meter of this machine, whose measurement stands for all machines of the run."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    machines = max(1, args.world_size // local)
     if args.device.type != "cuda":
         return EnergyMeter("cpu", machines=machines)
-    known = [torch.cuda.get_device_properties(n) for n in range(min(here, torch.cuda.device_count()))]
-    return EnergyMeter(known[0].name, [str(each.uuid) for each in known], machines)
+    devices = [torch.cuda.get_device_properties(n) for n in range(min(local, torch.cuda.device_count()))]
+    return EnergyMeter(devices[0].name, [str(each.uuid) for each in devices], machines)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a GPU, or the most that this process has held in memory."""
+    """Peak memory in bytes: what torch allocated on a GPU, or the resident memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss counts bytes on macOS, KiB elsewhere

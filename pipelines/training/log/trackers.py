@@ -1,7 +1,8 @@
-"""Trackers (TensorBoard, Weights & Biases, Trackio): one run of the tracker for a run, up to its last metric.
+"""Trackers (TensorBoard, Weights & Biases, Trackio): one run of the tracker for each run, up to its last metric.
 
-transformers' callbacks end it when training ends, before the metrics of the finished model; here `close` does. It holds
-the recipe, the samples and the report, and lies in the run's folder, unless a variable of the tracker says where.
+transformers' callbacks end the tracker's run with training, before the metrics of the finished model; here `close`
+ends it. It gets the recipe, the samples and the report, and is stored in the run's folder unless one of the tracker's
+environment variables names another.
 """
 
 import os
@@ -15,7 +16,7 @@ COLUMNS = ("prompt", "text", "reference")  # of the table of samples
 
 
 def filed(logs: dict) -> dict:
-    """Logged numbers by the names that trackers group: loss -> train/loss, validation_loss -> validation/loss."""
+    """Logged numbers under names that trackers group: loss -> train/loss, validation_loss -> validation/loss."""
     names = {}
     for name in logs:
         split, _, rest = name.partition("_")
@@ -24,11 +25,11 @@ def filed(logs: dict) -> dict:
 
 
 class OneRun:
-    """What a callback of transformers needs beside itself, as the class before it: it overrides when a run ends."""
+    """The base class before transformers' callback, so that `close` ends the tracker's run, and training does not."""
 
     begun = False
     ended, step = None, 0
-    recipe: dict[str, Any] | None = None  # the composed one, for the tracker's config
+    recipe: dict[str, Any] | None = None  # stored in the tracker's config
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.begun = True
@@ -37,10 +38,10 @@ class OneRun:
             self.configure({"recipe": self.recipe})
 
     def configure(self, facts: dict[str, Any]) -> None:
-        """Add facts of the run to what the tracker knows of it."""
+        """Add facts of the run to the tracker's config."""
 
     def show(self, samples: list[dict[str, str]], report: Path) -> None:
-        """Show a finished run's samples and its report, a page of HTML."""
+        """Send a finished run's samples and its report, an HTML page, to the tracker."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not self.begun:
@@ -53,7 +54,7 @@ class OneRun:
         self.ended = args, kwargs  # the metrics of the finished model come later
 
     def close(self) -> None:
-        """End the tracker's run, also that of a training which failed; again: nothing happens."""
+        """End the tracker's run, even if training failed. Further calls do nothing."""
         begun, ended, self.begun, self.ended = self.begun, self.ended, False, None
         if ended is not None:
             args, kwargs = ended
@@ -62,11 +63,11 @@ class OneRun:
             self.finish()
 
     def finish(self) -> None:
-        """What transformers' callback leaves open at the end, or when training fails."""
+        """Close what transformers' callback leaves open at the end of training, or when it fails."""
 
 
 class TensorBoard(OneRun, TensorBoardCallback):
-    """Events in output_dir/tensorboard (or $TENSORBOARD_LOGGING_DIR); a resumed run replaces what it does again."""
+    """Events in output_dir/tensorboard (or $TENSORBOARD_LOGGING_DIR); a resumed run replaces those it logs again."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self.logging_dir is None:
@@ -92,7 +93,7 @@ class Wandb(OneRun, WandbCallback):
     owns_run = False
 
     def setup(self, args, state, *others, **kwargs):
-        self.owns_run = self._wandb.run is None  # otherwise somebody has begun it, and ends it
+        self.owns_run = self._wandb.run is None  # otherwise the caller began it, and ends it
         if self.owns_run and state.is_world_process_zero and "WANDB_DIR" not in os.environ:
             project = os.getenv("WANDB_PROJECT", "huggingface")
             self._wandb.init(project=project, name=args.run_name, dir=args.output_dir)
@@ -104,7 +105,7 @@ class Wandb(OneRun, WandbCallback):
     def show(self, samples: list[dict[str, str]], report: Path) -> None:
         shown = {}
         if samples:
-            rows = [[each.get(name, "") for name in COLUMNS] for each in samples]
+            rows = [[sample.get(name, "") for name in COLUMNS] for sample in samples]
             shown["samples"] = self._wandb.Table(columns=list(COLUMNS), data=rows)
         if report.is_file():
             shown["report"] = self._wandb.Html(report.read_text(encoding="utf-8"), inject=False)
@@ -120,7 +121,7 @@ class Wandb(OneRun, WandbCallback):
 
 
 class Trackio(OneRun, TrackioCallback):
-    """A database in output_dir/trackio of the first run of a process (or $TRACKIO_DIR, which is read once)."""
+    """A database in output_dir/trackio of a process's first run (or $TRACKIO_DIR, which trackio reads only once)."""
 
     def configure(self, facts: dict[str, Any]) -> None:
         self._trackio.config.update(facts, allow_val_change=True)
@@ -129,13 +130,13 @@ class Trackio(OneRun, TrackioCallback):
         if samples:
             import pandas
 
-            table = pandas.DataFrame([{name: each.get(name, "") for name in COLUMNS} for each in samples])
+            table = pandas.DataFrame([{name: sample.get(name, "") for name in COLUMNS} for sample in samples])
             self.send({"samples": self._trackio.Table(dataframe=table)}, self.step)
         if report.is_file():
             self._trackio.log_artifact(str(report), name="report", type="report")
 
     def finish(self) -> None:
-        if self._initialized:  # training failed: its end would have finished the run
+        if self._initialized:  # training failed, so transformers' callback has not finished the run
             self._initialized = False
             self._trackio.finish()
 
@@ -147,14 +148,14 @@ OURS = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb, TrackioCallback:
 
 
 def keep_in_run(output_dir: str) -> None:
-    """Let trackio, which reads where it writes when it is imported, write into the run's folder."""
+    """Let trackio write into the run's folder; to be called before its import, when it reads its folder."""
     os.environ.setdefault("TRACKIO_DIR", os.path.join(os.path.abspath(output_dir), "trackio"))
 
 
 def replace_trackers(trainer) -> list[OneRun]:
-    """Put ours in the place of transformers' callbacks that a Trainer has; returns them."""
-    found = [ours for theirs, ours in OURS.items() if trainer.pop_callback(theirs) is not None]
-    trackers = [cls() for cls in found]
+    """Replace a Trainer's tracker callbacks of transformers by ours; returns the new ones."""
+    classes = [ours for theirs, ours in OURS.items() if trainer.pop_callback(theirs) is not None]
+    trackers = [cls() for cls in classes]
     for tracker in trackers:
         trainer.add_callback(tracker)
     return trackers

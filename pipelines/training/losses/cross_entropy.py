@@ -9,12 +9,11 @@ def loss_of_logits(
 ):
     """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: number of labels).
 
-    logits_of: takes the logits out of the outputs, where they are not `outputs.logits`.
+    For logits (B, 1) and float labels (B,) it is the squared error, as in transformers; labels of -100 do not count.
 
-    Logits (B, 1) with labels (B,) of floats are numbers, as in transformers: squared error, -100 not counted.
-
-    labels: class numbers (...), -100 not counted; or probabilities of the classes (..., C), of which num_items_in_batch
-    counts every entry, as Trainer does. shift: labels are aligned with the inputs, each predicted one place before.
+    labels: classes (...), where -100 does not count; or probabilities of the classes (..., C), of which
+    num_items_in_batch counts every entry, as Trainer does. shift: labels are aligned with the inputs, and each is
+    predicted at the position before. logits_of: outputs -> logits, for outputs without `logits`.
     """
     if logits_of is not None:
         logits = logits_of(outputs)

@@ -9,25 +9,23 @@ from .loss_parts import PartLosses, means, parts_of_rows, stacked
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """The device, or the CPU for MPS, which has no float64."""
+    """The device; for MPS, which has no float64, the CPU."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 class EvaluationSums:
     """The loss and the predictions of one pass over the evaluation rows.
 
-    The loss is a sum divided by the number of counted labels: the mean of batches' means would give short rows too much
-    weight.
+    The loss is the sum of all losses divided by the number of counted labels: a mean of the batches' means would give
+    short rows too much weight.
 
     Args:
-        trainer: whose model is measured, an AnyformerTrainer. Its `scorer` has predictions(logits, labels) -> (N, K)
-            numbers, of each row or of each label, and compute_metrics(predictions) -> dict from all of them but those
-            with a -100; None: the loss alone is measured. They come in the order of the rows, also where batches are of
-            rows of similar length and several processes share them. labels_of_tokens of it: whether predictions are of
-            labels, several in a row. Its `counts_rows`: whether the rows of this process count; of processes that read
-            the same rows those of one do.
-        dataset: the PaddedEvalDataset that is passed over; its `order` is for batches that do not say which rows they
-            hold.
+        trainer: an AnyformerTrainer, whose model is evaluated. Its `scorer` has predictions(logits, labels) -> (N, K)
+            numbers, one line per row or per label (`labels_of_tokens` says which), and compute_metrics(predictions) ->
+            dict, which gets all lines without a -100 in the order of the rows, even if batches were grouped by length
+            or shared by processes; None: only the loss is measured. `counts_rows`: whether the rows of this process
+            count; among processes that read the same rows only those of one do.
+        dataset: the PaddedEvalDataset; its `order` is used for batches that do not hold the numbers of their rows.
     """
 
     def __init__(self, trainer, dataset):
@@ -39,14 +37,14 @@ class EvaluationSums:
             sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=device)
             self.part_losses = PartLosses(*parts, trainer.shifts_labels, sums)
         self.predictions: list[torch.Tensor] = []
-        self.numbers: list[torch.Tensor] = []  # of the rows of the predictions
+        self.numbers: list[torch.Tensor] = []  # row numbers of the predictions
 
     def add(
         self, total: torch.Tensor, count: torch.Tensor, logits=None, row_losses=None, labels=None, rows=None
     ) -> None:
-        """Add a batch: the sum of its losses, its counted labels, and for a scorer or parts its logits and labels.
+        """Add a batch: the sum of its losses, the number of counted labels; logits and labels for a scorer or parts.
 
-        row_losses: as PartLosses.add. rows: their numbers; None: the collator of a plug-in has left them out.
+        row_losses: as for PartLosses.add. rows: numbers of the rows; None: a plug-in's collator has left them out.
         """
         self.sums += torch.stack([total, count]).to(self.sums)
         if self.scorer is not None:
@@ -60,14 +58,14 @@ class EvaluationSums:
             self.part_losses.add(logits, row_losses, labels, rows)
 
     def add_parts(self, outputs, batch: dict, logits=None, row_losses=None, rows=None) -> torch.Tensor:
-        """Add a batch whose outputs have losses divided by 1; returns the sum of its first part.
+        """Add a batch with a loss of several parts, which are sums and not means; returns the sum of its first part.
 
-        logits, row_losses, rows: as `add` takes them, for the parts that rows are of.
+        logits, row_losses, rows: as for `add`, to sum up the losses of each part of the rows.
         """
-        found = self.told_apart_by.sums(outputs, batch, 1)
-        found = {name: stacked(pair).to(self.sums) for name, pair in found.items()}
-        self.parts = {name: self.parts.get(name, 0) + pair for name, pair in found.items()}
-        first = found[self.told_apart_by.losses[0]]
+        sums = self.told_apart_by.sums(outputs, batch, 1)
+        sums = {name: stacked(pair).to(self.sums) for name, pair in sums.items()}
+        self.parts = {name: self.parts.get(name, 0) + pair for name, pair in sums.items()}
+        first = sums[self.told_apart_by.losses[0]]
         self.sums += first
         if self.part_losses is not None:
             self.part_losses.add(logits, row_losses, batch["labels"], rows)
@@ -76,28 +74,27 @@ class EvaluationSums:
     def metrics(self, accelerator) -> dict:
         """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
 
-        A loss of several parts is the sum of their means, nll and predictions are the first part's; the means stand
-        beside it, as do the means of the parts that rows are of.
+        A loss of several parts is the sum of their means, which are returned as well; nll and predictions are those of
+        the first part. Where rows belong to parts, the mean loss of each part is also returned.
         """
         if not self.counts:
             self.sums.zero_()
-            self.predictions = [torch.full_like(found, IGNORE_INDEX) for found in self.predictions]
+            self.predictions = [torch.full_like(metrics, IGNORE_INDEX) for metrics in self.predictions]
         total, count = accelerator.reduce(self.sums, "sum").tolist()
-        found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
+        metrics = {"loss": total / count, "nll": total, "predictions": count} if count else {}
         if self.parts:
             parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
-            found |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
+            metrics |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
         if self.part_losses is not None:
-            found |= self.part_losses.collect(accelerator.reduce)
+            metrics |= self.part_losses.collect(accelerator.reduce)
         if self.predictions:
-            # PaddedEvalDataset: equally many rows on each process; those without labels fill up, and what is counted by
-            # label differs between processes.
-            found_here = torch.cat(self.predictions), torch.cat(self.numbers)
+            # All processes have equally many rows (PaddedEvalDataset), filled up with rows without labels. If there is
+            # a prediction per label, their number differs between processes, so they are padded.
+            local = torch.cat(self.predictions), torch.cat(self.numbers)
             predictions, numbers = (
-                accelerator.gather(accelerator.pad_across_processes(each, pad_index=IGNORE_INDEX))
-                for each in found_here
+                accelerator.gather(accelerator.pad_across_processes(tensor, pad_index=IGNORE_INDEX)) for tensor in local
             )
             counted = (predictions != IGNORE_INDEX).all(dim=-1)
             predictions = predictions[counted][numbers[counted].argsort(stable=True)]
-            found |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
-        return found
+            metrics |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
+        return metrics

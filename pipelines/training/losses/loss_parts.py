@@ -1,4 +1,4 @@
-"""Parts of a loss in the log: of the rows of each of several tasks, and of each head whose losses are added up."""
+"""Parts of a loss in the log: the loss of each task's rows, and that of each head where several losses are added."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,19 +11,19 @@ from ...data.batch_keys import IGNORE_INDEX
 
 
 def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
-    """(names of the parts, number of a row -> its part) of rows, or of some of them, a torch Subset; None: no parts.
+    """(names of the parts, number of a row -> its part) of rows or of a torch Subset of them; None: no parts.
 
-    Rows numbered beyond the last one only fill a batch, and have no labels: they count to the first part.
+    Numbers beyond the last row are those of rows without labels that only fill a batch; they go to the first part.
 
     parts_of: as Objective.parts_of; None: there are no parts.
     """
     if parts_of is None or rows is None:
         return None
     chosen = rows.indices if isinstance(rows, Subset) else None
-    found = parts_of(rows if chosen is None else rows.dataset)
-    if found is None:
+    parts = parts_of(rows if chosen is None else rows.dataset)
+    if parts is None:
         return None
-    names, part_of = found
+    names, part_of = parts
     if getattr(rows, "is_stream", False) or getattr(rows, "is_ordered", False):
         return list(names), part_of
     chosen = range(len(rows)) if chosen is None else chosen
@@ -31,11 +31,11 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
 
 
 class PartLosses:
-    """Sums of the losses of the rows of each part, kept on the device.
+    """The summed losses of the rows of each part, kept on the device.
 
-    The mean is per label and without smoothing, so that training and validation compare. parts, part_of: as
-    parts_of_rows gives them. shifts_labels: as of AnyformerTrainer. sums: what is added to, (parts, 2); None: float32
-    on the device of the losses.
+    Means are per label and without label smoothing, so that those of training and validation can be compared.
+    parts, part_of: as returned by parts_of_rows. shifts_labels: as for AnyformerTrainer. sums: the tensor (parts, 2) to
+    which losses and counts are added; None: it is made in float32 on the device of the losses.
     """
 
     def __init__(
@@ -50,9 +50,8 @@ class PartLosses:
 
     @torch.no_grad()
     def add(self, logits, row_losses: torch.Tensor | None, labels: torch.Tensor, rows: Sequence[int]) -> None:
-        """Add a batch: logits (B, T, V), not read where its rows' losses (B,) are known; labels (B, T), the numbers of
-        its rows (B,)."""
-        if self.shifts_labels:  # the labels, not the logits, which would be copied
+        """Add a batch: logits (B, T, V), read only if row_losses (B,) is None; labels (B, T); row numbers (B,)."""
+        if self.shifts_labels:  # shifting the logits would copy them
             labels = shift_left(labels)
         if row_losses is None:
             row_losses = losses_of(logits, labels)
@@ -64,7 +63,7 @@ class PartLosses:
         self.sums = sums if self.sums is None else self.sums + sums.to(self.sums)
 
     def collect(self, reduce: Callable) -> dict[str, float]:
-        """{"loss_trec": mean over all processes since the last call}. reduce: sums a tensor over processes."""
+        """{"loss_trec": mean over all processes since the last call, ...}. reduce: sums a tensor over processes."""
         if self.sums is None:
             return {}
         sums, self.sums = reduce(self.sums).tolist(), None
@@ -72,31 +71,31 @@ class PartLosses:
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The summed losses of rows (B,), of logits (B, T, V) and labels (B, T) that stand beside their predictions."""
+    """The summed loss of each row (B,), from logits (B, T, V) and labels (B, T) that are aligned with them."""
     losses = [cross_entropy(*chunk, "none") for chunk in chunks(logits.detach(), labels)]
     return torch.cat(losses).view(labels.shape).sum(dim=1)
 
 
 class LossParts:
-    """Sums of the parts between two logs, kept on the device.
+    """Sums of the parts of a loss between two logs, kept on the device.
 
-    told_apart_by: an Objective's `loss_parts`; None: the loss has one part, and nothing is logged beside it but the
-    "mtp_loss" of a model that has one.
+    told_apart_by: an Objective's `loss_parts`; None: the objective has none. A model's "mtp_loss" and "loss_parts" are
+    logged in either case.
     """
 
     def __init__(self, told_apart_by: Any | None):
         self.told_apart_by, self.sums = told_apart_by, {}
 
     def add(self, outputs, batch: dict, num_items_in_batch) -> None:
-        """Add a batch; num_items_in_batch: by which the model has divided its loss, None for the batch's labels."""
-        found = {} if self.told_apart_by is None else self.told_apart_by.sums(outputs, batch, num_items_in_batch)
+        """Add a batch. num_items_in_batch: divisor of the model's loss; None: the number of the batch's labels."""
+        pairs = {} if self.told_apart_by is None else self.told_apart_by.sums(outputs, batch, num_items_in_batch)
         outputs = outputs if hasattr(outputs, "get") else {}
-        found = found | (outputs.get("loss_parts") or {})  # of a loss of the objective (objectives/losses.py)
+        pairs = pairs | (outputs.get("loss_parts") or {})  # from the objective's loss (objectives/losses.py)
         ahead = outputs.get("mtp_loss")
-        if ahead is not None:  # of modules that predict tokens further ahead
+        if ahead is not None:  # the loss of modules that predict tokens further ahead
             count = batch["shift_labels" if "shift_labels" in batch else "labels"].ne(IGNORE_INDEX).sum()
-            found["mtp_loss"] = (ahead.detach() * (count if num_items_in_batch is None else num_items_in_batch), count)
-        self.sums = {name: self.sums.get(name, 0) + stacked(pair) for name, pair in found.items()}
+            pairs["mtp_loss"] = (ahead.detach() * (count if num_items_in_batch is None else num_items_in_batch), count)
+        self.sums = {name: self.sums.get(name, 0) + stacked(pair) for name, pair in pairs.items()}
 
     def collect(self, reduce) -> dict[str, float]:
         """{part: its mean over all processes since the last call}. reduce: sums a tensor over processes."""
@@ -110,5 +109,5 @@ def stacked(pair) -> torch.Tensor:
 
 
 def means(sums: list[list[float]], names) -> dict[str, float]:
-    """{name: sum / count} of those that count something."""
+    """{name: sum / count}, without names whose count is 0."""
     return {name: total / count for name, (total, count) in zip(names, sums) if count}

@@ -1,4 +1,4 @@
-"""Which loss is exact per label: the model's own, one computed here from its logits, or the objective's."""
+"""The choice of a loss that is exact per label: the model's, one computed here from its logits, or the objective's."""
 
 import functools
 import inspect
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class ModelLoss:
-    """The loss of one model, and the inputs that its forward takes for it.
+    """The loss of one model, and the inputs that its forward needs for it.
 
-    Exact means: divided by the number of labels in all batches of an optimizer step. Our models do that, and
-    transformers' decoders; its other heads (BERT, T5, BART) take a mean of each batch.
+    Exact means: divided by the number of labels in all batches of an optimizer step. Our models and transformers'
+    decoders do that; transformers' other heads (BERT, T5, BART) take the mean over each batch.
 
     Args:
-        model: as Trainer has it; of a PEFT model the base model is looked at.
-        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
-        accepts_loss_kwargs: what Trainer found out about the model's forward.
-        label_smoothing: of the training loss; evaluation has none.
-        own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
+        model: Trainer's model; for a PEFT model, the forward of its base is inspected.
+        shifts_labels: whether labels are aligned with the inputs, so that each is predicted at the position before.
+        accepts_loss_kwargs: Trainer's attribute model_accepts_loss_kwargs.
+        label_smoothing: for the training loss; evaluation has none.
+        own: the objective's loss (objectives/losses.py), which replaces the model's; None: it has none.
         logits_of: as in Objective (objectives/base.py).
 
-    `function(outputs, labels)`: the training loss, router losses included; it gets the whole batch if the objective
-    has its own loss. None: the model computes it, and takes `training_extras` for it.
+    `function(outputs, labels)` is the training loss, router losses included. If the objective has its own loss, it gets
+    the whole batch as `labels`. None: the model computes the loss, with `training_extras` among its inputs.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class ModelLoss:
         logits_of=None,
     ):
         self._model = model = plain(model)
-        known = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
         self.shifts_labels, self.own, self.logits_of = shifts_labels, own, logits_of
-        self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
-        self._skips_logits = "return_logits" in known
-        self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
+        self.is_exact = "num_items_in_batch" in parameters or (shifts_labels and accepts_loss_kwargs)
+        self._skips_logits = "return_logits" in parameters
+        self._takes_labels = "labels" in parameters  # if not, labels are only counted
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in known)
+        smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in parameters)
         self.training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
@@ -60,8 +60,8 @@ class ModelLoss:
             self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
 
     def _loss_of_logits(self, outputs, labels, num_items_in_batch=None, *, label_smoothing: float):
-        how = {"shift": self.shifts_labels, "label_smoothing": label_smoothing, "logits_of": self.logits_of}
-        loss = loss_of_logits(outputs, labels, num_items_in_batch, **how)
+        options = {"shift": self.shifts_labels, "label_smoothing": label_smoothing, "logits_of": self.logits_of}
+        loss = loss_of_logits(outputs, labels, num_items_in_batch, **options)
         counted = labels[..., 1:] if self.shifts_labels else labels
         return loss + self._of_routers(outputs, lambda rows: row_weights(rows, counted, num_items_in_batch))
 
@@ -71,14 +71,14 @@ class ModelLoss:
         return total / items + self._of_routers(outputs, lambda rows: self.own.weights_of_rows(batch, rows) / items)
 
     def _of_routers(self, outputs, weights_of: Callable[[int], torch.Tensor]):
-        """What the model's own forward pass would add to a training loss for its routers; 0 without experts.
+        """The router losses that the model's forward would add to its training loss; 0 without experts.
 
-        weights_of: number of the model's rows -> the share of the loss that each of them has.
+        weights_of: number of the model's rows -> each row's share of the loss.
         """
         if not self._model.training or not hasattr(outputs, "get"):
             return 0.0
         of_rows, config = outputs.get("router_losses"), self._model.config
-        if of_rows is None:  # transformers' own mixtures, where their config asks for it
+        if of_rows is None:  # transformers' models have an aux_loss if their config asks for it
             mean = outputs.get("aux_loss")
             return 0.0 if mean is None else config.router_aux_loss_coef * mean
         added, aux_loss, z_loss = weighted_router_losses(config, of_rows, weights_of(of_rows.shape[1]))
@@ -86,52 +86,53 @@ class ModelLoss:
         return added
 
     def count(self, batch: dict) -> torch.Tensor:
-        """What the summed loss of a batch is divided by: its counted labels, or their weights."""
+        """The divisor of a batch's summed loss: the number of its counted labels, or their weights' sum."""
         if self.own is not None:
             return self.own.weight(batch)
         labels = batch["labels"]
         return (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
 
     def model_inputs(self, inputs: dict) -> dict:
-        """A batch without labels that neither the model nor a loss computed here takes."""
+        """The batch; without labels if neither the model nor a loss that is computed here takes them."""
         computed_here = self.own is not None or (self.function is not None and self.logits_of is not None)
         needed = self._takes_labels or computed_here
         return inputs if needed else {name: x for name, x in inputs.items() if name != "labels"}
 
     def _seen(self, batch: dict) -> dict:
-        """What of a batch the model gets where the loss is the objective's."""
+        """The part of a batch that the model gets if the loss is the objective's."""
         return {name: x for name, x in batch.items() if name not in self.own.beside}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
-        """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.
+        """The inputs for a forward pass whose loss `function` computes.
 
-        Trainer takes out the labels and hands them to `function`: in their place stands what that wants.
+        Trainer removes the labels and passes them to `function`, so an objective's loss gets the whole batch as labels.
+        A sequence-to-sequence model, which makes decoder_input_ids from labels, gets them here.
         """
         if self.own is not None:
             return {**self._seen(inputs), "labels": inputs}
-        # With labels of any name the model would make its own loss, and in training no logits.
+        # With labels under any name the model would compute its loss, and in training return no logits.
         inputs = {name: x for name, x in inputs.items() if name != "shift_labels"}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
 
     def logits(self, outputs) -> torch.Tensor | None:
-        """Of a model's outputs; None where they have none."""
+        """The logits of a model's outputs; None if there are none."""
         return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
 
     def of_rows(self, outputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(logits, losses of a batch's rows) for PartLosses: a model of ours says the losses, another has logits."""
+        """(logits, losses of a batch's rows) for PartLosses: our models return the losses, others the logits."""
         return self.logits(outputs), outputs.get("row_losses")
 
     def outputs(self, model: torch.nn.Module, inputs: dict):
-        """The outputs of an exact model with its loss summed over a batch's labels."""
+        """The outputs of a model with an exact loss, which is here the sum over a batch's labels."""
         extras = {"return_logits": False} if self._skips_logits else {}
         return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
 
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool, needs_rows: bool = False) -> tuple:
         """(loss summed over a batch's labels, without smoothing; logits; losses of its rows).
 
-        None instead of logits where nobody needs them; needs_rows: of the last two one at least is there.
+        The last two may be None if they are not needed; with needs_rows at least one of them is not.
         """
         if self.own is not None:
             outputs = model(**self._seen(inputs))

@@ -1,4 +1,4 @@
-"""What validations measure beside the loss."""
+"""The metrics of validations besides the loss."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ from ..lora import plain
 
 
 class ValidationMetrics:
-    """Metrics of the validations of one training: of a pass over the rows, of minimal pairs, and of generated answers
-    where the best model is chosen by them.
+    """Metrics of the validations of one training: of the pass over the rows, of minimal pairs, and of generated answers
+    if the best model is chosen by them.
 
-    names: the metrics that the log of a validation may hold. objective: after `prepare`. rows: the validation split, or
-    None. Raises UserError where the best model is to be chosen by a metric that none of the rows is measured by.
+    names: the metrics that the log of a validation may hold. objective: after its `prepare`. rows: the validation split
+    or None. Raises UserError if the best model is to be chosen by a metric that applies to none of the rows.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ValidationMetrics:
 
     @cached_property
     def numbers(self) -> Sequence[int]:
-        """Which rows are validated: spread over all of them, because the first ones belong to few documents, whose
-        loss says little about the rest."""
+        """The numbers of the rows that are validated, spread over the split: the first rows would be of few documents,
+        whose loss says little about the rest."""
         total = len(self.rows)
         return range(total) if self.most is None else evenly_spread(total, self.most)
 
@@ -56,39 +56,39 @@ class ValidationMetrics:
         return Subset(self.rows, self.numbers)
 
     def measure(self, result: dict[str, float], trainer, split: str) -> dict[str, float]:
-        """The metrics of a validation; the model of the trainer is in evaluation mode.
+        """The metrics of a validation; the trainer's model is in evaluation mode.
 
-        result: {"loss", "nll", "predictions"} of the pass. split: "eval" where steps follow, else what was passed over;
-        answers of the finished model are measured when it has been saved, pairs beside its validation loss.
+        result: {"loss", "nll", "predictions"} of the pass over the rows. split: "eval" during training, afterwards the
+        name of the split. Answers are measured here only during training: those of the finished model come later.
         """
-        found = {}
+        metrics = {}
         if split == "eval" and self.of_answers:
             with self._answering(trainer) as model:
-                found = self.objective.measure(model, self.rows, self.numbers, None)
+                metrics = self.objective.measure(model, self.rows, self.numbers, None)
         if split in ("eval", "validation") and self.pairs is not None:
             with self._answering(trainer) as model:
-                found[MINIMAL_PAIRS] = self._share_of_pairs(model)
-        if "loss" in result:  # no row may have a label
-            found |= self.objective.metrics_of_pass(self.of_pass, result, self.validated(), None)
-        return found
+                metrics[MINIMAL_PAIRS] = self._share_of_pairs(model)
+        if "loss" in result:  # it is missing if no row has a label
+            metrics |= self.objective.metrics_of_pass(self.of_pass, result, self.validated(), None)
+        return metrics
 
     def _share_of_pairs(self, answering: FinishedModel) -> float:
         def right(numbers: list[int]) -> list[bool]:
             return list(map(is_right, self.pairs.scores(answering.model, self.objective.tokenizer, numbers)))
 
-        points = answering.shared(range(len(self.pairs)), right)
-        return sum(points) / len(points)
+        are_right = answering.shared(range(len(self.pairs)), right)
+        return sum(are_right) / len(are_right)
 
     @contextmanager
     def _answering(self, trainer) -> Iterator[FinishedModel]:
-        """The model in training, as one that answers; the processes share what it is asked."""
+        """The model in training as a FinishedModel, which generates answers; processes share the questions."""
         model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
         share = args.process_index, args.world_size, gather_object
         answering = FinishedModel(args.output_dir, lambda: model, args.per_device_eval_batch_size, *share)
-        # A wrapper's `generate` calls the model inside.
+        # The hook is on the inner model, because a wrapper's `generate` calls that. It tells the watchdog of progress.
         beat = plain(model).register_forward_hook(lambda *_: trainer.watchdog.beat(trainer.state, "an answer went on"))
         try:
-            # Eager: layers that were compiled for training would be compiled again for each length of an answer.
+            # Eager, because compiled layers would be compiled again for each length of an answer.
             with torch.compiler.set_stance("force_eager"):
                 yield answering
         finally:

@@ -1,1 +1,1 @@
-"""Runs whose rows, lengths and rates change at borders (`stages` of a recipe)."""
+"""Runs in stages (`stages` of a recipe), between which rows, lengths and learning rates change."""

@@ -1,19 +1,19 @@
-"""StagedTrainer: rows, batches and weight decay change at the borders of a run's stages.
+"""StagedTrainer: rows, batches and weight decay change between the stages of a run.
 
-A stage is what Trainer's loop calls an epoch: a loader, and numbers of batches and steps, which are those of the stage
-while it lasts. So a step, a log, a validation and a checkpoint are made by the code of every run; a run that goes on
-begins in the stage of its step, and skips the batches that this stage has trained, as Trainer does in an epoch.
+Each stage is one epoch of Trainer's loop, with the loader and the numbers of batches and steps of that stage. So steps,
+logs, validations and checkpoints are made by the same code as in every run; a resumed run begins in the stage of its
+step, and skips the batches that this stage has trained, as Trainer does within an epoch.
 """
 
 from ..trainer import AnyformerTrainer
 from .stage_run import StagedTraining
 
-# As of trainer.py: Trainer's private methods, and one that is public and has no documentation.
+# As in trainer.py: private methods of Trainer, and one that is public but undocumented.
 OVERRIDDEN_BY_STAGES = ("_init_training_state", "_run_epoch", "_get_train_sampler", "set_initial_training_values")
 
 
 class StagedTrainer(AnyformerTrainer):
-    """A trainer of a run with stages. stages: what they are; the rest is AnyformerTrainer's."""
+    """The trainer of a run with stages. Args: stages; the others are AnyformerTrainer's."""
 
     def __init__(self, *, stages: StagedTraining, **kwargs):
         self.stages = stages
@@ -21,11 +21,11 @@ class StagedTrainer(AnyformerTrainer):
         self.progress.work = stages.work
 
     def train(self, *args, **kwargs):
-        given = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+        sizes = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
         try:
             return super().train(*args, **kwargs)
-        finally:  # they say how many rows a step of the recipe itself has
-            self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps = given
+        finally:  # outside training they hold the recipe's values
+            self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps = sizes
 
     def set_initial_training_values(self, args, dataloader):
         _, *others = super().set_initial_training_values(args, dataloader)
@@ -37,12 +37,12 @@ class StagedTrainer(AnyformerTrainer):
         return run.stage.number, max(0, step - run.stage.begin) * run.accumulated if step < max_steps else 0
 
     def get_train_dataloader(self):
-        run, given = self.stages.current, (self.data_collator, self._train_batch_size)
+        run, before = self.stages.current, (self.data_collator, self._train_batch_size)
         self.data_collator, self._train_batch_size = self.stages.collator(run.objective), run.micro_batch
         try:
             return super().get_train_dataloader()
         finally:
-            self.data_collator, self._train_batch_size = given  # validations have those of the recipe
+            self.data_collator, self._train_batch_size = before  # validations use those of the recipe
 
     def _get_train_sampler(self, train_dataset=None):
         return self.stages.current.numbers
@@ -55,8 +55,8 @@ class StagedTrainer(AnyformerTrainer):
         if self.is_world_process_zero() and not self.has_ended:
             self.progress.say(f"stage {epoch + 1} of {len(self.stages.runs)}: {run.words()}")
         loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
-        own = {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": run.stage.steps}
-        super()._run_epoch(*args, epoch=epoch, **(kwargs | own))
+        new = {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": run.stage.steps}
+        super()._run_epoch(*args, epoch=epoch, **(kwargs | new))
 
     def create_optimizer(self, model=None):
         fresh = self.optimizer is None
@@ -66,7 +66,7 @@ class StagedTrainer(AnyformerTrainer):
         return optimizer
 
     def training_step(self, *args, **kwargs):
-        self.state.epoch = self.stages.passes(self.state.global_step)  # Trainer takes a stage for a pass
+        self.state.epoch = self.stages.passes(self.state.global_step)  # Trainer counts a stage as an epoch
         return super().training_step(*args, **kwargs)
 
     def log(self, logs, start_time=None):
