@@ -64,7 +64,7 @@ def watts_of(name: str) -> tuple[float, str]:
     card = card_of(name)
     if card is None:
         return OTHER_WATTS, f"assumed, as {name} is in no table"
-    return CARDS[card].watts, f"the most that an {card} takes"
+    return CARDS[card].watts, f"the most that one {card} takes"
 
 
 @dataclass(frozen=True)

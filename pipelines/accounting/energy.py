@@ -77,8 +77,9 @@ class EnergyMeter:
         self.counters = [*rapl_counters(root), *nvml_counters(gpus)]
         self.joules, self._began = 0.0, time.monotonic()
         self._last, self._ended = [counter.read() for counter in self.counters], threading.Event()
+        self._sampling = threading.Thread(target=self._sample_often, daemon=True)
         if self.counters:
-            threading.Thread(target=self._sample_often, daemon=True).start()
+            self._sampling.start()
 
     def _sample_often(self) -> None:
         while not self._ended.wait(SAMPLED):
@@ -94,6 +95,8 @@ class EnergyMeter:
     def facts(self) -> dict:
         """{"kwh", "measured": whether no part is estimated, "how": in words}; stops the meter."""
         self._ended.set()
+        if self._sampling.is_alive():
+            self._sampling.join()
         self.sample()
         kinds = [counter.kind for counter in self.counters]
         needed, joules, words = "NVML" if self.gpus else "RAPL", self.joules, []

@@ -60,9 +60,9 @@ def linear_weights(model: torch.nn.Module) -> dict[str, float]:
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
             weights[name] = weights.get(name, 0) + sizes[0] * frozen * (share if ".experts." in name else 1)
         elif type(module).__name__.endswith("Router"):
-            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
+            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2) * frozen
         elif hasattr(module, "num_experts"):  # one tensor holds all experts
-            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * share
+            weights[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * frozen * share
     return weights
 
 

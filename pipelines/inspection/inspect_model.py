@@ -50,7 +50,8 @@ def inspect_model(
         target: what an encoder-decoder writes; None: what it generates.
     """
     transformers.utils.logging.disable_progress_bar()
-    model, chosen = open_model(locate_model(name), trust_remote_code), None if layers is None else set(layers)
+    name = locate_model(name)
+    model, chosen = open_model(name, trust_remote_code), None if layers is None else set(layers)
     config = model.config
     count = getattr(config, "num_hidden_layers", 0)
     wrong = [layer for layer in layers or [] if not 0 <= layer < count]

@@ -81,8 +81,10 @@ class PlacedStream(Rows):
         counts = {label: 0 for label in self.labels} | start.get("given", {})
         places = dict(start.get("places", {}))
         rows = {label: self._endless(label).placed(*filter(None, [places.get(label)])) for label in self.labels}
+        shares = self.shares()
         while True:
-            label = min(self.labels, key=lambda label: counts[label] / self.weights[label])
+            total = sum(counts.values()) + 1
+            label = max(self.labels, key=lambda label: total * shares[label] - counts[label])
             row, places[label] = next(rows[label])
             number = counts[label] * len(self.labels) + self.labels.index(label)
             counts[label] += 1

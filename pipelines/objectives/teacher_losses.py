@@ -98,7 +98,7 @@ class TokenLesson(Lesson):
 
 
 class AnswerLesson(Lesson):
-    """Loss of examples; for those without a label the teacher's loss has the weight 1.
+    """Loss of examples; one that has only a label, or only a teacher's answer, counts that with weight 1.
 
     A batch holds the teacher's answers under REFERENCE. A subclass defines both losses.
     """
@@ -125,8 +125,10 @@ class AnswerLesson(Lesson):
         if not torch.is_grad_enabled():
             return of_labels
         losses = self.of_teacher(outputs, batch, is_taught)
-        joined = self.joined(outputs, of_labels, losses.sum(), (has_label | is_taught).sum(), has_label.sum())
-        return joined + (1 - self.weight_of_teacher) * losses[~has_label[is_taught]].sum()
+        joined = self.joined(outputs, of_labels, losses.sum(), is_taught.sum(), has_label.sum())
+        labels_only = self.of_labels(outputs, batch, has_label & ~is_taught, label_smoothing)
+        teacher_only = losses[~has_label[is_taught]].sum()
+        return joined + self.weight_of_teacher * labels_only + (1 - self.weight_of_teacher) * teacher_only
 
 
 class ClassLesson(AnswerLesson):

@@ -66,7 +66,8 @@ class Prediction:
         place = Path(self.recipe.model.name_or_path)
         files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(place.glob("*.*"))]
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens]
-        return sha([str(place), files, self.rows.identity(), settings])
+        commit = getattr(self.objective.config, "_commit_hash", None)  # of a model on the Hub, which has no files here
+        return sha([str(place), files, commit, self.rows.identity(), settings])
 
     def finished(self, device) -> FinishedModel:
         """The model, loaded when it is first used; it decodes greedily where it generates text."""

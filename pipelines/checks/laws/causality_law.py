@@ -36,9 +36,9 @@ def ask(subject: Subject) -> Iterator[Finding]:
 
 
 def with_other_token(batch: dict, name: str, position: int) -> dict:
-    """The batch with the token at a position replaced by an earlier token of its row."""
+    """The batch with the token at a position replaced by the nearest other token before it in its row."""
     ids = batch[name].clone()
-    ids[:, position] = batch[name][:, position - 1]
-    same = ids[:, position] == batch[name][:, position]
-    ids[same, position] = batch[name][same, position - 2]
+    for row in ids:
+        before = row[:position]
+        row[position] = before[before != row[position]][-1]
     return batch | {name: ids}

@@ -82,10 +82,8 @@ def forged_files_named(checkpoint: Path | None, deepspeed: bool) -> Iterator[Non
     """If the block fails because a checkpoint holds more than plain data, raise UserError with the file's name."""
     try:
         yield
-    except Exception as error:
-        if checkpoint is None or type(error).__name__ != "UnpicklingError":
-            raise
-        name = first_with_more(checkpoint, deepspeed)
+    except pickle.UnpicklingError as error:
+        name = None if checkpoint is None else first_with_more(checkpoint, deepspeed)
         if name is None:
             raise
         raise UserError(
@@ -100,7 +98,7 @@ def first_with_more(checkpoint: Path, deepspeed: bool) -> str | None:
         for file in sorted(file for pattern in PICKLES for file in checkpoint.rglob(pattern)):
             try:
                 torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:
-                if type(error).__name__ == "UnpicklingError":
+            except Exception as error:  # a file may also be damaged, which is not the mistake that is looked for
+                if isinstance(error, pickle.UnpicklingError):
                     return str(file.relative_to(checkpoint))
     return None

@@ -103,13 +103,13 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def average_weights(model: torch.nn.Module, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of the weights of a model's checkpoints; integer buffers are added up and not divided."""
+    """The mean of the weights of a model's checkpoints; integer buffers are those of the last one."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
         adapter = checkpoint / ADAPTER_WEIGHTS
         stored = load_file(adapter) if is_adapted(model) else stored_weights(model, checkpoint)
         for name, tensor in stored.items():
-            total[name] = total[name] + tensor if name in total else tensor
+            total[name] = total[name] + tensor if name in total and tensor.is_floating_point() else tensor
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
 
 

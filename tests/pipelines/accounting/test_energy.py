@@ -46,13 +46,13 @@ def test_a_card_without_its_library_is_estimated_beside_measured_processors(tmp_
     meter = EnergyMeter("NVIDIA H100 80GB HBM3", ["one", "two"], root=tmp_path)
     meter.counters, meter._last = meter.counters[:1], meter._last[:1]  # whether or not pynvml is installed here
     how = meter.facts()["how"]
-    assert how.startswith("measured by RAPL, estimated: 2 x 700 W (the most that an H100 takes) x ")
+    assert how.startswith("measured by RAPL, estimated: 2 x 700 W (the most that one H100 takes) x ")
 
 
 def test_a_card_is_the_row_that_its_name_says():
     assert watts_of("NVIDIA L40S")[0] == 350 and watts_of("NVIDIA L4")[0] == 72 and watts_of("H100-80GB")[0] == 700
     assert watts_of("NVIDIA T4")[1] == "assumed, as NVIDIA T4 is in no table"
-    assert planned_power("A100-80GB", 8) == (3200, "8 x 400 W, the most that an A100 takes")
+    assert planned_power("A100-80GB", 8) == (3200, "8 x 400 W, the most that one A100 takes")
 
 
 def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activations, command, capsys):
@@ -62,7 +62,7 @@ def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activation
     found = json.loads(out)
     hours = found["seconds"] / 3600
     assert found["kwh"] == pytest.approx(8 * 0.7 * hours) and found["cost"] == pytest.approx(8 * 2.5 * hours)
-    assert "estimated: 8 x 700 W, the most that an H100 takes" in printed
+    assert "estimated: 8 x 700 W, the most that one H100 takes" in printed
     assert f"{found['cost']:,.2f}: " in printed and "hours at 20 for 8 x H100-80GB" in printed
     assert command("plan", "gpt2_small", "--price", "-1") != 0
     assert "--price=-1 is what a device costs in an hour, such as 2.5" in capsys.readouterr().err

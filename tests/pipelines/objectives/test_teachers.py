@@ -293,14 +293,16 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     taken, taught = batch["labels"] != -100, batch["words"] > 0
     assert taken[0][taught[0]].all() and not taken[1].any()
     logits = torch.randn(*taught.shape, 5, requires_grad=True)
-    of_labels = cross_entropy(logits[taken], batch["labels"][taken], reduction="sum")
-    each = []
+    of_labels = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    weights, each = taken.float(), []
     for row, place in taught.nonzero().tolist():
         q = batch["reference"][row, batch["words"][row, place] - 1]
         if not q.isnan().any():
             p, q = (logits[row, place] / 2).log_softmax(-1), (q / 2).log_softmax(-1)
             each.append((4 * (q.exp() * (q - p)).sum(), row == 1))
-    expected = 0.7 * of_labels + sum(part if alone else 0.3 * part for part, alone in each)
+            weights[row, place] *= 0.7
+    assert (weights == 1).any()  # words beyond those that the teacher reads
+    expected = (weights * of_labels).sum() + sum(part if alone else 0.3 * part for part, alone in each)
     torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected, atol=1e-4, rtol=1e-4)
     alone = sum(alone for _, alone in each)
     assert lesson.weight(batch) == taken.sum() + alone
