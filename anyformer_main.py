@@ -1,4 +1,4 @@
-"""Console door of anyformer.
+"""Entry point of the command `anyformer`.
 
 `anyformer/__init__.py` registers our models with transformers' Auto classes, which imports torch and transformers
 (about ten seconds on a laptop). `anyformer --help`, `list` and recipe errors must not wait for that: when this module
@@ -16,7 +16,7 @@ sys.modules.setdefault("anyformer_main", sys.modules[__name__])
 
 def main(argv: list[str] | None = None) -> int:
     """Run the `anyformer` command line and return its exit code (0 done, 2 user error)."""
-    # With `>&-` a file of ours would be opened in the place of the output, and get what is printed.
+    # After `>&-` the next file that is opened would get the descriptor of the output, and all that is printed.
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
     code = run(sys.argv[1:] if argv is None else argv)
     if code > 128:  # stopped by a signal: its echo (training/stop_signal.py) must not change how the process ends
-        with suppress(OSError, ValueError):  # SIGKILL, of a process of its own that was killed, has no handler
+        with suppress(OSError, ValueError):  # a child process may have got SIGKILL, which takes no handler
             signal.signal(code - 128, signal.SIG_IGN)
     return code
 

@@ -11,7 +11,7 @@ import sys
 from anyformer.modeling.families import FAMILIES
 
 try:
-    __version__ = importlib.metadata.version("anyformer")  # of git's tag, when it was installed
+    __version__ = importlib.metadata.version("anyformer")  # from git's tag, at the time of installation
 except importlib.metadata.PackageNotFoundError:  # run from the sources, not installed
     __version__ = "0+unknown"
 

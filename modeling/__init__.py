@@ -1,7 +1,7 @@
-"""Model families and the parts they are composed of. Imports torch, transformers and siblings only.
+"""Model families and the parts they are composed of. Imports only torch, transformers and siblings.
 
-Exactly this folder's files travel to the Hub with a model, not kernels/ and rules/. Names are loaded on first use, so
-that light users of the folder (the rules, the config fields) need not import torch.
+Models are saved with copies of the files of this folder that they need, never of kernels/ and rules/. Names are loaded
+on first use, so that code that needs only the rules or the config fields does not import torch.
 """
 
 import importlib

@@ -20,8 +20,8 @@ def eager_attention(
 ) -> tuple:
     """softmax(q k^T * scaling + bias + mask) v, Vaswani et al. 2017, eq. 1: the readable reference backend.
 
-    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2); in
-    kwargs `s_aux` (H,) are scores of sinks beside those of the keys (attention_sinks.py).
+    With `softcap` the scaled scores s become softcap * tanh(s / softcap) first (Gemma Team 2024, section 2).
+    `s_aux` (H,) in kwargs holds the scores of attention sinks (attention_sinks.py).
 
     query (B, H, T, K); key, value (B, G, S, K); attention_mask additive (B, 1, T, S) or None.
     Returns the output (B, T, H, K) and the weights (B, H, T, S).
@@ -34,7 +34,7 @@ def eager_attention(
         scores = scores if extra is None else scores + extra
     if (sinks := kwargs.get("s_aux")) is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
-    # At least fp32. fp64 is kept: masks are filled with its least number, which is -inf in fp32 and would give nan.
+    # At least fp32. fp64 is kept: masks hold its lowest number, which would be -inf in fp32 and give nan.
     at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
     weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)[..., : key.shape[2]]
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -47,9 +47,9 @@ def paged_eager_attention(module, query, key, value, attention_mask, scaling, ca
         return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     states = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
     if "read_index" in inspect.signature(cache.update).parameters:  # transformers < 5.23
-        # A list of tokens, (T, heads, D), and a mask for each type of layer.
-        found = cache.update(**states, read_index=kwargs["read_index"], write_index=kwargs["write_index"])
-        key, value = (x.transpose(0, 1).unsqueeze(0) for x in found)
+        # The cache returns lists of tokens (T, heads, K), and there is a mask for each layer type.
+        cached = cache.update(**states, read_index=kwargs["read_index"], write_index=kwargs["write_index"])
+        key, value = (x.transpose(0, 1).unsqueeze(0) for x in cached)
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[module.config.layer_types[module.layer_idx]]
     else:
@@ -60,24 +60,23 @@ def paged_eager_attention(module, query, key, value, attention_mask, scaling, ca
 class Attention(nn.Module):
     """Attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
 
-    Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
-    `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
+    Keys and values come from the same states as the queries, or from `key_value_states`: an encoder's tokens in
+    `cross_attention` (Vaswani et al. 2017, section 3.2.3), or hidden states other than those of the queries (DeBERTa).
     """
 
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.cross_attention, self.is_causal = cross_attention, config.is_causal and not cross_attention
-        self.reads_other_states = cross_attention  # and not the same tokens for queries, keys and values
+        self.reads_other_states = cross_attention  # whether keys and values may come from other states than queries
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
-        # Backend arguments beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses a
-        # softcap.
+        # Passed to the backend only if set: flash kernels apply the window by themselves, sdpa refuses a softcap.
         self.backend_kwargs = {}
         kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
         if kind.windowed and not kind.own_scores and not cross_attention:
-            # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
+            # Kernels count the query itself, as our causal windows do; an encoder's window counts tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
             self.backend_kwargs["softcap"] = config.attn_logit_softcapping
@@ -102,7 +101,7 @@ class Attention(nn.Module):
             self.scales = implementation("attention scales", "queries and keys", "attention_scales")(config, layer_idx)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
-        """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
+        """Return (a score bias to add to `position_bias`, or None; the kwargs left for the backend)."""
         return None, kwargs
 
     def implementation(self) -> str:
@@ -110,7 +109,7 @@ class Attention(nn.Module):
         return self.config._attn_implementation
 
     def heads(self, x, norm=None):
-        """(B, T, H * K) -> (B, H, T, K). norm: of each head, or with `qk_norm_width` of all at once."""
+        """(B, T, H * K) -> (B, H, T, K). norm: applied to each head, or with `qk_norm_width` to all at once."""
         if norm is not None and self.config.qk_norm_width:
             x, norm = norm(x), None
         x_BTHK = x.view(*x.shape[:-1], -1, self.head_dim)
@@ -133,11 +132,11 @@ class Attention(nn.Module):
         key_value_states=None,
         **kwargs,
     ) -> tuple:
-        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none; and of
-        the first layer with `value_residual` its values (B, G, T, K), the `first_values` of the others.
+        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None if the backend keeps none. With
+        `value_residual` the first layer also returns its values (B, G, T, K), the `first_values` of the others.
 
-        vLLM reads this source: it takes the layer's scale from the one call of what `get_interface` returned, and makes
-        one product of three calls on one input (vllm/model_executor/models/transformers/fusers).
+        vLLM reads this source: it takes the layer's scale from the call of what `get_interface` returned, and fuses
+        three calls on one input into one product (vllm/model_executor/models/transformers/fusers).
         """
         if self.reads_other_states:
             q_BHTK = self.queries(hidden_states)
@@ -154,7 +153,7 @@ class Attention(nn.Module):
             q_BHTK, k_BGSK = self.scales(q_BHTK, k_BGSK, kwargs["position_ids"])
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
-        if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching, which backends read before
+        if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching; backends read them in older versions
             k_BGSK, v_BGSK = kwargs.pop("cache").update(k_BGSK, v_BGSK, self.layer_idx, kwargs=kwargs)
         bias, kwargs = self.score_bias(q_BHTK, k_BGSK, **kwargs)
         if bias is not None:
@@ -181,13 +180,13 @@ class Attention(nn.Module):
         return self.backend_kwargs | {"dropout": self.config.attention_dropout if self.training else 0.0}
 
     def own_backend(self, **kwargs):
-        """The function that stands in for the backend, or None."""
+        """A function to run in place of the backend, or None."""
         return paged_eager_attention if self.implementation() == "paged|eager" else None
 
     def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:
-        """Keys and values of `key_value_states`, or where there are none of the queries' tokens.
+        """Keys and values of `key_value_states`, or if it is None of the queries' tokens.
 
-        Those of an encoder's tokens are projected at the first step and read from the cache at all others.
+        Those of an encoder's tokens are projected at the first step and read from the cache at all later ones.
         """
         if not self.cross_attention or past_key_values is None:
             return self.keys_and_values(hidden_states if key_value_states is None else key_value_states)

@@ -3,17 +3,17 @@
 from .traits import implements
 
 MIXERS = ((16, 0x45D9F3B), (15, 0x45D9F3B))  # shifts and odd factors of an integer hash
-MASK = 0x7FFFFFFF  # 31 bits: a product of two stays within the 63 of an index
+MASK = 0x7FFFFFFF  # 31 bits: a product of two such numbers fits an int64 index
 
 
 @implements("mask", "block_sparse_attention")
 def block_sparse_mask_function(config):
-    """Keys of blocks of `block_size` tokens, as BigBird has them (Zaheer et al. 2020, section 2), for a decoder.
+    """A mask over blocks of `block_size` tokens, as in BigBird (Zaheer et al. 2020, section 2), for a decoder.
 
     A query sees its own block and those just before it (`num_local_blocks` together), the first `num_sink_blocks`,
     every `block_stride`-th before its own (Child et al. 2019), and `num_random_blocks` drawn for its block. Blocks are
-    counted from a document's first token. The draw is a function of `block_seed` and the block's number alone: all
-    heads, layers and row lengths have the same, and a token that is generated sees what it would have seen in training.
+    counted from a document's first token. The draw depends only on `block_seed` and the block's number: it is the same
+    in all heads, layers and row lengths, and a generated token sees what it would have seen in training.
     """
     size, local, sinks = config.block_size, config.num_local_blocks, config.num_sink_blocks
     stride, drawn, seed = config.block_stride, config.num_random_blocks, config.block_seed

@@ -5,7 +5,7 @@ from .traits import implements
 
 @implements("mask", "chunked_attention")
 def chunked_mask_function(config):
-    """Keys of the query's own chunk of `attention_chunk_size` tokens (Llama 4; blocks of Child et al. 2019, section 4).
+    """A query sees its own chunk of `attention_chunk_size` tokens (Llama 4; blocks of Child et al. 2019, section 4).
 
     Chunks are counted from a document's first token, wherever in the row it stands.
     """

@@ -1,4 +1,4 @@
-"""A decoder that attends to an encoder's tokens: what a forward is given of them, as its layers take it.
+"""Cross-attention of a decoder: turns a forward's arguments about the encoder into arguments of the layers.
 
 Shapes as in attention.py; S tokens of the encoder.
 """
@@ -22,15 +22,15 @@ def read_encoder(
     encoder_position_ids=None,
     **others,
 ) -> tuple:
-    """(the cache, with a part for the encoder's keys; keyword arguments of the layers).
+    """Return (the cache, with a part for the encoder's keys; keyword arguments of the layers).
 
-    Without `encoder_hidden_states` the layers are those of a decoder alone, as those of transformers' classes are.
+    Without `encoder_hidden_states` the layers skip cross-attention, as in transformers' classes.
 
     Args:
         stack: the decoder's model.
         position_ids: None, or (B or 1, T), which restart at each document of packed rows. Tokens then see the encoder's
             tokens of their own document only, by `encoder_position_ids` (B or 1, S), which restart in the same order.
-        cache: None, of self-attention, or of both.
+        cache: None, a cache of self-attention, or one of self- and cross-attention.
         encoder_hidden_states: (B, S, D). encoder_attention_mask: (B, S), 0 at padding.
 
     Raises:
@@ -48,18 +48,18 @@ def read_encoder(
             "encoder_hidden_states cannot be read: this decoder was built without cross-attention; build it from a "
             "config with add_cross_attention=True"
         )
-    both = None
+    document_ids = None
     if others.get("cu_seq_lens_q") is not None:
         raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and encoder_position_ids")
     if position_ids is not None:
-        both = _documents(position_ids.expand(x_BTD.shape[0], -1), encoder_position_ids, encoder_hidden_states)
-    mask = cross_mask(stack.config, x_BTD, encoder_hidden_states, encoder_attention_mask, both)
+        document_ids = _documents(position_ids.expand(x_BTD.shape[0], -1), encoder_position_ids, encoder_hidden_states)
+    mask = cross_mask(stack.config, x_BTD, encoder_hidden_states, encoder_attention_mask, document_ids)
     encoder = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": mask, "encoder_cache": cache}
     return cache, others | encoder
 
 
 def _keeps_part(layer) -> bool:
-    """Whether a cache's layer holds a window or states, as one that `generate` makes by the decoder's config may."""
+    """Whether a cache layer keeps only a window or states, as in caches that `generate` makes from the config."""
     return layer.is_sliding or hasattr(layer, "states")
 
 

@@ -1,4 +1,4 @@
-"""Attention whose memory is one matrix for each head, corrected by the delta rule and faded by a gate of each token.
+"""Attention whose memory is one matrix for each head, corrected by the delta rule and faded by a gate for each token.
 
 Shapes as in attention.py, and G heads of queries and keys of K channels, V channels of a value, n chunks of C tokens.
 """
@@ -17,23 +17,23 @@ from .attention_states import state_layer
 from .block import RMSNorm
 from .traits import implementation, implements
 
-CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens whose corrections are solved for at once; all before them are one state
-LEAST_NORM = 1e-6  # added to the squared length of a query or key before it is made 1, as transformers' classes do
-DECAYS, STEPS = (1e-4, 16.0), (1e-3, 0.1)  # ranges of new gates: exp(A_log) and softplus(dt_bias), as in Mamba-2
+CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens whose corrections are solved for at once; earlier ones are one state
+LEAST_NORM = 1e-6  # added to the squared length of a query or key that is normalised, as in transformers' classes
+DECAYS, STEPS = (1e-4, 16.0), (1e-3, 0.1)  # initial ranges of exp(A_log) and softplus(dt_bias), as in Mamba-2
 
 
 @implements("attention", "gated_delta_attention")
 class GatedDeltaNet(Attention):
     """S_t = a_t S_{t-1} (1 - b_t k_t k_t^T) + b_t v_t k_t^T, o_t = S_t q_t: Yang et al. 2025 (Gated DeltaNet), eq. 10.
 
-    Queries, keys and values pass a short convolution over the tokens before (and silu); queries and keys have length 1.
+    Queries, keys and values pass a short convolution over past tokens, then silu; queries and keys get length 1.
     a_t = exp(-exp(A_log) softplus(a_proj(x_t) + dt_bias)) forgets, b_t = sigmoid(b_proj(x_t)) writes (twice that with
     `linear_allow_neg_eigval`, Grazzi et al. 2025). The output is normed in each head and gated by silu(g_proj(x)). No
     token of another document, and no padding, reaches a convolution or a state.
     """
 
     mixed = ("q_proj", "k_proj", "v_proj")  # what the convolution reads, in the order of its weights
-    corrects = True  # whether what the state returns for a key is taken back before the value is written
+    corrects = True  # whether the state's value for a key is subtracted before the new value is written
     token_positions = staticmethod(token_positions)
     instead_of_weights = "the delta rule has no weights of single tokens: all before one are a matrix of a fixed size"
 
@@ -55,7 +55,7 @@ class GatedDeltaNet(Attention):
         self.o_proj.writes_residual = True
 
     def build_gates(self, width: int, values: int) -> None:
-        """What the methods below compute with. values: channels of all heads' values."""
+        """Build the modules that the methods below use. values: channels of all heads' values."""
         self.g_proj = nn.Linear(width, values, bias=False)
         self.a_proj, self.b_proj = (nn.Linear(width, self.value_heads, bias=False) for _ in range(2))
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(self.value_heads)) for _ in range(2))
@@ -71,7 +71,7 @@ class GatedDeltaNet(Attention):
         return self.fades(hidden_states, wide), writes * self.write_strength
 
     def directions(self, q, k) -> tuple:
-        """Queries and keys as the state is read and written with them."""
+        """Queries and keys in the form in which they read and write the state."""
         return of_length_one(q) * self.key_size**-0.5, of_length_one(k)
 
     def output_gate(self, hidden_states):
@@ -79,15 +79,15 @@ class GatedDeltaNet(Attention):
         return silu(self.g_proj(hidden_states))
 
     def finish(self, out_BTHV, v_BTHV, hidden_states):
-        """What was read, normed and gated: (B, T, H * V), of the type of the hidden states (B, T, D)."""
+        """The values that were read, normed and gated: (B, T, H * V), in the dtype of the hidden states (B, T, D)."""
         return self.norm(out_BTHV).to(hidden_states.dtype).flatten(-2) * self.output_gate(hidden_states)
 
     def kernel(self, dtype: torch.dtype):
-        """`delta_rule`, or what the package has entered in its place (attention_delta_fla.py), computed in `dtype`."""
-        entered = implementation("delta rule", self.config.attention_kinds[self.layer_idx])
-        if entered is None or self.implementation() == "eager":
+        """`delta_rule`, or the kernel registered in its place (attention_delta_fla.py), which computes in `dtype`."""
+        registered = implementation("delta rule", self.config.attention_kinds[self.layer_idx])
+        if registered is None or self.implementation() == "eager":
             return partial(delta_rule, corrects=self.corrects)
-        return partial(entered, dtype=dtype)
+        return partial(registered, dtype=dtype)
 
     def init_own_weights(self, std: float, residual_std: float) -> None:
         bound = self.conv_weight.shape[1] ** -0.5
@@ -133,7 +133,7 @@ class GatedDeltaNet(Attention):
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """ln(1 + e^x). The gradient of torch's has strides that torch.compile does not foresee (torch 2.15, aot_eager)."""
+    """ln(1 + e^x). The gradient of torch's has strides that torch.compile does not expect (torch 2.15, aot_eager)."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
@@ -142,9 +142,9 @@ def of_length_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def short_convolution(x_BTC, weight_CW, documents_BT=None, past_BWC=None) -> tuple:
-    """Each channel a weighted sum of a token and the W - 1 before it, of its own document only.
+    """For each channel, a weighted sum over a token and the W - 1 tokens before it, of its own document only.
 
-    past: the W - 1 tokens before, which are of document 0. Returns (B, T, C) and the last W - 1 tokens.
+    past: the W - 1 tokens before the row, which are of document 0. Returns (B, T, C) and the last W - 1 tokens.
     """
     length, reach = x_BTC.shape[1], weight_CW.shape[1] - 1
     if past_BWC is None:
@@ -158,21 +158,20 @@ def short_convolution(x_BTC, weight_CW, documents_BT=None, past_BWC=None) -> tup
             earlier = earlier * (documents[:, reach - back : reach - back + length] == documents_BT).unsqueeze(-1)
         mixed = mixed + earlier * weight_CW[:, -1 - back]
     tail = whole[:, length:]
-    if documents is not None:  # another document's tokens, and padding, are nothing to those that come
+    if documents is not None:  # later tokens must not read another document's tokens or padding
         tail = tail * (documents[:, length:] == documents_BT[:, -1:]).unsqueeze(-1)
     return mixed, tail
 
 
 def faded_products(rows: list, k_BHnCK, faded_BHnCK, seen) -> list:
-    """Of each of `rows`, (B, H, n, C, K): its product with every key, faded by what lies between -> (B, H, n, C, C).
+    """Products of each of `rows` (B, H, n, C, K) with every key, times the decay between both -> (B, H, n, C, C).
 
-    faded: sums of logarithms, of each channel or (K = 1) of all. seen: (C, C) or (B, 1, n, C, C); 0 where false.
+    faded: cumulated log decays, per channel or (K = 1) for all. seen: (C, C) or (B, 1, n, C, C); 0 where false.
     """
     if faded_BHnCK.shape[-1] == 1:
         fading = (faded_BHnCK - faded_BHnCK.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
         return [(row @ k_BHnCK.transpose(-1, -2)) * fading for row in rows]
-    # The product of two factors, e^(sum of the query) and e^(-sum of the key), would be less memory; the second
-    # overflows.
+    # Two factors, e^(sum of the query) and e^(-sum of the key), would take less memory, but the second overflows.
     between = faded_BHnCK[..., :, None, :] - faded_BHnCK[..., None, :, :]
     keys = between.masked_fill(~seen[..., None], -torch.inf).exp() * k_BHnCK[..., None, :, :]
     return [(keys @ row.unsqueeze(-1)).squeeze(-1) for row in rows]
@@ -184,15 +183,15 @@ def delta_rule(
     """o_t of GatedDeltaNet -> (B, H, T, V), and the state after the last token.
 
     Within a chunk the corrections are the solution of a triangular system, between chunks the state is one matrix
-    (Yang et al. 2024, section 3.2, with the gates of Yang et al. 2025, section 3.3): O(T C) time and memory. Of one
-    token it is the recurrence.
+    (Yang et al. 2024, section 3.2, with the gates of Yang et al. 2025, section 3.3): O(T C) time and memory. For a
+    single token it is the recurrence.
 
     Args:
-        fades_BHTK: logarithms of a_t, of each channel of a key or (K = 1) of all. writes_BHT: b_t.
+        fades_BHTK: logarithms of a_t, for each channel of a key or (K = 1) for all. writes_BHT: b_t.
         documents_BT: None (one document), or numbers that tell documents apart; -1: padding, which writes nothing.
         state_BHKV: the state after earlier tokens, which are of document 0.
-        corrects: whether what the state returns for a key is taken back before the value is written; without, it is
-            linear attention that fades (Dao and Gu 2024, section 6).
+        corrects: whether the state's value for a key is subtracted before the new value is written; if not, this is
+            linear attention with decay (Dao and Gu 2024, section 6).
     """
     batch, heads, length, keys = k_BHTK.shape
     size = min(CHUNK if fades_BHTK.shape[-1] == 1 else CHUNK_OF_CHANNELS, length)
@@ -206,7 +205,7 @@ def delta_rule(
     if documents_BT is not None:
         documents = torch.cat((documents_BT, documents_BT[:, -1:].expand(-1, tail)), dim=1).unflatten(1, (-1, size))
         seen = (seen & (documents[..., :, None] == documents[..., None, :]))[:, None]
-    # Sums within a document by a product, not by differences of running sums: their gradients would only nearly cancel.
+    # Summed within documents by a product, not as differences of running sums, whose gradients would not quite cancel.
     faded = fades.cumsum(-2) if documents_BT is None else seen.to(fades.dtype) @ fades  # (B, H, n, C, K)
     k_written, left, carried = k * writes[..., None], faded[..., -1:, :] - faded, faded[..., -1, :, None].exp()
     from_state, q_state = k_written * faded.exp(), q * faded.exp()
@@ -214,16 +213,16 @@ def delta_rule(
         last = documents[..., -1]
         owners = pad(last[:, :-1], (1, 0))  # the document of the state before each chunk
         reads = (documents == owners[..., None])[:, None, :, :, None]
-        # Before exp: a document that fades more than the last would be infinite there, and 0 x infinity has no value.
+        # Masked before exp, which overflows where a document decays more than the last one: 0 x infinity is nan.
         left = left.masked_fill((documents != last[..., None])[:, None, :, :, None], -torch.inf)
         from_state, q_state = from_state * reads, q_state * reads
         carried = carried * (owners == last)[:, None, :, None, None]
     k_left, written, out = k * left.exp(), v * writes[..., None], []
     scores, *system = faded_products([q, k_written] if corrects else [q], k, faded, seen)
     if corrects:
-        both = torch.cat((written, from_state), dim=-1)
-        both = torch.linalg.solve_triangular(system[0], both, upper=False, unitriangular=True)
-        written, from_state = both.split((v.shape[-1], keys), dim=-1)
+        columns = torch.cat((written, from_state), dim=-1)
+        columns = torch.linalg.solve_triangular(system[0], columns, upper=False, unitriangular=True)
+        written, from_state = columns.split((v.shape[-1], keys), dim=-1)
     # Not x[:, :, i]: the gradient of each slice would be as large as x, and the time quadratic in the length.
     for written_BHCV, from_BHCK, q_BHCK, scores_BHCC, carried_BHK1, left_BHCK in zip(
         *(x.unbind(2) for x in (written, from_state, q_state, scores, carried, k_left))

@@ -1,8 +1,8 @@
 """The delta rule by the kernels of flash-linear-attention (the package `fla`), where it is installed.
 
-This file does not travel with a saved model: only registration.py, which stays here, imports it.
-They are entered in traits.py for each kind of attention, in the role "delta rule". Layers ask there unless their
-attention is "eager", as they ask transformers' registry for a backend of attention.
+This file is not saved with models: only registration.py imports it, which is not saved either. The kernels are
+registered in traits.py for each kind of attention, in the role "delta rule". Layers look them up there unless their
+attention is "eager", just as they look up an attention backend in transformers' registry.
 
 Shapes as in attention_delta.py, and N documents of all rows.
 """
@@ -19,7 +19,7 @@ from .traits import implements
 
 
 def register() -> None:
-    """Enter fla's kernels where transformers finds the package and a device for it."""
+    """Register fla's kernels if transformers finds the package and a device for it."""
     if is_flash_linear_attention_available():
         of_tokens = partial(fla_or_torch, "fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
         implements("delta rule", "gated_delta_attention")(of_tokens)
@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def fla_or_torch(module: str, name: str, q_BHTK, *others, dtype: torch.dtype) -> tuple:
-    """As `delta_rule`, by fla for rows on a GPU; fla's functions break compiled graphs, and take 16 or 32 bits."""
+    """As `delta_rule`, by fla for rows of at least CHUNK tokens on a GPU; fla breaks compiled graphs and lacks fp64."""
     plain = q_BHTK.shape[2] < CHUNK or not q_BHTK.is_cuda or q_BHTK.dtype == torch.float64
     if plain or torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return delta_rule(q_BHTK, *others)
@@ -37,22 +37,22 @@ def fla_or_torch(module: str, name: str, q_BHTK, *others, dtype: torch.dtype) ->
 def by_fla(run, q_BHTK, k_BHTK, v_BHTV, fades_BHTK, writes_BHT, documents_BT=None, state_BHKV=None, *, dtype) -> tuple:
     """As `delta_rule`, by `run`, which has the signature of fla's chunk_gated_delta_rule.
 
-    dtype: of queries, keys, values and writes in it; logarithms and states keep theirs.
+    dtype: to which queries, keys, values and writes are cast for it; logarithms and states keep theirs.
     """
     batch, _, length, _ = q_BHTK.shape
     q, k, v, writes = (x.transpose(1, 2).to(dtype) for x in (q_BHTK, k_BHTK, v_BHTV, writes_BHT))
     fades = (fades_BHTK.squeeze(-1) if fades_BHTK.shape[-1] == 1 else fades_BHTK).transpose(1, 2)
-    how = {"scale": 1.0, "output_final_state": True}
+    options = {"scale": 1.0, "output_final_state": True}
     if documents_BT is None:
-        out_BTHV, state = run(q, k, v, fades, writes, initial_state=state_BHKV, **how)
+        out_BTHV, state = run(q, k, v, fades, writes, initial_state=state_BHKV, **options)
         return out_BTHV.transpose(1, 2).to(v_BHTV.dtype), state
     borders = flash_sequences(documents_BT, None)["cu_seq_lens_q"].long()
     row_ends = torch.arange(batch + 1, device=borders.device) * length
-    rows = torch.searchsorted(borders, row_ends)  # the document with which each row begins, and the end
+    rows = torch.searchsorted(borders, row_ends)  # the number of each row's first document, and the number of documents
     if state_BHKV is not None:  # of document 0
         goes_on = (documents_BT[:, 0] == 0)[:, None, None, None]
         begins = state_BHKV.new_zeros(len(borders) - 1, *state_BHKV.shape[1:])
-        how["initial_state"] = begins.index_copy(0, rows[:-1], state_BHKV * goes_on)
+        options["initial_state"] = begins.index_copy(0, rows[:-1], state_BHKV * goes_on)
     q, k, v, fades, writes = (x.flatten(0, 1)[None] for x in (q, k, v, fades, writes))
-    out, states = run(q, k, v, fades, writes, cu_seqlens=borders, **how)
+    out, states = run(q, k, v, fades, writes, cu_seqlens=borders, **options)
     return out[0].unflatten(0, (batch, length)).transpose(1, 2).to(v_BHTV.dtype), states[rows[1:] - 1]

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmaxes, in which what both attend to by mistake falls away."""
+"""Differential attention: the difference of two softmaxes, which cancels what both attend to by mistake."""
 
 import math
 
@@ -31,7 +31,7 @@ class DifferentialAttention(Attention):
             init.normal_(weight, mean=0.0, std=self.config.lambda_std_dev)
 
     def own_backend(self, **kwargs):
-        """The backend, called once for each half of the values: kernels want them as wide as queries and keys."""
+        """The backend, called once for each half of the values: kernels want values as wide as queries and keys."""
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
         run = super().own_backend(**kwargs) or interface
 
@@ -45,10 +45,10 @@ class DifferentialAttention(Attention):
         return difference
 
     def share(self) -> torch.Tensor:
-        """What is taken of the second softmax, in fp32 at least."""
+        """The factor l of the second softmax, in fp32 at least."""
         wide = torch.promote_types(self.lambda_q1.dtype, torch.float32)
-        one, other = (
+        first, second = (
             (q.to(wide) * k.to(wide)).sum().exp()
             for q, k in ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
         )
-        return one - other + self.start
+        return first - second + self.start

@@ -41,8 +41,8 @@ class DisentangledPositions(nn.Module):
         if self.num_buckets is None:
             return distances
         exact = self.num_buckets // 2
-        # The original's order of operations: its fp32 rounding decides at the buckets' borders. Near distances stay
-        # out of the logarithm, which would be of 0.
+        # The original's order of operations: its fp32 rounding decides at the borders of buckets. Near distances are
+        # kept out of the logarithm, which could be of 0.
         near = (distances < exact) & (distances > -exact)
         far = torch.where(near, exact - 1, distances.abs())
         growth = torch.log(torch.full((), (self.max_distance - 1) / exact, dtype=torch.float, device=distances.device))
@@ -57,11 +57,11 @@ class DisentangledPositions(nn.Module):
         """
         length, span = x_BTD.shape[1], self.span
         exact = span if self.num_buckets is None else span // 2  # up to here a distance is its own bucket
-        # Rows that are never read need no projections. An exported program could not choose by the length.
+        # Leave out rows that these tokens never read. An exported program cannot choose by the length.
         if not torch.compiler.is_exporting() and length <= exact:
             span = length
         index = torch.arange(length, device=x_BTD.device)
-        # Through the module's forward: ZeRO-3 gathers a weight for that only.
+        # Call the module, do not index its weight: ZeRO-3 gathers weights for a module's forward only.
         table_PD = self.rel_embeddings(torch.arange(self.span - span, self.span + span, device=x_BTD.device))
         if self.norm is not None:
             table_PD = self.norm(table_PD)
@@ -76,7 +76,7 @@ class DisentangledAttention(Attention):
     (q_i k_j + q_i kr_ij + k_j qr_ij) / sqrt(K * n), with n the number of terms and kr, qr the row of the pair (i, j) of
     the table, projected by `pos_key_proj` and `pos_query_proj` or, with `share_att_key`, as keys and queries are.
     `pos_att_type` says which terms there are beside the content's: "c2p", "p2c". The positions' terms go to the backend
-    as a score bias: eager, sdpa and flex have them, flash kernels do not.
+    as a score bias, which eager, sdpa and flex take and flash kernels do not.
     """
 
     def __init__(self, config, layer_idx: int):

@@ -1,4 +1,4 @@
-"""A gate on what attention has gathered, computed from the token that gathers it."""
+"""A gate on the output of attention, computed from the hidden states of the query's token."""
 
 from torch import nn
 
@@ -15,6 +15,6 @@ class OutputGate(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.num_attention_heads * size, bias=config.attention_bias)
 
     def forward(self, out_BTHK, hidden_states):
-        """(B, T, H, K) and the (B, T, D) from which the queries are -> (B, T, H, K)."""
+        """Attention's output (B, T, H, K) and the hidden states (B, T, D) of its queries -> (B, T, H, K)."""
         gate = self.gate_proj(hidden_states).sigmoid()
         return out_BTHK * gate.view(*out_BTHK.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""A gated delta net that forgets each channel of its keys at a rate of its own. Shapes as in attention_delta.py."""
+"""A gated delta net in which each channel of the keys decays at its own rate. Shapes as in attention_delta.py."""
 
 import torch
 from torch import nn
@@ -11,8 +11,8 @@ from .traits import implements
 class KimiDeltaAttention(GatedDeltaNet):
     """S_t = S_{t-1} Diag(a_t) (1 - b_t k_t k_t^T) + b_t v_t k_t^T: Kimi Team 2025 (Kimi Linear), eq. 1.
 
-    a_t = exp(-exp(A_log) softplus(f_b(f_a(x_t)) + dt_bias)) has a number for each channel of a key, by way of as many
-    channels as a head has; the output's gate is sigmoid(g_b(g_a(x))), by way of those of a value.
+    a_t = exp(-exp(A_log) softplus(f_b(f_a(x_t)) + dt_bias)) has a number for each channel of a key, through a
+    bottleneck of a key's channels; the output's gate is sigmoid(g_b(g_a(x))), through one of a value's channels.
     """
 
     def build_gates(self, width: int, values: int) -> None:

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of one narrow vector of each token, and a cache that holds those vectors.
+"""Attention whose keys and values are computed from one narrow vector per token, its latent, which the cache holds.
 
 Shapes as in attention.py, and C channels of a latent, N and R channels of a query or key without and with a position,
 V channels of a value.
@@ -14,18 +14,18 @@ from .block import RMSNorm
 from .positions import rotate
 from .traits import implements
 
-LATENT_EPS = 1e-6  # of the latents' norms, in transformers' classes whatever the config says of the others
+LATENT_EPS = 1e-6  # eps of the latents' norms: in transformers' classes it does not follow the config
 
 
 @implements("attention", "latent_attention")
 class LatentAttention(Attention):
     """Keys [W_k c_s, r_s] and values W_v c_s of a latent c_s = norm(W_c x_s): DeepSeek-AI 2024 (DeepSeek-V2), eq. 9-18.
 
-    r_s = rotation(W_r x_s) is one for all heads, and the only part of a key that says where its token stands; queries
-    are [q_t, rotation(q'_t)], with `q_lora_rank` made of a latent of their own. With `rope_interleave` the rotated
-    channels lie in pairs (0, 1), (2, 3), .., as in DeepSeek's weights, else half of them apart.
+    r_s = rotation(W_r x_s) is shared by all heads, and the only part of a key that depends on its position; queries
+    are [q_t, rotation(q'_t)], with `q_lora_rank` computed from a latent of their own. With `rope_interleave` rotated
+    pairs of channels are (0, 1), (2, 3), .., as in DeepSeek's weights; otherwise (0, R/2), (1, R/2 + 1), ..
 
-    A cache holds c in place of keys and r in place of values, as that of transformers' classes: C + R values a token.
+    A cache holds c in place of keys and r in place of values, as with transformers' classes: C + R numbers per token.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -66,7 +66,7 @@ class LatentAttention(Attention):
         """As `Attention.forward`."""
         q_BHTN, q_BHTR = self.queries(hidden_states).split(self.key_sizes, dim=-1)
         c_BSC, r_BSR = self.kv_a_proj_with_mqa(hidden_states).split(self.latent_sizes, dim=-1)
-        # One head: caches know four axes.
+        # With an axis for one head: caches expect four axes.
         c_B1SC, r_B1SR = self.kv_a_layernorm(c_BSC).unsqueeze(1), r_BSR.unsqueeze(1)
         if position_embeddings is not None:
             q_BHTR, r_B1SR = (self.rotated(x, position_embeddings) for x in (q_BHTR, r_B1SR))
@@ -91,8 +91,8 @@ class LatentAttention(Attention):
 
 
 def mscale(config, layer_idx: int) -> float:
-    """YaRN's factor on queries and on keys (Peng et al. 2023, eq. 22), which DeepSeek puts into the scores' scale."""
+    """YaRN's factor on queries and on keys (Peng et al. 2023, eq. 22), which DeepSeek folds into the scores' scale."""
     rope = config.rope_parameters or {}
     rope = rope.get(config.layer_types[layer_idx]) or rope
-    by = rope.get("mscale_all_dim", 0) if rope.get("rope_type", "default") != "default" else 0
-    return 0.1 * by * math.log(rope["factor"]) + 1.0 if by and rope["factor"] > 1 else 1.0
+    strength = rope.get("mscale_all_dim", 0) if rope.get("rope_type", "default") != "default" else 0
+    return 0.1 * strength * math.log(rope["factor"]) + 1.0 if strength and rope["factor"] > 1 else 1.0

@@ -12,8 +12,8 @@ from .attention_states import state_layer
 from .positions import rotate
 from .traits import implements
 
-CHUNK = 64  # tokens whose scores are computed as a square; all before them are one state
-# Features of elu(x) + 1 vanish for x << 0; so much more keeps every sum of a token's own scores above LEAST.
+CHUNK = 64  # tokens whose scores are computed as a square matrix; earlier ones are one state
+# Added to the features elu(x) + 1, which vanish for x << 0: every sum of a token's scores stays above LEAST.
 FLOOR = 1e-6
 LEAST = 1e-12
 
@@ -21,20 +21,20 @@ LEAST = 1e-12
 def feature_map(x: torch.Tensor) -> torch.Tensor:
     """elu(x) + 1 in fp32 (Katharopoulos et al. 2020, eq. 7): positive, and so are scores.
 
-    In two parts: e^x - 1 + 1 would round small features away, and the gradient of torch's elu has strides that
-    torch.compile does not foresee (torch 2.15, aot_eager).
+    Computed as relu(x) + e^min(x, 0): e^x - 1 + 1 would round small features away, and the gradient of torch's elu has
+    strides that torch.compile does not expect (torch 2.15, aot_eager).
     """
     x = x.float()
     return x.relu() + (x.clamp(max=0).exp() + FLOOR)
 
 
 def normalised(sums: torch.Tensor) -> torch.Tensor:
-    """(..., V + 1), sums of scores x values and, last, of scores -> (..., V); 0 where nothing is seen."""
+    """Sums of scores x values, last of scores, (..., V + 1) -> their quotients (..., V); 0 where nothing is seen."""
     return sums[..., :-1] / sums[..., -1:].clamp(min=LEAST)
 
 
 def with_ones(v: torch.Tensor) -> torch.Tensor:
-    """A channel of ones beside the values: its sum is that of the scores."""
+    """The values with a channel of ones, whose weighted sum is the sum of the scores."""
     return torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
 
 
@@ -43,7 +43,7 @@ class LinearAttention(Attention):
     """o_i = sum_j<=i phi(q_i) . phi(k_j) v_j / sum_j<=i phi(q_i) . phi(k_j): eq. 8 and 9 of Katharopoulos et al. 2020.
 
     Rotary positions turn the features in the numerator only (Su et al. 2021, eq. 19), so the denominator stays
-    positive. All of it runs in fp32: sums over a long row lose their last tokens in less.
+    positive. All of it runs in fp32: with fewer bits, sums over a long row would lose the last tokens.
     """
 
     token_positions = staticmethod(token_positions)
@@ -78,10 +78,10 @@ class LinearAttention(Attention):
 
 
 def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> tuple:
-    """sum over j <= i, of i's document, of (q_i . k_j) v_j -> (B, H, T, V), and the state after the last token.
+    """sum of (q_i . k_j) v_j over j <= i of i's document -> (B, H, T, V), and the state after the last token.
 
-    Within a chunk by its C x C scores, before it by the state sum k_j v_j^T: O(T C) time and memory. One token at a
-    time this is the recurrence of Katharopoulos et al. 2020, eq. 18 to 20.
+    Within a chunk it is computed by C x C scores, for tokens before by the state sum k_j v_j^T: O(T C) time and memory.
+    For one token at a time this is the recurrence of Katharopoulos et al. 2020, eq. 18 to 20.
 
     Args:
         documents_BT: None (one document), or numbers that tell documents apart; -1: padding, which nothing sees.
@@ -108,8 +108,8 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
         ends = documents[..., -1:]
         left = (k * (documents == ends)[:, None, ..., None]).transpose(-1, -2) @ v
         left = torch.cat((state_BGKV[:, :, None], left), dim=2)
-        # States are summed within a document only. By products with 0 and 1, not by differences of running sums, which
-        # would leave rounding errors of other documents.
+        # States are summed within a document only, by products with 0 and 1: differences of running sums would keep
+        # rounding errors of other documents.
         owners = pad(ends[..., 0], (1, 0))
         goes_on = (owners[:, :, None] == owners[:, None, :]).tril()
         states = (goes_on[:, None].to(left.dtype) @ left.flatten(-2)).view_as(left)

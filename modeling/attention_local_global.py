@@ -16,10 +16,10 @@ from .traits import implements
 class LocalGlobalAttention(Attention):
     """A window for most tokens; global tokens see all and are seen by all (Beltagy et al. 2020, sections 3.1 and 3.2).
 
-    Windows are the mask's: it shows a query the keys `sliding_window` tokens to each side and all global ones, which
-    it reads through the same projections as its neighbours. A global token's own output is made a second time, from all
-    tokens, by `global_q_proj`, `global_k_proj` and `global_v_proj`. Positions are in the embeddings or rotations: score
-    biases, which a stack may fold into the mask, would be missing for global tokens' queries.
+    The mask makes the window: it shows a query the keys `sliding_window` tokens to each side and all global keys, which
+    have the same projections as the others. A global token's own output is then computed again, over all tokens, with
+    `global_q_proj`, `global_k_proj` and `global_v_proj`. Positions have to be in the embeddings or rotations: score
+    biases, which a stack may fold into the mask, would be missing for the queries of global tokens.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -35,7 +35,7 @@ class LocalGlobalAttention(Attention):
         """As `Attention.forward`.
 
         Args:
-            attention_mask: of the local part. global_context: None, or the result of `global_attention_context`.
+            attention_mask: that of the local part. global_context: None, or the result of `global_attention_context`.
         """
         out_BTD, weights = super().forward(hidden_states, attention_mask, position_embeddings, **kwargs)
         if global_context is None:
@@ -65,9 +65,9 @@ def global_attention_context(config, x_BTD, global_attention_mask, attention_mas
         document_ids: None, or (B, T): global tokens, too, see only tokens with the same id.
 
     Returns:
-        (index (B, N) of the tokens to attend again, whether each is global (B, N), mask of these queries as the backend
-        wants it). N is the largest number in a row, the one value that is read on the host; rows with fewer are filled
-        up with tokens that are not. A graph of fixed shapes, compiled or exported, has N = T.
+        (index (B, N) of the tokens that attend again, whether each is global (B, N), mask of these queries as the
+        backend wants it). N is the largest number of global tokens in a row, the only value read on the host; rows with
+        fewer are filled up with other tokens. A graph of fixed shapes, compiled or exported, has N = T.
     """
     if global_attention_mask is None:
         return None
@@ -97,7 +97,7 @@ def global_attention_context(config, x_BTD, global_attention_mask, attention_mas
         encoder_hidden_states=x_BTD,
         attention_mask=attention_mask,
         and_mask_function=same_document,
-        # To find that nothing is padded would cost a second value read on the host.
+        # To find out that nothing is padded would cost a second read on the host.
         allow_is_bidirectional_skip=attention_mask is None,
     )
     return index_BN, is_global_BT.gather(1, index_BN), mask
@@ -111,7 +111,7 @@ def take_rows(x, index_BN, dim: int):
 
 def put_rows(x, rows, index_BN, valid_BN, dim: int):
     """x with `rows` in place of its entries `index_BN` of the axis `dim`, where they are valid."""
-    index, valid = (_spread(each, rows, dim) for each in (index_BN, valid_BN))
+    index, valid = (_spread(tensor, rows, dim) for tensor in (index_BN, valid_BN))
     return x.scatter(dim, index, torch.where(valid, rows, x.gather(dim, index)))
 
 

@@ -1,7 +1,7 @@
 """Which key each query may see. Masks are made once per forward pass, one per kind of attention.
 
-Built on transformers' mask functions, which return what the attention backend wants (nothing at all where the backend
-can do causality by itself).
+Built on transformers' mask functions, which return what the attention backend wants (None where the backend handles
+causality by itself).
 """
 
 import inspect
@@ -27,9 +27,9 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 
 
 def given_cache(past_key_values, kwargs: dict):
-    """The cache, by the name of transformers < 5.24 or by today's, `cache`, which is taken out of `kwargs`.
+    """The cache, passed as `past_key_values` (transformers < 5.24) or as `cache`, which is removed from `kwargs`.
 
-    What continuous batching calls `cache` holds pages of many texts, and stays there. Raises ValueError for two.
+    The `cache` of continuous batching holds pages of many texts, and stays there. Raises ValueError for two caches.
     """
     if not isinstance(cache := kwargs.get("cache"), Cache | None):
         return past_key_values
@@ -46,14 +46,14 @@ def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
-    """(ids, positions), both (B, T), of documents with such borders of all rows laid end to end, from 0 to B * T."""
+    """(ids, positions), both (B, T), of documents. cu_seq_lens: their borders, 0 to B * T, in rows laid end to end."""
     index = torch.arange(shape[0] * shape[1], device=cu_seq_lens.device)
     ids = torch.searchsorted(cu_seq_lens[1:].long(), index, right=True)
     return ids.view(shape), (index - cu_seq_lens[ids]).view(shape)
 
 
 def first_tokens(attention_mask, document_ids):
-    """(B, T), where the document of each token begins; or (B, 1), where rows begin behind padding; None: at 0."""
+    """Index of the first token of each token's document (B, T), or of each row behind padding (B, 1); None: 0."""
     if document_ids is not None:
         return torch.searchsorted(document_ids, document_ids)
     if attention_mask is None or attention_mask.ndim != 2:
@@ -62,7 +62,7 @@ def first_tokens(attention_mask, document_ids):
 
 
 def counted_from(first, mask_function):
-    """A mask function whose indices are counted from `first_tokens`, so that it hides the same in any row."""
+    """A mask function with indices counted from `first_tokens`: a document's mask is the same anywhere in a row."""
     if first is None:
         return mask_function
 
@@ -75,16 +75,16 @@ def counted_from(first, mask_function):
 
 
 def takes_no_mask(config) -> bool:
-    """Whether the backend hides the future without a mask, by a flag."""
+    """Whether the backend hides the future by a flag, without a mask."""
     return config._attn_implementation in ("sdpa", "anyformer")
 
 
 class LayerKind(NamedTuple):
     """A kind of attention in a model.
 
-    index: of its first layer. layer_type: the name by which caches know it. mask_function: config -> one of
-    transformers.masking_utils, or None: full or windowed. token_positions: of kinds that keep states, which have no
-    masks; None: of others.
+    index: of its first layer. layer_type: the name by which caches know it. mask_function: config -> a mask function as
+    in transformers.masking_utils; None: full or windowed. token_positions: for kinds that keep states, the function of
+    what their layers get in place of a mask; None for others.
     """
 
     traits: Kind
@@ -95,7 +95,7 @@ class LayerKind(NamedTuple):
 
 
 def layer_kinds(config) -> dict[str, LayerKind]:
-    """The kinds of attention that layers of a model have."""
+    """{name: LayerKind} of the kinds of attention in a model."""
     names, kinds = config.attention_kinds, {}
     for name in dict.fromkeys(names):
         traits, index = ATTENTION_KINDS[name], names.index(name)
@@ -122,9 +122,9 @@ def make_masks(
         attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
             caches) a dict of ready masks.
         document_ids: None, or (B, T): tokens see only tokens with the same id. Unlike transformers' own detection it
-            holds with a padding mask and with a cache, too, and costs no host sync.
+            works with a padding mask and with a cache, too, and costs no host sync.
         seen_by_all: None, or (B, P), nonzero at tokens that all of their document see: in local_global_attention, and
-            in causal models (a prefix, Raffel et al. 2020, section 3.2.1), there no further than a layer's window.
+            in causal models, as a prefix (Raffel et al. 2020, section 3.2.1), there only within a layer's window.
 
     Raises ValueError for a prefix that a kind of attention or the backend cannot show to the tokens before it.
     """
@@ -133,9 +133,9 @@ def make_masks(
     if isinstance(attention_mask, dict):
         return attention_mask
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
-    masks, given = {}, {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
-    # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
-    # older ones not under torch.compile.  # transformers < 5.23
+    masks, inputs = {}, {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+    # If only the future is to be hidden, sdpa's is_causal flag does it without a mask. transformers decides likewise,
+    # older versions not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     plain = plain and (seen_by_all is None or not config.is_causal)
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
@@ -152,24 +152,24 @@ def make_masks(
         overlays = (
             packed if own is None else [*packed, counted_from(first_tokens(attention_mask, document_ids), own(config))]
         )
-        more = {"and_mask_function": and_masks(*overlays) if overlays else None}
+        options = {"and_mask_function": and_masks(*overlays) if overlays else None}
         if seen_by_all is not None and (kind.traits.global_tokens or config.is_causal):
             nearer = config.sliding_window if kind.traits.windowed and config.is_causal else None
-            more["or_mask_function"] = seen_keys_mask_function(seen_by_all != 0, nearer)
+            options["or_mask_function"] = seen_keys_mask_function(seen_by_all != 0, nearer)
         if config.is_causal:
             create = create_sliding_window_causal_mask if kind.traits.windowed else create_causal_mask
-            # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
-            more |= {CACHE: past_key_values, "layer_idx": kind.index}
+            # The index of a layer with such keys: by default one with states might be taken.  # transformers < 5.23
+            options |= {CACHE: past_key_values, "layer_idx": kind.index}
         else:
             create = create_bidirectional_sliding_window_mask if kind.traits.windowed else create_bidirectional_mask
-        masks[name] = create(**given, **more)
+        masks[name] = create(**inputs, **options)
     return masks
 
 
 def fits_window(config, traits: Kind, length: int) -> bool:
-    """Whether every token of a row sees all others, or all before it.
+    """Whether rows of this length fit into the window, which then hides nothing.
 
-    No, while exporting: a program without branches would serve lengths on one side of the window only.
+    False while exporting: without a branch, the program would serve lengths on one side of the window only.
     """
     if not traits.windowed:
         return True
@@ -179,9 +179,9 @@ def fits_window(config, traits: Kind, length: int) -> bool:
 def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k) -> tuple:
     """({kind: mask}, {kind: distances}) of a row with tokens of many texts, whose keys a paged cache holds.
 
-    transformers' continuous batching makes masks for full attention and for windows. Here patterns of our own are added
-    to them, and the positions of queries minus those of keys (T, S) computed, which score biases need: the keys of a
-    text lie side by side and end with its last query. Between texts a distance is any number, and hidden.
+    transformers' continuous batching makes masks for full and windowed attention. This adds our other patterns, and
+    computes the distances (T, S) that score biases need, the query's position minus the key's. The keys of a text lie
+    side by side and end with that of its last query. Distances between texts mean nothing, and are masked.
 
     Args:
         attention_mask: additive, (1, 1, T, S), or a dict of them by `layer_types`; None with flash kernels.
@@ -199,19 +199,19 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
         text = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[0] - 1)
         last = position_ids[0, cu_seq_lens_q[1:].long() - 1]
         distances[kind] = position_ids[0, :, None] - (last[text] - (ends[text] - 1 - index))
-        own, query = implementation("mask", kind, ATTENTION_KINDS[kind].module), position_ids[0, :, None]
-        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, query, query - distances[kind])
-        # Half of the least number: a score bias may be added, also where a filled-up row sees nothing.
+        pattern, query = implementation("mask", kind, ATTENTION_KINDS[kind].module), position_ids[0, :, None]
+        seen = mask == 0 if pattern is None else (mask == 0) & pattern(config)(0, 0, query, query - distances[kind])
+        # Half of the lowest number: adding a score bias cannot overflow, also where padding sees nothing.
         masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)
     return masks, distances
 
 
 def seen_keys_mask_function(is_seen: torch.Tensor, nearer: int | None = None):
-    """Keys that every query sees, those `nearer` than so many tokens; is_seen (B, P) of the first P keys, bool."""
-    known = is_seen.shape[1]
+    """A mask of keys that all queries see (those less than `nearer` away); is_seen: (B, P) bool, of first P keys."""
+    prefix_length = is_seen.shape[1]
 
     def seen_key(batch_idx, head_idx, q_idx, kv_idx):
-        seen = is_seen[batch_idx, kv_idx.clamp(max=known - 1)] & (kv_idx < known)
+        seen = is_seen[batch_idx, kv_idx.clamp(max=prefix_length - 1)] & (kv_idx < prefix_length)
         return seen if nearer is None else seen & ((q_idx - kv_idx).abs() < nearer)
 
     seen_key.takes_tensors = True
@@ -232,12 +232,12 @@ def check_prefix(config, attention_mask) -> None:
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
-    """Packed rows in the layout of flash kernels: each document of each row a sequence of one long batch.
+    """Packed rows in the layout of flash kernels: each document of each row is a sequence of one long batch.
 
     Args:
         document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.
 
-    Their number is read on the host: the one synchronisation that varlen kernels cost.
+    The number of sequences is read on the host, the only synchronisation that varlen kernels cost.
     """
     changes = torch.diff(document_ids, dim=-1) != 0
     if attention_mask is not None:

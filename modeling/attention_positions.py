@@ -1,4 +1,4 @@
-"""Attention whose queries and keys, and not its values, are told where tokens stand."""
+"""Attention in which queries and keys, but not values, contain position embeddings."""
 
 from .attention import Attention
 from .traits import implements
@@ -8,7 +8,7 @@ from .traits import implements
 class AttentionWithPositions(Attention):
     """Queries and keys of x + p, values of x, with position embeddings p: Press et al. 2021 (Shortformer), section 4.
 
-    What layers pass on holds no positions.
+    The hidden states that layers pass on hold no positions.
     """
 
     def __init__(self, config, layer_idx: int):

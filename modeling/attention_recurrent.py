@@ -1,7 +1,6 @@
 """Memories of earlier segments: their last tokens (Transformer-XL) or one matrix of all (Infini-attention).
 
-Shapes as in attention.py and attention_segments.py, and V = K + 1 channels of a memory, the last of them sums of
-scores.
+Shapes as in attention.py and attention_segments.py, and V = K + 1 channels of a memory, the last for sums of scores.
 """
 
 import torch
@@ -18,16 +17,16 @@ from .traits import ATTENTION_KINDS, implements
 
 @implements("attention", "recurrent_attention")
 class RecurrentAttention(Attention):
-    """A segment and the `memory_length` tokens before it, through which no gradient flows (Dai et al. 2019, eq. 1).
+    """Sees a segment and `memory_length` tokens before it, through which no gradient flows (Dai et al. 2019, eq. 1).
 
     The paper runs segment after segment and keeps hidden states. The output of a layer for a segment depends on states
-    of the layer below only, so here each layer takes all segments of a row at once: the same numbers, and, as the
-    memory's hidden states are detached before their keys and values are made, the same gradients.
+    of the layer below only, so here each layer computes all segments of a row at once. The numbers are the same, and so
+    are gradients, as the memory's hidden states are detached before their keys and values are made.
     """
 
     token_positions = staticmethod(token_positions)
     block_distances = staticmethod(block_distances)
-    keeps_row_weights = False  # whether forward returns weights of whole rows, which the eager backend then gives
+    keeps_row_weights = False  # whether forward returns the weights of whole rows (eager only)
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -36,7 +35,7 @@ class RecurrentAttention(Attention):
         self.memory_length = self.window - self.segment_length
 
     def implementation(self) -> str:
-        """Flash and flex kernels do not take masks of segments."""
+        """Never flash or flex kernels, which do not take masks of segments."""
         return "eager" if self.config._attn_implementation == "eager" else "sdpa"
 
     def forward(
@@ -48,7 +47,7 @@ class RecurrentAttention(Attention):
         segment_bias=None,
         **kwargs,
     ) -> tuple:
-        """As `Attention.forward`; weights are of segments, and returned as those of rows only where they are kept.
+        """As `Attention.forward`; weights are computed in segments, and returned only with `keeps_row_weights`.
 
         Args:
             attention_mask: None (one document from its start on), or the result of `token_positions`.
@@ -58,38 +57,38 @@ class RecurrentAttention(Attention):
         past = {} if cached is None else cached.states
         q_BHTK, (k_BGTK, v_BGTK) = self.queries(hidden_states), self.keys_and_values(hidden_states)
         q_rotated, k_rotated = self.rotated(q_BHTK, position_embeddings), self.rotated(k_BGTK, position_embeddings)
-        own = self.after(past.get("keys"), k_rotated), self.after(past.get("values"), v_BGTK)
+        keys_values = self.after(past.get("keys"), k_rotated), self.after(past.get("values"), v_BGTK)
         memory = None
         if self.memory_length and torch.is_grad_enabled():
             k_memory, v_memory = self.keys_and_values(hidden_states.detach())
             memory = self.rotated(k_memory, position_embeddings), v_memory
             memory = tuple(self.after(past.get(name), x, True) for name, x in zip(("keys", "values"), memory))
-        out_BTHK, weights = self.attend_segments(q_rotated, own, memory, attention_mask, segment_bias, **kwargs)
+        out_BTHK, weights = self.attend_segments(q_rotated, keys_values, memory, attention_mask, segment_bias, **kwargs)
         out_BTHK, states = self.with_memory(out_BTHK, q_BHTK, k_BGTK, v_BGTK, attention_mask, past)
         if cached is not None:
-            kept = {name: x[:, :, -self.window :] for name, x in zip(("keys", "values"), own)}
-            cached.write(hidden_states.shape[1], **kept, **states)
+            last = {name: x[:, :, -self.window :] for name, x in zip(("keys", "values"), keys_values)}
+            cached.write(hidden_states.shape[1], **last, **states)
         return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def rotated(self, x, position_embeddings):
         return x if position_embeddings is None else rotate(x, *position_embeddings)
 
     def after(self, past, x, detached: bool = False):
-        """(B, G, T, K) -> (B, G, W + T, K): the tokens before first, zeros where there are none."""
+        """(B, G, T, K) -> (B, G, W + T, K), with the tokens before in front, or zeros if there are none."""
         if past is None:
             return with_zeros(x, before=self.window)
         return torch.cat((past.detach() if detached else past, x), dim=2)
 
     def with_memory(self, out_BTHK, q_BHTK, k_BGTK, v_BGTK, positions, past) -> tuple:
-        """The output after a memory beside the segment was mixed in, and the memory's states after these tokens."""
+        """(The output with a subclass's memory mixed in, the states of that memory after these tokens)."""
         return out_BTHK, {}
 
     def attend_segments(self, q_BHTK, own, memory, positions, bias, **kwargs):
-        """Every query over its segment's keys and values `own` and over those of `memory`.
+        """Attend from every query to its segment's keys and values `own`, and to earlier tokens' in `memory`.
 
-        Returns (B, T, H, K), and the weights (B, H, T, T) of the row's own tokens where they are kept, else None.
+        Returns (B, T, H, K), and with `keeps_row_weights` the weights (B, H, T, T) of the row's own tokens, else None.
 
-        own, memory: keys and values, each (B, G, W + T, K), of equal numbers; memory None: no gradient is wanted.
+        own, memory: keys and values, each (B, G, W + T, K), equal but for gradients; memory None: `own` is both.
         """
         batch, _, length, _ = q_BHTK.shape
         size, segment, window = block_size(length, self.segment_length), self.segment_length, self.window
@@ -136,10 +135,10 @@ class RecurrentAttention(Attention):
 
 
 def rows_of_blocks(weights, columns, length: int):
-    """Weights of blocks of queries (B, n, H, C, J) as those of rows, (B, H, T, T).
+    """Turn weights of blocks of queries (B, n, H, C, J) into those of rows, (B, H, T, T).
 
-    columns: (J,), the keys' places relative to their block's first token; a key may stand there twice, once unseen.
-    Keys before the row, which a cache holds, are left out.
+    columns: (J,), positions of keys relative to their block's first token; a key may occur twice, once unseen. Keys
+    before the row, which a cache holds, are left out.
     """
     batch, blocks, heads, size, _ = weights.shape
     before = max(0, -int(columns.min()))
@@ -151,11 +150,11 @@ def rows_of_blocks(weights, columns, length: int):
 
 @implements("attention", "compressive_attention")
 class CompressiveAttention(RecurrentAttention):
-    """A segment, and a matrix of fixed size that holds all segments before it (Munkhdalai et al. 2024, section 2).
+    """Sees a segment, and a matrix of fixed size that holds all before it (Munkhdalai et al. 2024, section 2).
 
     The memory is that of linear attention, without positions, read segment by segment (eq. 3) and written with the
     difference to the keys' old values (eq. 5). A learned gate for each head mixes its output with the attention to the
-    segment (eq. 6). Gradients flow through it.
+    segment (eq. 6). Gradients flow through the memory.
     """
 
     instead_of_weights = "shares within the segment; what came before is one matrix, which a gate of each head mixes in"
@@ -181,16 +180,16 @@ class CompressiveAttention(RecurrentAttention):
 
 
 def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory) -> tuple:
-    """Sums (B, H, T, V) that each query reads of the segments before its own, and the memory after the last token.
+    """Sums (B, H, T, V) that each query reads from the segments before its own, and the memory after the last token.
 
-    Block by block, at most a segment long, so that a document's tokens in a block are of two segments at most. A
+    Computed in blocks of at most a segment, so that a document's tokens in a block are of two segments at most. A
     memory is two matrices (B, G, K, V): `previous_segments`, of all segments before that of the last token, and
-    `all_segments`, of all tokens. A query of the last token's segment reads the first; one of the next segment the
-    second, and beside it the tokens of the old segment that are in its own block.
+    `all_segments`, of all tokens. A query in the last token's segment reads the first; one in the next segment reads
+    the second, and also the tokens of the old segment that are in its own block.
 
     Args:
         positions: None (blocks are the segments of one document), or (B or 1, 2, 1 + T): those of the last token before
-            the block, and of its own.
+            the row, and of its tokens.
         memory: (previous_segments, all_segments), each None where there is nothing before.
     """
     batch, groups, length, width = k_BGTK.shape
@@ -208,12 +207,12 @@ def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory) 
             block = BlockOfSegments(positions[:, :, begin : end + 1], segment_length)
             k = k * block.is_real[:, None, :, None]
 
-        known = previous_segments, all_segments
-        written = None  # first the tokens of the old segment, which others in the block may read
+        matrices = previous_segments, all_segments
+        written = None  # round 1 is right for tokens of the old segment; round 2 reads these for the others
         for _ in range(1 if block is None else 2):
-            old = read_memory(k[:, :, None], known, block, k, written)
+            old = read_memory(k[:, :, None], matrices, block, k, written)
             written = with_ones(v - normalised(old)[:, :, 0])
-        sums.append(read_memory(q, known, block, k, written))
+        sums.append(read_memory(q, matrices, block, k, written))
         if block is None:
             previous_segments, all_segments = all_segments, all_segments + k.transpose(-1, -2) @ written
         else:
@@ -222,7 +221,7 @@ def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory) 
 
 
 def read_memory(x_BGRCK, memory, block, k_BGCK, written_BGCV):
-    """Sums (B, G, R, C, V) that x reads of the memory and of the values `written` in the block, if any."""
+    """Sums (B, G, R, C, V) that x reads from the memory and from the values `written` in the block, if any."""
     rows = x_BGRCK.flatten(2, 3)
     previous_segments, all_segments = memory
     if block is None:
@@ -236,9 +235,9 @@ def read_memory(x_BGRCK, memory, block, k_BGCK, written_BGCV):
 
 
 class BlockOfSegments:
-    """Documents and segments of a block's tokens, which decide who reads the memory and who reads whom.
+    """Documents and segments of a block's tokens: which of them read the memory, and which read each other.
 
-    Of positions (B or 1, 2, 1 + C), the first of them of the token before the block.
+    positions: (B or 1, 2, 1 + C), the first of them that of the token before the block.
     """
 
     def __init__(self, positions, segment_length: int):
@@ -247,21 +246,21 @@ class BlockOfSegments:
         self.continues = documents[:, 1:] == documents[:, :1]
         self.is_same = segments[:, 1:] == segments[:, :1]
         self.documents, self.segments = documents, segments
-        own = documents[:, 1:]
-        self.earlier = (own[:, :, None] == own[:, None, :]) & (segments[:, None, 1:] < segments[:, 1:, None])
+        ids = documents[:, 1:]
+        self.earlier = (ids[:, :, None] == ids[:, None, :]) & (segments[:, None, 1:] < segments[:, 1:, None])
 
     def reads(self, groups: int) -> tuple:
-        """(B, 1, R * C, 1) twice: who reads `previous_segments`, who `all_segments`; (B, 1, R * C, C): the block."""
+        """Masks of reads from `previous_segments`, `all_segments` (B, 1, R * C, 1) and block keys (B, 1, R * C, C)."""
         same, following = self.continues & self.is_same, self.continues & ~self.is_same
         rows = [x[:, None, :, None].repeat(1, 1, groups, 1) for x in (same, following)]
         return *rows, self.earlier[:, None].repeat(1, 1, groups, 1)
 
     def write(self, previous_segments, all_segments, k_BGCK, written_BGCV) -> tuple:
-        """The memory after the block, of its last token's document only."""
+        """The memory after the block, which holds its last token's document only."""
         documents, segments = self.documents, self.segments
         continues, is_same = self.continues[:, -1:, None, None], self.is_same[:, -1:, None, None]
         of_last = (documents[:, 1:] == documents[:, -1:])[:, None, :, None]
         before_last = of_last & (segments[:, 1:] < segments[:, -1:])[:, None, :, None]
-        kept = previous_segments * (continues & is_same) + all_segments * (continues & ~is_same)
-        previous_segments = kept + (k_BGCK * before_last).transpose(-1, -2) @ written_BGCV
+        memory = previous_segments * (continues & is_same) + all_segments * (continues & ~is_same)
+        previous_segments = memory + (k_BGCK * before_last).transpose(-1, -2) @ written_BGCV
         return previous_segments, all_segments * continues + (k_BGCK * of_last).transpose(-1, -2) @ written_BGCV

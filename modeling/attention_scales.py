@@ -1,4 +1,4 @@
-"""What scales queries and keys behind their rotation: a norm without weights, and a temperature."""
+"""Scaling of queries and keys after their rotation: a norm without weights, and a temperature."""
 
 import torch
 from torch import nn
@@ -11,10 +11,10 @@ from .traits import POSITION_SCHEMES, implements
 class QueryAndKeyScales(nn.Module):
     """Both as in Llama 4. No parameters.
 
-    `qk_l2_norm`, in layers with a rotation: each head's query and key divided by the root of its mean square.
+    `qk_l2_norm`, in layers with a rotation: each head's query and key is divided by the root of its mean square.
     `attn_temperature_tuning`, in layers without positions: a query at position p is multiplied by
     1 + attn_scale * log(1 + floor((p + 1) / floor_scale)), so that attention over many keys stays sharp (Nakanishi
-    2025, Scalable-Softmax). Positions are counted within a document, behind its padding.
+    2025, Scalable-Softmax). Positions are the `position_ids`, which restart at each document of packed rows.
     """
 
     def __init__(self, config, layer_idx: int):

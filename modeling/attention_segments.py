@@ -1,7 +1,7 @@
 """Rows in segments: the index of each token in its document, and blocks of queries with the keys in their window.
 
-Shapes as in attention.py, and W tokens before a block, n blocks of C queries, L the segment length. A block may lie
-across the segments of its documents, which begin where the documents do; each query sees its own segment.
+Shapes as in attention.py, and W tokens before a block, n blocks of C queries, L the segment length. Segments are
+counted from a document's start, so a block may hold parts of several; each query sees its own segment.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 
 def token_positions(window: int, inputs_embeds, attention_mask=None, past_key_values=None, document_ids=None):
-    """Document (-1: padding, or before the row) and index in it, of each token and of the `window` tokens before.
+    """The document (-1: padding, or before the row) of each token and of the `window` tokens before, and index in it.
 
     Args:
         inputs_embeds: (B, T, D); only its shape and device are read.
@@ -54,12 +54,12 @@ def block_distances(window: int, length: int, segment_length: int, device) -> to
 
 
 def with_zeros(x: torch.Tensor, before: int = 0, after: int = 0) -> torch.Tensor:
-    """So many zeros before and after the entries of axis 2."""
+    """Pad axis 2 with `before` zeros in front and `after` zeros behind."""
     return pad(x, (0, 0) * (x.ndim - 3) + (before, after))
 
 
 def in_blocks(x: torch.Tensor, size: int, window: int = 0):
-    """Blocks of `size` entries of axis 2, each after the `window` entries before it, which come first in x.
+    """Cut axis 2 into blocks of `size` entries, each behind the `window` entries before it, with which x begins.
 
     (B, G, W + T, ...) -> (B, n, G, W + C, ...); the last block is filled up with zeros.
     """
@@ -68,12 +68,12 @@ def in_blocks(x: torch.Tensor, size: int, window: int = 0):
 
 
 def seen_in_blocks(positions, size: int, window: int, segment_length: int, memory_length: int, part: str):
-    """(B or 1, n, C, W + C), whether a block's queries see the keys before and in it.
+    """Whether the queries of each block see the keys before and in it, (B or 1, n, C, W + C).
 
     Args:
         positions: (B or 1, 2, W + T) as `token_positions` gives.
-        part: "own" segment, "memory" (the `memory_length` tokens before it), or "both". Every query sees itself, even
-            padding: a softmax over nothing has no value.
+        part: "own" segment, "memory" (the `memory_length` tokens before it), or "both". But for "memory" every query
+            sees itself, even padding: a softmax over nothing is nan.
     """
     tail = -(positions.shape[2] - window) % size
     positions = pad(positions, (0, tail), value=-1)
@@ -82,7 +82,7 @@ def seen_in_blocks(positions, size: int, window: int, segment_length: int, memor
     distances = block_distances(window, size, size, positions.device)
     start = index // segment_length * segment_length
     seen = (documents == key_documents) & (key_documents >= 0) & (distances >= 0)
-    own = key_index >= start
+    in_segment = key_index >= start
     if part == "memory":
-        return seen & ~own & (key_index >= start - memory_length)
-    return seen & (own if part == "own" else key_index >= start - memory_length) | (distances == 0)
+        return seen & ~in_segment & (key_index >= start - memory_length)
+    return seen & (in_segment if part == "own" else key_index >= start - memory_length) | (distances == 0)

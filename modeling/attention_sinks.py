@@ -1,4 +1,4 @@
-"""Attention sinks: a score that each head learns, beside those of the tokens, whose share of attention goes nowhere."""
+"""Attention sinks: each head learns one score beside those of the tokens, whose share of attention carries no value."""
 
 import torch
 from torch import nn
@@ -9,14 +9,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention import Attention, paged_eager_attention
 from .traits import implements
 
-CHANNELS = 8  # by which heads are made wider: kernels want multiples of 16 bytes
+CHANNELS = 8  # added to each head: kernels want multiples of 16 bytes
 
 
 def sdpa_with_sinks(module, query, key, value, attention_mask, scaling, s_aux, **kwargs) -> tuple:
-    """sdpa over one key more, in front of all others: its score is the sink and its value 0.
+    """sdpa with one more key, in front of all others: its score is the sink and its value 0.
 
-    Queries have the sink as a channel more, which is 0 in all keys but that one; CHANNELS are added in all. Without a
-    mask the first key needs a query beside it, so that the flag for causality still counts right.
+    Queries hold the sink in one more channel, which is 0 in all keys but that one; CHANNELS are added in all. Without
+    a mask a query is added in front, too, so that the causality flag still matches queries and keys.
 
     query (B, H, T, K); key, value (B, G, S, K); s_aux (H,). Returns the output (B, T, H, K) and no weights.
     """
@@ -40,8 +40,8 @@ def sdpa_with_sinks(module, query, key, value, attention_mask, scaling, s_aux, *
 class SinkAttention(Attention):
     """Weights exp(s_j) / (exp(sink) + sum of exp(s_k)): a head may attend to nothing (OpenAI 2025, gpt-oss).
 
-    Xiao et al. 2024, section 3, saw that heads without need of any token attend to the first ones. The sink has no
-    position and no value, and no place in a cache: each query of each document meets it.
+    Xiao et al. 2024, section 3, saw that heads that need no token attend to the first ones. The sink has no position,
+    no value and no place in a cache; every query of every document has it.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -55,7 +55,7 @@ class SinkAttention(Attention):
         return super().backend_arguments() | {"s_aux": self.sinks}
 
     def own_backend(self, **kwargs):
-        """transformers' sdpa drops sinks, with keys in pages, too; flex attention and ours take them."""
+        """transformers' sdpa drops sinks, also with a paged cache; flex attention and our backend take them."""
         name = self.implementation()
         if name.startswith("paged|"):
             return paged_eager_attention

@@ -1,4 +1,4 @@
-"""State spaces as Mamba-2 has them: a delta net that writes without correcting. Shapes as in attention_delta.py."""
+"""State spaces as in Mamba-2: a delta net that writes without correcting. Shapes as in attention_delta.py."""
 
 import torch
 from torch import nn
@@ -14,8 +14,8 @@ from .traits import implements
 class StateSpace(GatedDeltaNet):
     """S_t = a_t S_{t-1} + d_t x_t B_t^T, y_t = S_t C_t + D x_t: Dao and Gu 2024 (Mamba-2), eq. 1 and section 7.
 
-    In the words of attention (section 4): C is `q_proj`, B `k_proj`, x `v_proj`; heads of C and B are groups of those
-    of x. d_t = softplus(a_proj(h_t) + dt_bias) writes, a_t = exp(-exp(A_log) d_t) forgets. The output is gated by
+    In the words of attention (section 4): C is `q_proj`, B `k_proj`, x `v_proj`; each head of C and B serves a group of
+    heads of x. d_t = softplus(a_proj(h_t) + dt_bias) writes, a_t = exp(-exp(A_log) d_t) forgets. The output is gated by
     silu(g_proj(h)), then normed in each group.
     """
 

@@ -1,4 +1,4 @@
-"""Caches of layers whose memory is of a fixed size, however long the row: linear attention and segments."""
+"""Caches of layers whose memory has a fixed size, however long the row: linear attention and segments."""
 
 import torch
 from transformers.cache_utils import (
@@ -14,8 +14,8 @@ from .traits import STATE_LAYER_TYPE
 class StateLayer(CacheLayerMixin):
     """Named states of one layer, each (B, ...), replaced at every step, and the number of tokens seen.
 
-    Unlike transformers' cache layer for linear attention it counts its tokens, which `generate` needs and a model of
-    linear layers alone has nowhere else, and holds states of any number and shape.
+    Unlike transformers' cache layer for linear attention it holds states of any number and shape, and counts tokens,
+    which `generate` needs and no other cache does in a model of linear layers only.
     """
 
     is_sliding = False
@@ -27,7 +27,7 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length = 0
 
     def write(self, tokens: int, **states: torch.Tensor) -> None:
-        """Keep `states` after `tokens` tokens more."""
+        """Store the `states` after `tokens` more tokens."""
         self.states |= states
         self.cumulative_length += tokens
 
@@ -50,7 +50,7 @@ class StateLayer(CacheLayerMixin):
         self._each(lambda x: x.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
-        """Nothing to do: states are small, and a cache that offloads keeps them on their device."""
+        """Does nothing: states are small, and a cache that offloads leaves them on their device."""
 
     def reset(self) -> None:
         self.states, self.cumulative_length = {}, 0
@@ -76,7 +76,7 @@ class StateLayer(CacheLayerMixin):
 
 
 class StaticStateLayer(StateLayer):
-    """The same in tensors that stay where they are, as compiled steps need it."""
+    """A StateLayer whose tensors keep their addresses, which compiled steps need."""
 
     is_compileable = True
 
@@ -100,7 +100,7 @@ class StaticStateLayer(StateLayer):
             x.zero_()
 
 
-# transformers leaves such layers out when it sizes masks; ours have no keys to be masked either.
+# transformers leaves layers of this class out when it sizes masks; ours have no keys to be masked either.
 LinearAttentionCacheLayerMixin.register(StateLayer)
 DYNAMIC_LAYER_TYPE_MAPPING[STATE_LAYER_TYPE] = StateLayer
 STATIC_LAYER_TYPE_MAPPING[STATE_LAYER_TYPE] = StaticStateLayer

@@ -5,12 +5,12 @@ from .traits import implements
 
 @implements("mask", "strided_attention")
 def strided_mask_function(config):
-    """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
+    """A query sees a local band and every `stride`-th key before (Child et al. 2019, section 4.2, both in one head)."""
     stride = config.attention_stride
 
     def strided(batch_idx, head_idx, q_idx, kv_idx):
         distance = q_idx - kv_idx
         return (distance.abs() < stride) | (distance % stride == 0)
 
-    strided.takes_tensors = True  # of indices, for backends that look at some of the keys
+    strided.takes_tensors = True  # tensors of indices, for backends that ask about some keys only
     return strided

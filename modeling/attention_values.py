@@ -1,4 +1,4 @@
-"""Value residual: what the first layer's attention gathers from, mixed into the values of every other layer."""
+"""Value residual: the values of the first layer's attention, mixed into those of every other layer."""
 
 import torch
 from torch import nn
@@ -9,9 +9,9 @@ from .traits import implements
 
 @implements("value residual", "mixed")
 class ValueResidual(nn.Module):
-    """w1 v + w2 v of the first layer; each layer learns both numbers, from 1/2: Zhou et al. 2024 (ResFormer).
+    """w1 v + w2 (v of the first layer); each layer learns w1 and w2, from 1/2: Zhou et al. 2024 (ResFormer).
 
-    Both are of the same tokens, so that a cache holds the sum and nothing beside it.
+    Both values are of the same tokens, so that a cache holds only the sum.
     """
 
     def __init__(self):

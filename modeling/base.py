@@ -1,4 +1,4 @@
-"""Base class of all models: transformers' flags, initialisation, saving with code."""
+"""Base class of all models: transformers' flags, weight initialisation, saving models with their code."""
 
 import math
 import shutil
@@ -19,15 +19,15 @@ from .block import TransformerBlock
 from .lm_head import FillsOutputs
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, parts_of
 
-WITH_PARTS = "_with_parts"  # behind the family's name: in folders of models with parts that its file does not import
-PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
-# Of `save_pretrained(push_to_hub=True)`, which passes them on.
+WITH_PARTS = "_with_parts"  # suffix of the saved code file's name if the family's own file does not import all parts
+PLUGIN_CODE = "plugin_code"  # file in saved folders of models with plug-in parts; it imports these, then the family
+# Arguments of `save_pretrained` that it passes on to `push_to_hub`.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
-# Backends of transformers and ours; all others are those of an engine.
+# Prefixes of the attention backends of transformers and ours; any other name belongs to a serving engine.
 OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
 
 
-# What `output_hidden_states` and `output_attentions` collect of layers that may attend to an encoder's tokens.
+# The modules whose outputs `output_hidden_states` and `output_attentions` collect, if layers may cross-attend.
 LAYERS_THAT_CROSS = {
     "hidden_states": TransformerBlock,
     "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
@@ -36,15 +36,15 @@ LAYERS_THAT_CROSS = {
 
 
 def is_own_backend(implementation: str | None) -> bool:
-    """Whether an `attn_implementation` is one of transformers or a kernel from the Hub, `owner/name`."""
+    """Whether `attn_implementation` is a backend of transformers or ours, or a kernel from the Hub (`owner/name`)."""
     return implementation is None or implementation.startswith(OWN_BACKENDS) or "/" in implementation
 
 
 def unserved(c, pages: bool = False) -> str | None:
-    """The field of a config by which an engine for serving would compute something else, as `name=value`, or None.
+    """The first config field, as `name=value`, for which a serving engine would compute something else, or None.
 
-    Engines answer attention, experts and head by kernels of their own, made from the config; transformers' continuous
-    batching (`pages`) asks ours, but has texts of many users in one row. The reasons stand in the package's rules/.
+    Engines replace attention, experts and head by kernels of their own, made from the config. transformers' continuous
+    batching (`pages`) runs our modules, but on rows of many users' texts. The reasons stand in rules/serving.py.
     """
     kinds, scheme = [ATTENTION_KINDS[kind] for kind in c.attention_kinds], POSITION_SCHEMES[c.position_encoding]
     rope = (c.rope_parameters or {}) if scheme.acts_on == "rotation" else {}
@@ -80,14 +80,14 @@ def unserved(c, pages: bool = False) -> str | None:
 
 
 def _with_imports(file: Path) -> set[Path]:
-    """A code file and the siblings that it imports, and so on."""
+    """A code file and the sibling files that it imports, directly or indirectly."""
     return {file, *map(Path, get_relative_import_files(file))}
 
 
 def enter_peft_defaults(model_type: str) -> None:
-    """Enter a family into PEFT's tables of default target modules, where PEFT is loaded: modules are named as Qwen2's.
+    """Add a family to PEFT's tables of default target modules, if PEFT is loaded: our modules are named as Qwen2's.
 
-    The tables have no default for parameters such as experts', in PEFT 0.21; `target_parameters` names those.
+    In PEFT 0.21 the tables have no defaults for bare parameters such as experts'; `target_parameters` names those.
     """
     for name, table in vars(sys.modules.get("peft.utils.constants", object)).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING") and "qwen2" in table:
@@ -95,7 +95,7 @@ def enter_peft_defaults(model_type: str) -> None:
 
 
 class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
-    """Base of all families. A family sets `config_class` and `auto_classes` (Auto class name -> own class name)."""
+    """Base of all families. A family sets `config_class` and `auto_classes` (Auto class name -> name of our class)."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -109,8 +109,8 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
     auto_classes: dict[str, str] = {}
-    # Whether `forward` takes `label_smoothing`. Its signature cannot say so: Trainer takes every argument with "label"
-    # in its name for labels, and without all of them in a batch its evaluation has neither loss nor metrics.
+    # Whether `forward` takes `label_smoothing`. The signature must not show it: Trainer treats every argument with
+    # "label" in its name as labels, and computes neither loss nor metrics for a batch that lacks one of them.
     takes_label_smoothing = False
 
     def __init_subclass__(cls, **kwargs):
@@ -120,13 +120,13 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
                 cls.register_for_auto_class(auto_class)
 
     def __init__(self, config, *args, **kwargs):
-        # A backend that would drop something silently is refused; transformers reads these flags when a model is built.
+        # Switch off backends that would silently ignore a feature; transformers reads these flags to build a model.
         kinds = [ATTENTION_KINDS[kind] for kind in config.attention_kinds]
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
         if not all(kind.flash for kind in kinds) or getattr(config, "prefix_lm", False):
             self._supports_flash_attn = self._supports_attention_backend = False
-        if any(kind.keeps_states or kind.cache_values for kind in kinds):  # engines expect keys and values
+        if any(kind.keeps_states or kind.cache_values for kind in kinds):  # serving engines expect keys and values
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False
@@ -136,22 +136,22 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention, is_init_check: bool = False) -> str:
-        """The backend to use. Raises ValueError for an engine that would silently compute something else.
+        """The backend to use. Raises ValueError for a serving engine that would silently compute something else.
 
-        Serving engines name a backend of their own and build the model; the instance's flags they never read.
+        A serving engine builds the model with a backend of its own, and never reads the flags set in `__init__`.
         """
         if requested_attention is None and "anyformer" in ALL_ATTENTION_FUNCTIONS.valid_keys():
-            requested_attention = "anyformer"  # of kernels/, where the package is installed
-        found = super().get_correct_attn_implementation(requested_attention, is_init_check)
+            requested_attention = "anyformer"  # registered by kernels/, if the package is installed
+        backend = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if not is_own_backend(requested_attention) and (reason := self.serving_refusal()) is not None:
             raise ValueError(
                 f"attn_implementation={requested_attention!r} would compute something else than "
                 f"{type(self).__name__}: {reason}; anyformer convert makes a native model, where one computes the same"
             )
-        return found
+        return backend
 
     def serving_refusal(self, pages: bool = False) -> str | None:
-        """Why an engine for serving would compute something else, or None. pages: continuous batching."""
+        """Why a serving engine (with `pages`, continuous batching) would compute something else, or None."""
         field = unserved(self.config, pages)
         explain = RULES.get("explain_unserved", lambda config, pages: f"it does not compute {field}")
         return field and explain(self.config, pages)
@@ -163,8 +163,8 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         if self.config.fan_in_init:
             std, residual_std = self._init_by_inputs(module)
         if self.config.scale_residual_init:
-            # Projections that write to the residual stream are marked. Scaled down, the stream's variance does not grow
-            # with depth (Radford et al. 2019, section 2.3).
+            # For modules marked by `writes_residual`: smaller weights keep the variance of the residual stream from
+            # growing with depth (Radford et al. 2019, section 2.3).
             residual_std /= math.sqrt(2 * self.config.num_hidden_layers)
         if getattr(module, "writes_residual", False):
             init.normal_(module.weight, mean=0.0, std=residual_std)
@@ -172,10 +172,10 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             module.init_own_weights(std, residual_std)
 
     def _init_by_inputs(self, module) -> tuple[float, float]:
-        """Draw a linear layer with the standard deviation 1 / sqrt(inputs), an embedding with 1 (mesh_tensorflow's T5).
+        """Draw weights of standard deviation 1 / sqrt(inputs) in linear layers, 1 in embeddings (mesh_tensorflow's T5).
 
-        Returns (std, residual_std) for what `_init_weights` draws after it: a linear layer's own; for modules with
-        parameters of their own those of hidden_size and of intermediate_size inputs.
+        Returns (std, residual_std) for what `_init_weights` draws next: for a linear layer the std used here, for
+        other modules the stds of linear layers with hidden_size and with intermediate_size inputs.
         """
         gain = getattr(module, "init_gain", 1.0)
         if isinstance(module, nn.Embedding):
@@ -188,15 +188,15 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
 
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values=None, **kwargs):
-        """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
+        """Called by `generate` before a compiled step; transformers' version does not know all our attention kinds."""
         return make_masks(config, inputs_embeds, attention_mask, given_cache(past_key_values, kwargs))
 
     def own_class(self) -> type:
-        """The model's class; FSDP2 puts one that torch has made in its place."""
-        return next(each for each in type(self).__mro__ if not each.__module__.startswith("torch."))
+        """The model's class as defined here: FSDP2 replaces `type(self)` by a class that torch generates."""
+        return next(base for base in type(self).__mro__ if not base.__module__.startswith("torch."))
 
     def code_files(self) -> list[Path]:
-        """The files of the config's parts that the family's file does not import; and that file, the last."""
+        """The code files to save: those of parts that the family's file does not import, then the family's file."""
         module = sys.modules[self.own_class().__module__]
         name = PLUGIN_CODE if f"{module.__package__}.{PLUGIN_CODE}" in sys.modules else Path(module.__file__).stem
         family = Path(module.__file__).with_name(f"{name}.py")
@@ -204,14 +204,14 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         return [part for part in parts if part not in _with_imports(family)] + [family]
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
-        """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
+        """Save weights, config and code files, so that the folder loads with or without anyformer installed.
 
-        transformers enters only the saved class into `auto_map`, and copies the imports of its file; pipelines and
-        serving tools need the whole family, and some configs more files.
+        transformers alone enters only the saved class into `auto_map`, and copies only what its file imports; pipelines
+        and serving tools need the whole family, and some configs need more files.
 
-        The config is named in the model's file, which imports it. transformers knows models by the class of their
-        config, and makes a class for each file (with its imports) and name of a folder: of two folders of one name the
-        second would get the first one's model if the file of their configs were the same.
+        `auto_map` names the model's file for the config, too. transformers looks a model up by its config's class, and
+        makes one class per folder name and code file (with its imports): if the config's own file were named and equal
+        in two folders of the same name, the second folder would be loaded with the model of the first.
         """
         files, config = self.code_files(), type(self.config)
         own_file = files[-1].stem
@@ -223,7 +223,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)
             return
         hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-        self._auto_class, self.is_remote_code = None, lambda: False  # or transformers would copy the class's own file
+        self._auto_class, self.is_remote_code = None, lambda: False  # else transformers copies the class's own file
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
         del self._auto_class, self.is_remote_code
         if hasattr(self, "should_save_on_this_rank"):  # transformers < 5.23
@@ -236,6 +236,6 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             if len(files) > 1:
                 source = "".join(f"from .{file.stem} import *\n" for file in files)
                 (Path(save_directory) / f"{code_file}.py").write_text(source, encoding="utf-8")
-            if push_to_hub:  # after a second save: transformers uploads no file that was added after its own
+            if push_to_hub:  # saves again: the first save's upload would lack the files added here
                 hub.setdefault("repo_id", Path(save_directory).name)
                 self.push_to_hub(**hub, **{"token": kwargs["token"]} if "token" in kwargs else {})

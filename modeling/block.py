@@ -1,7 +1,7 @@
-"""The parts of a layer, and the layer: norms, feed-forwards, and the block that puts attention and both together.
+"""The parts of a layer and the layer itself: norms, feed-forwards, and the block that combines them with attention.
 
-A feed-forward maps (..., D) to (..., D), position by position, and returns (output, None): the second value is what a
-layer with experts has to tell about its routing (experts.py).
+A feed-forward maps (..., D) to (..., D), position by position, and returns (output, None); one with experts returns
+its Routing in place of None (experts.py).
 """
 
 import torch
@@ -16,17 +16,17 @@ from .traits import BLOCK_FORMS, MLP_TYPES, NORM_TYPES, block_forms, implementat
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019, eq. 4), in fp32 at least.
 
-    transformers initialises norms by their classes' names, which contain LayerNorm or RMSNorm.
+    The class's name matters: transformers initialises norms as such if it contains LayerNorm or RMSNorm.
     """
 
     def forward(self, x):
-        """(..., D) -> (..., D), of the input's type."""
-        wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch has no operation for two types
+        """(..., D) -> (..., D), in the input's dtype."""
+        wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch's function takes one dtype
         return rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
 
 
 def build_norm(config, size: int | None = None) -> nn.Module:
-    """LayerNorm (Ba et al. 2016), RMSNorm or the norm of a part over the last axis.
+    """The norm over the last axis that `norm_type` names: LayerNorm (Ba et al. 2016), RMSNorm or a registered class.
 
     `size` is the length of that axis; None: `hidden_size`.
     """
@@ -42,7 +42,7 @@ def build_norm(config, size: int | None = None) -> nn.Module:
 class MLP(nn.Module):
     """down(act(up(x))), Vaswani et al. 2017, eq. 2, with any activation of transformers.
 
-    `channels` (None: the config's `intermediate_size`) is the width between.
+    `channels` is the inner width; None: the config's `intermediate_size`.
     """
 
     def __init__(self, config, channels: int | None = None):
@@ -74,7 +74,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), None
 
 
-# A layer's arguments of an encoder -> what cross-attention calls them. Without hidden states there is none.
+# {a layer's argument about an encoder: its name in cross-attention, which is skipped without hidden states}.
 OF_ENCODER = {"encoder_hidden_states": "key_value_states", "encoder_attention_mask": "attention_mask"}
 OF_ENCODER |= {"encoder_cache": "past_key_values"}
 
@@ -87,13 +87,13 @@ def build_feed_forward(config, layer_idx: int) -> nn.Module:
 
 
 def build_dense(config, channels: int | None = None) -> nn.Module:
-    """A dense feed-forward of `channels`; None: `intermediate_size`."""
+    """A dense feed-forward of inner width `channels`; None: `intermediate_size`."""
     return implementation("feed forward", config.mlp_type, MLP_TYPES[config.mlp_type].module)(config, channels)
 
 
 @implements("block", "pre", "post")
 class TransformerBlock(GradientCheckpointingLayer):
-    """(B, T, D) -> (B, T, D); with experts (`is_sparse`), followed by the three parts of their Routing.
+    """A layer, (B, T, D) -> (B, T, D); with experts (`is_sparse`) it returns the three parts of their Routing, too.
 
     Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other forms are subclasses.
     With `cross_attn` tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention
@@ -113,19 +113,19 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.input_layernorm = nn.Identity() if skips_norm else build_norm(config)
         self.cross_attention_layernorm = None if cross_attn is None else build_norm(config)
         self.post_attention_layernorm = build_norm(config)
-        # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
+        # None instead of a Dropout that does nothing: most of a generated token's time goes into calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
         self.multiplier = None if config.residual_multiplier == 1 else config.residual_multiplier
 
     def forward(self, hidden_states, *trained, trained_names=(), kept_tokens=None, **context):
-        """context: keyword arguments of self-attention, and of cross-attention by the names of OF_ENCODER.
+        """context: keyword arguments for self-attention, and for cross-attention by their names in OF_ENCODER.
 
-        trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
-        kept_tokens: those of which the feed-forward part, which mixes no tokens, is computed: K, the first of each row,
-            -> (B, K, D), or indices among all B * T -> (1, K, D).
+        trained: values of the arguments `trained_names`: reentrant checkpointing finds gradients of positional ones.
+        kept_tokens: tokens for which the feed-forward part is computed (it mixes no tokens); None: all. A number K: the
+            first K of each row -> (B, K, D); a tensor of K indices into all B * T tokens -> (1, K, D).
         """
         context |= dict(zip(trained_names, trained))
-        cross = {name: context.pop(given, None) for given, name in OF_ENCODER.items()}
+        cross = {name: context.pop(argument, None) for argument, name in OF_ENCODER.items()}
         x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
         if cross["key_value_states"] is not None:
             x_BTD, _ = self.residual(self.cross_attention_layernorm, self.cross_attn, x_BTD, **cross)
@@ -135,23 +135,23 @@ class TransformerBlock(GradientCheckpointingLayer):
 
     @staticmethod
     def outputs(x_BTD, routing, values: list):
-        """Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within."""
+        """A flat tuple: reentrant checkpointing finds the tensors in a tuple, but not in nested ones."""
         return (x_BTD, *(routing or ()), *values) if routing or values else x_BTD
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        """x + part(norm(x)), or post-norm norm(x + part(x)); and what else the part returns, a list."""
+        """x + part(norm(x)), or for post-norm norm(x + part(x)), and a list of the part's other outputs."""
         out_BTD, *extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
         x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
 
     def branch(self, out_BTD):
-        """What a part's output adds to the hidden states: it with dropout, times `residual_multiplier`."""
+        """What a part adds to the hidden states: its output after dropout, times `residual_multiplier`."""
         out_BTD = out_BTD if self.dropout is None else self.dropout(out_BTD)
         return out_BTD if self.multiplier is None else out_BTD * self.multiplier
 
     @staticmethod
     def kept(x_BTD, kept_tokens):
-        """The tokens of which the feed-forward part is computed (see `forward`)."""
+        """The hidden states of those tokens for which the feed-forward part is computed (see `forward`)."""
         if kept_tokens is None:
             return x_BTD
         is_number = isinstance(kept_tokens, int)
@@ -159,6 +159,6 @@ class TransformerBlock(GradientCheckpointingLayer):
 
 
 def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
-    """The layer of the residual form that `norm_position` and `block` name."""
+    """Build a layer in the residual form that `norm_position` and `block` name."""
     form = block_forms(config)[layer_idx]
     return implementation("block", form, BLOCK_FORMS[form])(config, layer_idx, *attentions)

@@ -1,4 +1,4 @@
-"""Blocks with norms of what attention and feed-forward return."""
+"""Blocks that norm the outputs of attention and feed-forward."""
 
 from .block import TransformerBlock, build_norm
 from .traits import implements

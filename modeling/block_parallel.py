@@ -23,9 +23,7 @@ class ParallelBlock(TransformerBlock):
         attended_BTD, _, *values = self.self_attn(normed_BTD, **context)
         if self.post_attention_layernorm is not None:
             normed_BTD = self.post_attention_layernorm(hidden_states)
-        attended_BTD, normed_BTD, x_BTD = (
-            self.kept(each, kept_tokens) for each in (attended_BTD, normed_BTD, hidden_states)
-        )
+        attended_BTD, normed_BTD, x_BTD = (self.kept(x, kept_tokens) for x in (attended_BTD, normed_BTD, hidden_states))
         fed_BTD, routing = self.mlp(normed_BTD)
         x_BTD = x_BTD + self.branch(attended_BTD) + self.branch(fed_BTD)
         return self.outputs(x_BTD, routing, values)

@@ -1,4 +1,4 @@
-"""Configs: the fields every family shares, and a decoder's own.
+"""Configs: the fields that all families share, and those of decoders.
 
 Where the package is installed, its rules/ check a config once, before anything is derived; then each class fills in its
 None fields in `derive`.
@@ -26,15 +26,15 @@ from .traits import (
 class TransformerConfig(PreTrainedConfig):
     """Fields shared by all families, named as transformers names them.
 
-    A block is: norm placement x attention x feed-forward. Fields left at None are derived as their comments say; the
-    8/3 of a GLU, rounded up to a multiple of 64, makes as many parameters as an MLP has (Shazeer 2020, section 2).
+    A block combines a norm placement, a kind of attention and a feed-forward. Fields left at None are derived as their
+    comments say; a GLU's 8/3, rounded up to a multiple of 64, gives it as many parameters as an MLP (Shazeer 2020,
+    section 2).
 
     `attention_pattern` names kinds of attention and is repeated over the layers: ["full_attention"] (default),
-    "sliding_attention" (the last `sliding_window` tokens; in an encoder so many to each side), "strided_attention"
+    "sliding_attention" (the last `sliding_window` tokens; in an encoder that many on each side), "strided_attention"
     (the last `attention_stride` tokens and every `attention_stride`-th before them; Child et al. 2019, section 4.2),
-    "local_global_attention" (`sliding_window` tokens to each side, and everywhere for tokens of the forward's
-    `global_attention_mask`; Beltagy et al. 2020). `layer_types`, which transformers' caches read, follows from it; it
-    may be given instead, one name per layer.
+    "local_global_attention" (`sliding_window` tokens on each side; tokens of forward's `global_attention_mask` see all;
+    Beltagy et al. 2020). `layer_types`, from which transformers chooses caches, follows; or give it, one name a layer.
 
     `position_encoding` is "none", "learned", "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer
     type), "alibi", "relative" (T5's) or, in an encoder, "disentangled" (DeBERTa's).
@@ -101,7 +101,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__init_subclass__(*args, **kwargs)
 
     def same_fields(self, other) -> bool:
-        """Equality, field by field. The one that dataclasses generate fails at a field that a config does not have."""
+        """Compare field by field; the `__eq__` that dataclasses generate fails on a config that lacks a field."""
         if other.__class__ is not self.__class__:
             return NotImplemented
         names = [field.name for field in dataclasses.fields(self)]
@@ -109,26 +109,26 @@ class TransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         for name in kwargs.keys() & (own_fields() | {"num_experts", "output_router_logits"}):
-            setattr(self, name, kwargs[name])  # not a field of this family: the rules check it like one
+            setattr(self, name, kwargs[name])  # no field of this family, but the rules read it
         self.check()  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
         if "check_names" in RULES:
             RULES["check_names"](self, kwargs)
-        # Old spellings of `rope_parameters`, which transformers turns into it below, are checked after that.
+        # transformers turns old spellings of `rope_parameters` into it below; the rules then check the config again.
         self._just_checked = not kwargs.keys() & {"rope_scaling", "rope_theta"}
         self.derive()
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
-        """Raise ValueError if the installed package has a rule against this config; the code in a folder has none."""
+        """Raise ValueError if a rule of the installed package refuses this config; saved code has no rules."""
         if "check_legal" in RULES:
             RULES["check_legal"](self)
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
-        """Nothing to do: a model enters its config's class with its own (base.py), and transformers would another."""
+        """Does nothing: models write their config's `auto_map` entry (base.py); transformers would write another."""
 
     def derive(self) -> None:
-        """Fill in fields left at None. A family's own come first, where shared ones depend on them."""
+        """Fill in fields left at None. A family derives its own fields first if shared ones depend on them."""
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -149,29 +149,29 @@ class TransformerConfig(PreTrainedConfig):
         self.set_parallel_plans()
 
     def name_layers_without_rope(self):
-        """Layer types whose `rope_parameters` are null become layers of `no_rope_layers`."""
+        """Enter layers whose type has null `rope_parameters` as 0 in `no_rope_layers`."""
         unrotated = {name for name in self.layer_types if (self.rope_parameters or {}).get(name, 0) is None}
         if not unrotated:
             return
         self.no_rope_layers = [int(name not in unrotated) for name in self.layer_types]
-        others = {name: value for name, value in self.rope_parameters.items() if value is not None}
-        first = next((value for value in others.values() if isinstance(value, dict)), {})
-        self.rope_parameters = others | {name: dict(first) for name in unrotated}  # read by no layer
+        rotated = {name: value for name, value in self.rope_parameters.items() if value is not None}
+        first = next((value for value in rotated.values() if isinstance(value, dict)), {})
+        self.rope_parameters = rotated | {name: dict(first) for name in unrotated}  # read by no layer
 
     def to_dict(self):
-        """Without `layer_types` that only this package knows: a plain config, as Trainer reads one when it resumes a
-        run, refuses them. They are derived anew."""
+        """The fields, without `layer_types` that only this package knows: a plain config, which Trainer reads when it
+        resumes a run, refuses them. Loading derives them again."""
         fields = super().to_dict()
         if STATE_LAYER_TYPE in (fields.get("layer_types") or ()):
             fields["layer_types"] = None
         return fields
 
     def set_parallel_plans(self):
-        """Plans name the modules that this config builds; a native class has one architecture and one plan."""
+        """Plans for the modules that this config builds: classes of transformers have one plan per architecture."""
         self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
 
     def convert_rope_params_to_dict(self, **kwargs):
-        """With one dict per layer type, theta's default belongs into each, not beside them."""  # transformers < 5.23
+        """With one dict per layer type, theta's default goes into each dict, not beside them."""  # transformers < 5.23
         nested = [self.rope_parameters[name] for name in set(self.layer_types) & set(self.rope_parameters or ())]
         if not nested or kwargs.get("rope_scaling"):
             return super().convert_rope_params_to_dict(**kwargs)
@@ -182,7 +182,7 @@ class TransformerConfig(PreTrainedConfig):
         return kwargs
 
     def validate_architecture(self):
-        """Called after construction, where __post_init__ has just checked, and before saving."""
+        """Called after construction, when __post_init__ has just checked the config, and before saving."""
         if not self.__dict__.pop("_just_checked", False):
             self.check()
 
@@ -227,8 +227,8 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class CausalConfig(TokenConfig):
-    """Fields of the families of decoders: of delta nets, "gated_" and "kimi_delta_attention", as Qwen3-Next's, and
-    of "latent_attention", as DeepSeek-V3's; `kv_lora_rank` without an `attention_pattern` makes all layers latent."""
+    """Fields of the decoder families. Those of delta nets (such as "gated_delta_attention") are named as Qwen3-Next's,
+    those of "latent_attention" as DeepSeek-V3's; `kv_lora_rank` without `attention_pattern` makes all layers latent."""
 
     is_decoder = True  # class attribute, not a config field: transformers' encoder-decoder models ask for it
     add_cross_attention: bool = False  # layers attend to the tokens of an encoder that a forward is given, too
@@ -267,11 +267,11 @@ class CausalConfig(TokenConfig):
 
     @property
     def qk_head_dim(self) -> int | None:
-        """Channels of a query of latent_attention: the name by which transformers knows such caches."""
+        """Channels of a query in latent_attention; by this name transformers recognises such caches."""
         return self.qk_rope_head_dim and self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def validate_layer_type(self):
-        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""
+        """Does nothing: the rules have checked the names, and transformers' list lacks the name of our cache."""
 
 
 @strict
@@ -279,7 +279,7 @@ class AnyformerDecoderConfig(CausalConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
     Beside the shared kinds of attention it has some whose memory does not grow with the row: "linear_attention", delta
-    nets, "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them) and
+    nets, "compressive_attention" (segments of `segment_length` tokens, and one matrix for all before them) and
     "recurrent_attention" (such segments, and the `memory_length` tokens before each; with `memory_length` and no
     `attention_pattern` all layers are of this kind).
     """

@@ -16,16 +16,16 @@ class AnyformerEncoderConfig(RoutedConfig):
 
     Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
     `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
-    `relative_embedding_norm` normalises it,
-    `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
-    positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
-    before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
+    `relative_embedding_norm` normalises it, `share_att_key` projects it by the layers' own query and key weights.
+    `position_biased_input` adds learned absolute positions to the input, `mask_decoder_layers` applies the last layer
+    again, with absolute positions in its queries, before masked tokens are predicted (section 3.2 of the same paper),
+    `conv_kernel_size` adds a convolution beside layer 0.
 
-    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary, or with
-    `head_transform=False` the vocabulary's layer alone, as a decoder's; sequence heads
-    read the first token or the mean of all (`pooler_type`) through a dense layer with `pooler_act` (None: no layer),
-    and the bare model has it, too, with `add_pooling_layer`; with `task_head_transform` every task head has the
-    masked-LM head's dense + act + norm instead (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
+    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary's layer, or with
+    `head_transform=False` that layer alone, as in a decoder. Sequence heads read the first token or the mean of all
+    (`pooler_type`) through a dense layer with `pooler_act` (None: no layer), which the bare model has, too, with
+    `add_pooling_layer`; with `task_head_transform` every task head has the masked-LM head's dense + act + norm instead
+    (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
     """
 
     model_type = "anyformer_encoder"

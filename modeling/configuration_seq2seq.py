@@ -8,7 +8,7 @@ from .configuration_moe import RoutedConfig
 from .parallel_plans import tensor_parallel_plan
 from .traits import cache_type
 
-# Fields that a stack's config has not, or not as the whole model's, and those that they follow from.
+# Fields that differ between the whole model's config and a stack's, and the fields that these follow from.
 FIELDS_OF_STACKS = ("num_hidden_layers", "num_decoder_layers", "layer_types", "attention_pattern", "mlp_layer_types")
 FIELDS_OF_STACKS += ("mlp_pattern", "is_causal", "is_encoder_decoder", "base_model_tp_plan")
 
@@ -21,10 +21,10 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
     share all other fields and the token embeddings. `logit_multiplier` scales the hidden states before the vocabulary
     (T5 v1.0 with tied embeddings: hidden_size^-0.5). `decoder_start_token_id` begins every target.
 
-    What is set on this config later is set on those of its stacks, too.
+    Attributes that are set on this config later are set on the configs of its stacks, too.
     """
 
-    __slots__ = ("_stacks",)  # {is_causal: config}; no attribute, or it would be saved and compared with the fields
+    __slots__ = ("_stacks",)  # {is_causal: config}; an ordinary attribute would be saved and compared with the fields
 
     model_type = "anyformer_seq2seq"
 
@@ -66,12 +66,12 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
             stack.num_hidden_layers = self.num_decoder_layers
             stack.layer_types, stack.attention_pattern = None, self.attention_pattern or self.attention_kinds[:1]
             stack.layer_types = [cache_type(kind) for kind in stack.attention_kinds]
-            stack.mlp_layer_types = None  # of the encoder's layers
+            stack.mlp_layer_types = None  # names the encoder's layers
             stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
         attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)
         stack.base_model_tp_plan = tensor_parallel_plan(stack, attentions)
         if stack.tie_word_embeddings and not is_causal:  # transformers < 5.23
-            # It would name a table of the whole model, which stands in the encoder.
+            # transformers would plan this table for the whole model, but it stands in the encoder.
             stack.base_model_tp_plan["embed_tokens"] = "embedding_rowwise"
 
     def __setattr__(self, name, value):
@@ -84,7 +84,7 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
                 self.set_fields_of_stack(stack, is_causal)
 
     def get_text_config(self, decoder=None, encoder=None):
-        """The decoder's stack, by which `generate` builds caches; the whole config where no side is named."""
+        """The config of the named stack (`generate` builds caches from the decoder's); by default the whole config."""
         if decoder == encoder or not self.is_encoder_decoder:
             return self
         return self.stack_config(is_causal=bool(decoder))

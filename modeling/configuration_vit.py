@@ -23,7 +23,7 @@ class AnyformerViTConfig(TransformerConfig):
 
     Masked image modelling predicts patches of `encoder_stride` pixels (None: `patch_size`). The base model pools
     through a dense layer of `pooler_output_size` (None: `hidden_size`) with `pooler_act` if `add_pooling_layer`; the
-    classifier reads what is before it.
+    classifier reads the vector before that layer.
     """
 
     model_type = "anyformer_vit"

@@ -18,8 +18,8 @@ class DocumentConv1d(nn.Conv1d):
         """(B, T, D) -> (B, T, D). document_ids: None (each row is one document), or (B, T), at least 0."""
         if document_ids is None:
             return super().forward(x_BTD.transpose(1, 2)).transpose(1, 2)
-        # Entries of other documents are set to 0 in each window, which a convolution kernel cannot do; so the windows
-        # are laid side by side and multiplied.
+        # In each window the entries of other documents must be 0, which a convolution kernel cannot do. So the windows
+        # are laid out side by side and multiplied.
         (padding,), (size,) = self.padding, self.kernel_size
         x_BTDW = nn.functional.pad(x_BTD, (0, 0, padding, padding)).unfold(1, size, 1)
         ids_BTW = nn.functional.pad(document_ids, (padding, padding), value=-1).unfold(1, size, 1)

@@ -42,7 +42,7 @@ CausalLMOutputWithCrossAttentionsWithoutLogits = without_logits(CausalLMOutputWi
 class CausalModel(TransformerStack):
     """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
 
-    # Of heads in the same folder, which servers of embeddings would call unknown weights.
+    # Weights of heads in the same folder, which servers of embeddings would report as unknown.
     _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs|mtp)\."]
 
     def __init__(self, config):
@@ -69,7 +69,7 @@ class CausalModel(TransformerStack):
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         past_key_values = given_cache(past_key_values, kwargs)
-        paged = "cache" in kwargs  # of transformers' continuous batching
+        paged = "cache" in kwargs  # passed by transformers' continuous batching
         packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
@@ -105,7 +105,7 @@ class CausalLanguageModel:
         self.post_init()
 
     def init_continuous_batching(self, *args, **kwargs):
-        """As transformers', which `generate_batch` calls. Raises ValueError for a model that it computes wrong."""
+        """As in transformers, called by `generate_batch`. Raises ValueError for a model that it would compute wrong."""
         if (reason := self.serving_refusal(pages=True)) is not None:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
@@ -137,13 +137,13 @@ class CausalLanguageModel:
         Args:
             labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
             kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
-                signature, see `takes_label_smoothing`. `prefix_mask` (B, P), nonzero at tokens that all of their
-                document see, those before them, too: a prefix (Raffel et al. 2020), or with ones all of a row.
-            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
-            logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
+                signature, see `takes_label_smoothing`. `prefix_mask` (B, P), nonzero at tokens that every token of
+                their document sees, also earlier ones: a prefix (Raffel et al. 2020), or if all ones, whole rows.
+            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
+            logits_to_keep: compute logits of this many last positions (0: of all), or of those in an index tensor.
             return_logits: whether `logits` is filled; None: see `returns_logits`.
-            encoder_hidden_states, encoder_attention_mask: (B, S, D) and (B, S), of an encoder that the config's
-                `add_cross_attention` makes the layers attend to.
+            encoder_hidden_states, encoder_attention_mask: (B, S, D) and (B, S), an encoder's output and its padding
+                mask, for models with `add_cross_attention`.
         """
         shift_labels = kwargs.pop("shift_labels", None)
         if encoder_hidden_states is not None:
@@ -164,27 +164,27 @@ class CausalLanguageModel:
         if self.mtp is not None and self.training and loss is not None:
             mtp_loss = self.mtp(self.model, self.lm_head, hidden_states, shift_labels, num_items_in_batch, **inputs)
             loss = loss + self.config.mtp_loss_coef * mtp_loss
-        own = {"logits": logits, "mtp_loss": mtp_loss, "row_losses": None if losses is None else losses.sum(-1)}
+        fields = {"logits": logits, "mtp_loss": mtp_loss, "row_losses": None if losses is None else losses.sum(-1)}
         return self.head_output(
-            CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **own
+            CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **fields
         )
 
 
-# A cache: `generate` reads the signature of models with Hub code at every token, a tenth of a small model's time.
+# Cached: for models with Hub code `generate` inspects the signature at every token, a tenth of a small model's time.
 CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 
 class CausalForMaskedLM(Head, CausalLanguageModel):
-    """Masks filled in by a decoder trained for it (Charpentier and Samuel 2024): all tokens see each other, and the one
-    before a mask predicts what it hides. The first token of a text is never predicted."""
+    """A decoder that fills in masks, if trained to (Charpentier and Samuel 2024): all tokens see each other, and the
+    token before a mask predicts the hidden one. The first token of a text is never predicted."""
 
     @can_return_tuple
     def forward(
         self, labels: torch.LongTensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> CausalLMOutputWithCrossAttentions:
-        """labels: (B, T), the token that belongs at each position; -100 is not counted -> logits there, and loss."""
-        given = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
-        kwargs |= {"prefix_mask": given.new_ones(given.shape[:2]), "use_cache": False, "return_dict": True}
+        """labels: (B, T), the right token at each position; -100 is not counted. Returns logits there, and loss."""
+        inputs = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+        kwargs |= {"prefix_mask": inputs.new_ones(inputs.shape[:2]), "use_cache": False, "return_dict": True}
         outputs = super().forward(labels=labels, **kwargs)
         if outputs.get("logits") is not None:
             outputs.logits = nn.functional.pad(outputs.logits[:, :-1], (0, 0, 1, 0))
@@ -203,20 +203,20 @@ class PrefixGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids, attention_mask=None, inputs_embeds=None, prefix_mask=None, **kwargs
     ):
-        """As transformers', with a `prefix_mask` while the prompt is read. Raises ValueError for one read in pieces."""
-        given = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        inputs = super().prepare_inputs_for_generation(input_ids, **given, **kwargs)
+        """As in transformers, plus `prefix_mask` while the prompt is read. Raises ValueError for a prompt in pieces."""
+        arguments = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs = super().prepare_inputs_for_generation(input_ids, **arguments, **kwargs)
         cache = kwargs.get(CACHE)
         past = 0 if cache is None else cache.get_seq_length()
         if prefix_mask is None or past >= prefix_mask.shape[1]:
             return inputs
-        read = next(inputs[name].shape[1] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None)
-        if past + read < prefix_mask.shape[1]:
+        length = next(inputs[name].shape[1] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None)
+        if past + length < prefix_mask.shape[1]:
             raise ValueError("prefix_lm reads a prompt at once; leave prefill_chunk_size out of the generation config")
         return inputs | {"attention_mask": attention_mask, "prefix_mask": prefix_mask}
 
 
-# `generate` refuses arguments that stand in no signature; transformers' own names the cache, by a name of its version.
+# `generate` refuses arguments that are in no signature; this one extends transformers', whose cache name varies.
 _OWN = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
 *_GIVEN, _OTHERS = _OWN.parameters.values()
 _PREFIX = inspect.Parameter("prefix_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
@@ -259,5 +259,5 @@ class AnyformerDecoderForImageClassification(ForSequenceClassification, Anyforme
     base_class = AnyformerDecoderModel
 
     def pool(self, outputs, input_ids, attention_mask):
-        """(B, T, D) -> (B, D): all pixels, none of which is ever padding."""
+        """(B, T, D) -> (B, D), the mean over all pixels: none is ever padding."""
         return outputs.last_hidden_state.mean(dim=1)

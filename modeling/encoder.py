@@ -71,9 +71,9 @@ class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
 
     @property
     def last_mlp_is_for_heads(self) -> bool:
-        """Whether heads alone read what the last feed-forward part makes of a token.
+        """Whether only heads read the output of the last feed-forward part.
 
-        Routers count all tokens, and the mask decoder and the convolution read them all.
+        Otherwise all tokens are needed: for the counts of routers, the mask decoder or the convolution.
         """
         config = self.config
         return config.mlp_kinds[-1] != "sparse" and not (config.mask_decoder_layers or config.conv_kernel_size)
@@ -85,7 +85,7 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
     `add_pooling_layer` (None: as the config says): whether there is a `pooler_output` beside the hidden states.
     """
 
-    # Of heads in the same folder, which servers of embeddings would call unknown weights.
+    # Weights of heads in the same folder, which servers of embeddings would report as unknown.
     _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(head_transform|score|qa_outputs|seq_relationship)\."]
 
     def __init__(self, config: AnyformerEncoderConfig, add_pooling_layer: bool | None = None):
@@ -122,8 +122,8 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
             token_type_ids: (B, T), the segment of each token; None: all in segment 0.
             global_attention_mask: (B, T), nonzero at tokens that see all and are seen by all in local_global_attention.
             decode_masks: run the enhanced mask decoder (`mask_decoder_layers`) in place of the last layer.
-            kept_tokens: (K,), an index among all B * T: the last layer's feed-forward part is computed of these tokens
-                alone, and last_hidden_state is zeros at all others; None: of all.
+            kept_tokens: (K,), indices into all B * T tokens: the last layer's feed-forward part is computed for these
+                only, and last_hidden_state is 0 at all others; None: for all.
         """
         x_BTE = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         needs_absolute = self.config.position_biased_input or decode_masks
@@ -161,14 +161,14 @@ class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
         return masks, seen
 
     def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
-        # The convolution would mix rows that are laid end to end.
+        # The convolution would mix texts of rows that are laid end to end.
         return self.conv is None and super().can_unpad(x_BTE, attention_mask, captured)
 
     def run_layers(self, x_BTD, per_layer, conv_context=None, decode_masks=False, **context) -> tuple:
         layers, routed = list(zip(self.each_layer(), per_layer)), []
         last = layers.pop() if decode_masks and self.config.mask_decoder_layers > 0 else None
-        for i, (layer, own) in enumerate(layers):
-            out_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+        for i, (layer, arguments) in enumerate(layers):
+            out_BTD = run_layer(layer, x_BTD, routed, **arguments, **context)
             x_BTD = self.conv(x_BTD, out_BTD, *conv_context) if i == 0 and self.conv is not None else out_BTD
         if last is not None:
             x_BTD = self.decode_masks(x_BTD, routed, *last, **context)
@@ -201,14 +201,14 @@ class PredictsMaskedTokens(Head, AnyformerEncoderPreTrainedModel):
 
     @property
     def keeps_labelled_tokens(self) -> bool:
-        """Whether the loss alone needs the last layer's feed-forward part of labelled tokens only."""
+        """Whether the loss needs the last layer's feed-forward part for labelled tokens only."""
         # A pooled output is made of the first token ("cls") or of all ("mean").
         return self.last_mlp_is_for_heads and not (self.reads_first_token and self.config.pooler_type != "cls")
 
     def labelled_tokens(self, labels, return_logits, output_hidden_states=None, **others):
-        """Index (K,) among all B * T of the tokens whose last feed-forward part is needed, read on the host; None: all.
+        """Indices (K,) into all B * T of the tokens that need the last feed-forward part, read on the host; None: all.
 
-        All are for logits and captured hidden states, and in a graph of fixed shapes.
+        All need it for logits, for captured hidden states, and in a graph of fixed shapes.
         """
         needs_all = output_hidden_states or self.config.output_hidden_states or torch.compiler.is_compiling()
         if needs_all or not self.keeps_labelled_tokens or self.returns_logits(return_logits, labels):
@@ -221,11 +221,11 @@ class PredictsMaskedTokens(Head, AnyformerEncoderPreTrainedModel):
     def predict(self, hidden_states, labels, num_items_in_batch, return_logits, labelled) -> tuple:
         """(loss, (B,) losses of rows, logits), each None where it is not made; see AnyformerEncoderForMaskedLM.forward.
 
-        labelled: of labelled_tokens.
+        labelled: the result of `labelled_tokens`.
         """
         if not self.returns_logits(return_logits, labels):
-            how = (hidden_states, labels, num_items_in_batch, labelled)
-            return *masked_language_model_loss(self.lm_head, self.head_transform, *how), None
+            inputs = (hidden_states, labels, num_items_in_batch, labelled)
+            return *masked_language_model_loss(self.lm_head, self.head_transform, *inputs), None
         logits = self.lm_head(hidden_states if self.head_transform is None else self.head_transform(hidden_states))
         if labels is None:
             return None, None, logits
@@ -253,15 +253,15 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Predict tokens where they stand.
+        """Predict the token at each position.
 
         Args:
             labels: (B, T), the token that belongs at each position; -100 is not counted.
-            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
+            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
                 head on labelled positions only.
-            kept_tokens: (K,), an index among all B * T; without labels. `logits` (1, K, V) are of these tokens alone,
-                which saves the others' head and last feed-forward part.
+            kept_tokens: (K,), indices into all B * T tokens, if there are no labels: `logits` (1, K, V) are of these
+                only, which saves the head and the last feed-forward part of the others.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         if kept_tokens is not None and self.last_mlp_is_for_heads:
@@ -270,10 +270,10 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         hidden_states = outputs.last_hidden_state
         if kept_tokens is not None:
             hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
-        how = (labels, num_items_in_batch, return_logits, labelled)
-        loss, row_losses, logits = self.predict(hidden_states, *how)
-        own = {"logits": logits, "row_losses": row_losses}
-        return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, **own)
+        inputs = (labels, num_items_in_batch, return_logits, labelled)
+        loss, row_losses, logits = self.predict(hidden_states, *inputs)
+        fields = {"logits": logits, "row_losses": row_losses}
+        return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, **fields)
 
 
 class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
@@ -304,7 +304,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         """labels: (B, T), as for AnyformerEncoderForMaskedLM. next_sentence_label: (B,), 0 or 1.
 
         The loss is the sum of the mean over masked tokens and the mean over rows. With `num_items_in_batch`, which
-        counts tokens, each row has the weight of its share of them: accumulated micro-batches then add up to the
+        counts tokens, each row is weighted by its share of them: accumulated micro-batches then add up to the
         whole batch, however it is cut.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
@@ -313,8 +313,8 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         if pooled is None:
             pooled = pool_tokens(outputs.last_hidden_state, kwargs.get("attention_mask"), self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
-        how = (labels, num_items_in_batch, return_logits, labelled)
-        masked_lm_loss, row_losses, logits = self.predict(outputs.last_hidden_state, *how)
+        inputs = (labels, num_items_in_batch, return_logits, labelled)
+        masked_lm_loss, row_losses, logits = self.predict(outputs.last_hidden_state, *inputs)
         loss, sentence_loss = masked_lm_loss, None
         if next_sentence_label is not None:
             if num_items_in_batch is None or labels is None:

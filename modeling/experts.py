@@ -28,10 +28,10 @@ class Routing(NamedTuple):
 
 
 class TopKRouter(nn.Module):
-    """Scores of all experts for each token, and the K best with the weights of their outputs.
+    """Scores all experts for each token, and chooses the K best and the weights of their outputs.
 
     Scores are a softmax over experts (Shazeer et al. 2017, eq. 3-5) or sigmoids (DeepSeek-AI 2024, eq. 15), in fp32
-    whatever the model's type: experts of nearly equal scores would be mixed up (Fedus et al. 2021, section 2.4).
+    whatever the model's dtype, else experts of nearly equal scores are mixed up (Fedus et al. 2021, section 2.4).
 
     With `router_bias_update_rate` the experts are chosen by score + bias, while weights stay scores: a bias that
     `experts_bias.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
@@ -49,13 +49,12 @@ class TopKRouter(nn.Module):
         self.bias_update_rate = config.router_bias_update_rate
         if self.bias_update_rate > 0:
             self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts))  # transformers' name
-            self.load = (
-                None  # assignments (E) since the last step; no buffer: DDP would copy the first process's to all
-            )
+            # Assignments (E) since the last step. Not a buffer: DDP would copy the first process's to all others.
+            self.load = None
             watch(self)
 
     def __setstate__(self, state):
-        super().__setstate__(state)  # a copy of a router
+        super().__setstate__(state)  # called for copies of a router
         if self.bias_update_rate > 0:
             watch(self)
 
@@ -92,9 +91,9 @@ def scores_of(logits: torch.Tensor, scoring: str) -> torch.Tensor:
 
 
 def within_groups(choice_NE: torch.Tensor, groups: int, kept: int, best: int) -> torch.Tensor:
-    """The scores (N, E) by which experts are chosen, -inf outside of the `kept` best of `groups` equal groups.
+    """The scores (N, E) by which experts are chosen, -inf outside of the `kept` best of `groups` groups of equal size.
 
-    A group is as good as the sum of its `best` best: of one (DeepSeek-V2, section 2.2.2), or of two (V3, 2.1.2).
+    A group's score is the sum of its `best` best experts': of one (DeepSeek-V2, section 2.2.2), or two (V3, 2.1.2).
     """
     of_groups = choice_NE.unflatten(-1, (groups, -1))
     index_NG = of_groups.topk(best, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
@@ -103,7 +102,7 @@ def within_groups(choice_NE: torch.Tensor, groups: int, kept: int, best: int) ->
 
 
 class Experts(nn.Module):
-    """E feed-forward layers of one shape; the weights of each kind are one tensor, and with `mlp_bias` the biases.
+    """E feed-forward layers of one shape. Each weight, and with `mlp_bias` each bias, is one tensor for all experts.
 
     forward is the reference: one expert after the other. transformers' `@use_experts_implementation` sends calls to
     the implementation that the config names (`experts_implementation`, see `experts_grouped.py`).
@@ -115,7 +114,6 @@ class Experts(nn.Module):
         self.intermediate_dim = config.moe_intermediate_size
         self.act_fn = ACT2FN[config.hidden_act]
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
-
         self.down_proj_bias = self.new_bias(config, self.hidden_dim)
 
     def new_bias(self, config, size: int) -> nn.Parameter | None:
@@ -140,7 +138,7 @@ class Experts(nn.Module):
 @implements("experts", "mlp")
 @use_experts_implementation(has_gate=False)
 class PlainExperts(Experts):
-    """Each expert is a feed_forward.MLP."""
+    """Each expert is a block.MLP."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -151,7 +149,7 @@ class PlainExperts(Experts):
 @implements("experts", "glu")
 @use_experts_implementation
 class GatedExperts(Experts):
-    """Each expert is a feed_forward.GatedMLP, its gate and up projections in one tensor."""
+    """Each expert is a block.GatedMLP, its gate and up projections in one tensor."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -169,7 +167,7 @@ def build_experts(config) -> Experts:
 @implements("feed forward", "sparse")
 class SparseMLP(nn.Module):
     """The feed-forward of a block with experts: router, experts and, with `shared_expert_intermediate_size`, one more
-    that every token uses (Dai et al. 2024, section 3.2; its own gate as in Qwen2-MoE)."""
+    that every token uses (Dai et al. 2024, section 3.2; its gate as in Qwen2-MoE)."""
 
     def __init__(self, config):
         super().__init__()
@@ -206,7 +204,7 @@ class SparseMLP(nn.Module):
 def within_capacity(index_NK: torch.Tensor, rows: int, num_experts: int, capacity: int) -> torch.Tensor:
     """(N, K), True for the first `capacity` assignments to each expert in a row (Fedus et al. 2021, section 2.2).
 
-    First choices of all its tokens come before second ones (Lepikhin et al. 2020, algorithm 1).
+    First choices of all tokens in the row come before second choices (Lepikhin et al. 2020, algorithm 1).
     """
     order_BS = index_NK.unflatten(0, (rows, -1)).transpose(1, 2).flatten(1)
     taken_BSE = functional.one_hot(order_BS, num_experts).cumsum(dim=1)

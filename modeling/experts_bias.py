@@ -2,8 +2,8 @@
 
 Routers count the tokens of a step's forward passes. After an optimizer step each bias moves by
 `router_bias_update_rate` towards equal loads, summed over all processes: up for an expert with fewer tokens than the
-mean, down for one with more (algorithm 1). Every training loop does this: torch calls `update_biases` after each step
-of any optimizer, from the first router with a bias on. Gradient accumulation and several processes move biases as one
+mean, down for one with more (algorithm 1). This works in every training loop: once a router with a bias exists, torch
+calls `update_biases` after each step of any optimizer. Gradient accumulation and several processes move biases as one
 large batch would.
 """
 
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 # In the order in which they were built, which all processes share.
 _watched: list[weakref.ref] = []
-_hook = None  # of torch, on every optimizer of this process; there is none as long as no router has a bias
+_hook = None  # torch's, for every optimizer of this process; None until a router with a bias exists
 
 
 def watch(router) -> None:
@@ -33,7 +33,7 @@ def count(router, assignments_E: torch.Tensor) -> None:
 
 
 def forget_counts() -> None:
-    """Start counting anew in all routers: no bias is to be moved by the passes since the last step."""
+    """Reset the counts of all routers, so that forward passes since the last step move no bias."""
     for ref in _watched:
         if (router := ref()) is not None:
             router.load = None
@@ -41,7 +41,7 @@ def forget_counts() -> None:
 
 @torch.no_grad()
 def update_biases(*_) -> None:
-    """Move the bias of every router that has counted tokens, and start counting anew."""
+    """Move the bias of every router that has counted tokens, and reset its count."""
     routers = [router for ref in _watched if (router := ref()) is not None and router.load is not None]
     if not routers:
         return

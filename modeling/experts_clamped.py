@@ -10,5 +10,5 @@ class ClampedExperts(GatedExperts):
     """Each expert is a glu_clamped.ClampedMLP."""
 
     def _apply_gate(self, gate_up):
-        """transformers' name. (..., 2 I) -> (..., I)."""
+        """(..., 2 I) -> (..., I); transformers calls it by this name."""
         return clamped_glu(*gate_up.chunk(2, dim=-1), self.config)

@@ -1,7 +1,7 @@
 """How the experts' products are computed: one expert after the other, or all in one grouped product.
 
 Shapes as in experts.py. `anyformer_grouped` is ours and the default: tokens are sorted by expert once, two grouped
-products run, and nothing is read back to the host. transformers' own `grouped_mm` and `batched_mm` work, too.
+products run, and nothing is read back to the host. transformers' `grouped_mm` and `batched_mm` work, too.
 """
 
 import torch
@@ -14,7 +14,7 @@ IMPLEMENTATION = "anyformer_grouped"
 
 
 def best_implementation(config, requested: str | None) -> str | None:
-    """`requested`, or where it is None ours; a model without experts has none.
+    """`requested`; if it is None and the model has experts, ours.
 
     Raises ValueError where torch's own grouped product is requested and does not support the sizes.
     """
@@ -32,7 +32,7 @@ def best_implementation(config, requested: str | None) -> str | None:
 
 
 def loop_over_experts(experts, x_ND, index_NK, weights_NK):
-    """The reference: each expert computes its tokens. Which ones is read on the host, expert by expert."""
+    """The reference: one expert after the other computes its tokens, whose indices are read on the host."""
     out_ND = torch.zeros_like(x_ND)
     for e in range(experts.num_experts):
         token, assignment = torch.where(index_NK == e)
@@ -63,8 +63,8 @@ def activated(experts, x_SI):
 class _Spread(torch.autograd.Function):
     """Tokens (N, D) -> the input of every assignment, sorted by expert (S, D).
 
-    Like `_Collect` written out: autograd would add up the gradients of a token's assignments by scattering, which is
-    slow on CPUs and in no fixed order on GPUs. A gather and a sum over K do the same.
+    Its backward pass, like `_Collect`'s, is written out: autograd would add up the gradients of a token's assignments
+    by scattering, which is slow on CPUs and in no fixed order on GPUs. A gather and a sum over K do the same.
     """
 
     @staticmethod
@@ -94,11 +94,11 @@ class _Collect(torch.autograd.Function):
 
 
 def grouped_product(x_SD, weight_EID, ends_E):
-    """Rows of x, sorted by expert and ending at `ends_E` (int32), times the transposed weights of each (S, I)."""
+    """Rows of x, sorted by expert, times its transposed weights -> (S, I). ends_E: int32, where its rows end."""
     weight_EDI = weight_EID.transpose(-2, -1)
     aligned = weight_EID.shape[-1] % CHANNELS == 0 and weight_EID.shape[-2] % CHANNELS == 0
-    aligned = aligned and weight_EID.dtype != torch.float64  # which torch's kernels do not know
-    # Inductor knows grouped_mm for bf16 only.
+    aligned = aligned and weight_EID.dtype != torch.float64  # which torch's kernels do not support
+    # Inductor supports grouped_mm for bf16 only.
     if aligned and (weight_EID.dtype == torch.bfloat16 or not torch.compiler.is_compiling()):
         product = getattr(functional, "grouped_mm", None) or torch._grouped_mm
         return product(x_SD, weight_EDI, offs=ends_E)
@@ -125,10 +125,10 @@ def grouped_experts(experts, x_ND, index_NK, weights_NK):
         h_SI = grouped_product(x_SD, up_weight(experts).to(dtype), ends_E)
         if elsewhere:
             h_SI = h_SI.masked_fill(elsewhere_S1, 0)
-        if experts.has_bias:  # a product: gradients of what is looked up would be added up in no fixed order
+        if experts.has_bias:  # a product: a lookup's gradients would be added up in no fixed order
             of_S = (expert_S[:, None] == experts_here).to(dtype)
             h_SI = h_SI + of_S @ up_bias(experts).to(dtype)
-        # The weights of the outputs act before the second product, on fewer channels than after it.
+        # The second product is linear, so the weights of the outputs can be applied before it.
         h_SI = activated(experts, h_SI) * weights_S[:, None]
         y_SD = grouped_product(h_SI, experts.down_proj.to(dtype), ends_E)
         if experts.has_bias:

@@ -59,7 +59,7 @@ class LayerRoutings(NamedTuple):
     real: torch.Tensor
 
 
-# For `_can_record_outputs` of the models below.
+# For `_can_record_outputs` of models with experts.
 ROUTER_LOGITS = {"router_logits": OutputRecorder(TopKRouter, index=0)}
 
 
@@ -86,9 +86,9 @@ class ModelWithExperts:
 
     @contextmanager
     def _optimize_model_for_decode(self):
-        """As transformers', which off the CPU lets `generate` decode by batched_mm where its own grouped_mm was chosen.
+        """As in transformers, which except on CPUs makes `generate` decode by batched_mm if its grouped_mm was chosen.
 
-        So it does for ours: compiled, a step is a CUDA graph, in which ours would read on the host where experts end.
+        The same for ours: a compiled step is a CUDA graph, in which ours would read on the host where experts end.
         """
         if self.device.type == "cpu" or self.config._experts_implementation != IMPLEMENTATION:
             with super()._optimize_model_for_decode():
@@ -107,10 +107,10 @@ class ModelWithExperts:
         return router_fields(routed, shape, unpadded, loss_mask, self.training, output_router_logits)
 
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
-        """As the base class's. In training the routers' losses are part of the loss.
+        """As in the base class. In training the routers' losses are part of the loss.
 
-        An evaluation's loss is the task's alone, so that it compares with models of other routers, or none. Without
-        labels the losses of the rows are passed on to whoever computes the loss.
+        In evaluation the loss is the task's alone, and so comparable with models of other routers, or none. Without
+        labels `router_losses` is passed on to the caller, who computes the loss.
         """
         router_losses = outputs.get("router_losses")
         if router_losses is not None and loss is not None:
@@ -149,7 +149,7 @@ def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, outp
 
 
 def in_rows(x_N, shape, unpadded):
-    """Values of N tokens -> (B, T, ...); where rows ran as one, 0 at padding."""
+    """Values of N tokens -> (B, T, ...), 0 at padding if the rows ran as one row."""
     if x_N is None:
         return None
     return x_N.unflatten(0, shape) if unpadded is None else unpadded.put_back(x_N[None])
@@ -176,7 +176,7 @@ def router_outputs(routing: LayerRoutings, scoring: str) -> dict:
 
 
 def assignments_per_expert(routing: LayerRoutings) -> torch.Tensor:
-    """(L, E) whole numbers: how many assignments of real tokens chose each expert."""
+    """(L, E) integers: how many assignments of real tokens chose each expert."""
     num_experts, index = routing.logits.shape[-1], routing.index
     assignments_LEN = torch.zeros(*index.shape[:1], num_experts, dtype=torch.long, device=index.device)
     weights = routing.real.long()[None, ..., None].expand_as(index)
@@ -185,12 +185,12 @@ def assignments_per_expert(routing: LayerRoutings) -> torch.Tensor:
 
 def merged(*outputs) -> dict:
     """The router fields of the stacks of one model, as those of one stack: layers after layers."""
-    found = [{name: out[name] for name in FIELDS if out.get(name) is not None and len(out[name])} for out in outputs]
-    found = [fields for fields in found if fields]
-    if len(found) < 2:
-        return found[0] if found else {}
-    join = {name: torch.cat for name in found[0]} | {"router_logits": lambda parts: sum(parts, ())}
-    return {name: join[name]([fields[name] for fields in found]) for name in found[0]}
+    stacks = [{name: out[name] for name in FIELDS if out.get(name) is not None and len(out[name])} for out in outputs]
+    stacks = [fields for fields in stacks if fields]
+    if len(stacks) < 2:
+        return stacks[0] if stacks else {}
+    join = {name: torch.cat for name in stacks[0]} | {"router_logits": lambda parts: sum(parts, ())}
+    return {name: join[name]([fields[name] for fields in stacks]) for name in stacks[0]}
 
 
 FIELDS = ("router_losses", "router_load", "router_entropy", "router_dropped", "router_logits")
@@ -205,8 +205,8 @@ def row_weights(rows: int, labels: torch.Tensor, num_items_in_batch) -> torch.Te
     total = counted_B.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
     if torch.is_tensor(total):
         total = total.to(labels.device)
-    each = rows // labels.shape[0]
-    return (counted_B / (total * each)).repeat_interleave(each)
+    repeats = rows // labels.shape[0]
+    return (counted_B / (total * repeats)).repeat_interleave(repeats)
 
 
 def weighted_router_losses(config, router_losses, weights_B) -> tuple:

@@ -1,11 +1,11 @@
 """Sizes of experts that torch's own grouped product refuses. Standard library only."""
 
-# It refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of weights.
+# It needs rows of multiples of 16 bytes; 8 channels are that in every dtype of weights.
 CHANNELS = 8
 
 
 def odd_sizes(c) -> str | None:
-    """A size of the experts that it refuses, as `name=value`, or None.
+    """A size of the experts that grouped_mm refuses, as `name=value`, or None.
 
     A size that is not set yet (None: the config derives it) is not judged.
     """

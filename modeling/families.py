@@ -1,4 +1,4 @@
-"""The families of models, one row each: whatever lists families reads these. Standard library only."""
+"""The families of models, one row each: all that lists families reads this table. Standard library only."""
 
 import importlib
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Family:
     words: its name in sentences. module: the file of this folder that has its models. config, config_module: the class
     of its config, and the file that has it. heads: {Auto class: the class of `module` that it loads}. pretraining: the
     Auto class assumed for a checkpoint that names no class. objective: the objective or task that a preset of the
-    family is planned for. bidirectional: whether tokens see later tokens. has_decoder: whether a decoder reads what an
-    encoder makes of a text. of_images: whether it reads images.
+    family is planned for. bidirectional: whether tokens see later tokens. has_decoder: whether a decoder reads an
+    encoder's output. of_images: whether it reads images.
     """
 
     words: str
@@ -43,7 +43,7 @@ OF_TEXTS = ("SequenceClassification", "TokenClassification", "QuestionAnswering"
 
 
 def _heads(prefix: str, *names: str) -> dict[str, str]:
-    """{Auto class: own class} of the base model and of these heads."""
+    """{Auto class: our class} of the base model and of these heads."""
     return {"AutoModel": f"{prefix}Model"} | {f"AutoModelFor{name}": f"{prefix}For{name}" for name in names}
 
 

@@ -25,7 +25,7 @@ def class_loss(logits, labels, num_items_in_batch=None, label_smoothing: float =
 
 
 def masked_pixel_loss(pixel_values, reconstruction, masked_BN, patch_size: int, num_items_in_batch=None):
-    """Mean distance of the masked patches' pixels (Xie et al. 2022, section 3.4); images (B, C, R * P, S * P).
+    """Mean absolute error of the masked patches' pixels (Xie et al. 2022, section 3.4); images (B, C, R * P, S * P).
 
     num_items_in_batch: masked patches in the whole optimizer step; the sum of the patches' means is divided by it.
     """

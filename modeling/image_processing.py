@@ -35,13 +35,13 @@ class AnyformerImageProcessor(PilBackend):
     def process_image(self, image: ImageInput, num_channels: int | None = None, **kwargs):
         """One image -> array (C, H, W) with `num_channels` channels."""
         kwargs.pop("do_convert_rgb", None)
-        if num_channels is not None and hasattr(image, "convert"):  # Pillow's own handles palettes and transparency
+        if num_channels is not None and hasattr(image, "convert"):  # Pillow handles palettes and transparency
             image = image.convert({1: "L", 3: "RGB"}[num_channels])
         pixels = super().process_image(image, **kwargs)
         return pixels if num_channels in (None, pixels.shape[0]) else with_channels(pixels, num_channels)
 
     def normalize(self, image, mean, std, **kwargs):
-        """As transformers', where one mean stands for all channels."""
+        """As in transformers, but a list of one mean or deviation stands for all channels."""
         mean, std = (x[0] if isinstance(x, list | tuple) and len(x) == 1 else x for x in (mean, std))
         return super().normalize(image, mean, std, **kwargs)
 

@@ -1,7 +1,7 @@
 """What comes after the layers, for all families: output classes, output layers, the loss of logits over a vocabulary.
 
-N tokens, R rows of them at a time, D hidden size, V vocabulary. The logits of R rows are made, turned into gradients of
-hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V.
+N tokens, R of them in a chunk, D hidden size, V vocabulary. The logits of a chunk are computed, turned into gradients
+of hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V.
 """
 
 import re
@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import ModelOutput
 
 IGNORE_INDEX = -100
-# Unless the caller sets a limit, a chunk takes an eighth of what all logits would take in fp32, or this many bytes if
-# that is more: below, chunking saves no memory that matters, and products of few rows are slow.
+# Unless the caller sets a limit, a chunk takes an eighth of the memory of all logits in fp32, but at least this many
+# bytes: smaller chunks save no memory that matters, and matrix products of few rows are slow.
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
 ROWS_PER_CHUNK = 1024
 
@@ -26,13 +26,13 @@ class RouterFields(ModelOutput):
 
     Filled in training, and in evaluation with `output_router_logits`.
 
-    router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; of base models, and of
+    router_losses: (L, B, 2), each row's balance loss and z-loss, without coefficients; filled by base models, and by
         heads without labels.
-    aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
-    mtp_loss: of the modules that predict tokens further ahead (multi_token.py), without coefficient; part of `loss`.
+    aux_loss, z_loss: means of these, scalars without coefficients, filled by heads; in training part of `loss`.
+    mtp_loss: that of the modules that predict tokens further ahead (multi_token.py), no coefficient; part of `loss`.
     router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
-    router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
-    router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
+    router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E if all experts score equally.
+    router_dropped: (L,), share of assignments dropped because the expert was full; 0 without `expert_capacity`.
     router_logits: L tensors (B T, E), with `output_router_logits` only.
     """
 
@@ -47,19 +47,19 @@ class RouterFields(ModelOutput):
 
 
 def with_router_fields(output_class: type, module: str) -> type:
-    """A class of the same name, with the fields of RouterFields after its own. module: where it is to be found."""
+    """An output class of the same name, with the fields of RouterFields after its own. module: its `__module__`."""
     names = {"__module__": module, "__doc__": output_class.__doc__}
     return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
 
 
-LOGITS = ("logits", "prediction_logits")  # over a vocabulary
+LOGITS = ("logits", "prediction_logits")  # output fields with logits over a vocabulary
 NO_LOGITS = "this training step made its loss without logits; pass return_logits=True to the model to have them"
 
 
 class WithoutLogits(ModelOutput):
-    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them.
+    """Outputs of a step without logits. They have no field for logits; the error on access says how to get them.
 
-    row_losses: (B,), of each row the summed cross-entropy of its labels, without label smoothing and without gradients.
+    row_losses: (B,), each row's summed cross-entropy of its labels, without label smoothing and without gradients.
     """
 
     def __getattr__(self, name):
@@ -72,28 +72,28 @@ class WithoutLogits(ModelOutput):
 
 
 def without_logits(output_class: type) -> type:
-    """The class of such outputs; pickle finds it in the module of `output_class`, as <its name>WithoutLogits."""
-    kept = [(each.name, each.type, None) for each in fields(output_class) if each.name not in LOGITS]
-    kept.append(("row_losses", torch.FloatTensor | None, None))
-    made = make_dataclass(f"{output_class.__name__}WithoutLogits", kept, bases=(WithoutLogits,))
-    made.__module__, output_class.without_logits = output_class.__module__, made
-    return made
+    """The WithoutLogits form of an output class; pickle looks for it beside that class, as <its name>WithoutLogits."""
+    columns = [(field.name, field.type, None) for field in fields(output_class) if field.name not in LOGITS]
+    columns.append(("row_losses", torch.FloatTensor | None, None))
+    result_class = make_dataclass(f"{output_class.__name__}WithoutLogits", columns, bases=(WithoutLogits,))
+    result_class.__module__, output_class.without_logits = output_class.__module__, result_class
+    return result_class
 
 
 class FillsOutputs:
-    """A mixin for models: the outputs of their heads."""
+    """A mixin for models that builds the outputs of their heads."""
 
     def returns_logits(self, return_logits: bool | None, labels) -> bool:
-        """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.
+        """Whether a head fills `logits`. None: not in a training step with labels, which needs only the loss.
 
-        In such a step the logits would be the largest tensor of all. Where they are filled, the loss is made of them.
+        In such a step the logits would be the largest tensor of all. If they are filled, the loss is made from them.
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, row_losses=None, **own):
-        """The output of a head: loss, fields of its own, and those of the base model's `outputs` that the class has.
+        """A head's output: the loss, the fields `own`, and those of the base model's `outputs` that the class has.
 
-        labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
+        labels, num_items_in_batch: as for the loss; families with experts weight the routers' losses by them.
         row_losses: as in WithoutLogits; outputs with logits have none.
         """
         for name in LOGITS:
@@ -105,17 +105,17 @@ class FillsOutputs:
 
 
 def head_width(config) -> int:
-    """Input width of the head: tied to a factorised token table (ALBERT), that of the table."""
+    """Input width of the head; with a factorised token table (ALBERT) the width of the table."""
     return getattr(config, "embedding_size", None) or config.hidden_size
 
 
 class LanguageModelHead(nn.Linear):
-    """Hidden states -> logits, or -> the loss without holding the logits.
+    """Hidden states -> logits, or -> the loss without all logits in memory.
 
     The loss is computed inside this module's forward on purpose: ZeRO-3 and FSDP gather a module's weight for its
     forward only, so a loss that read `lm_head.weight` from outside would see an empty shard.
 
-    `logit_multiplier` scales the hidden states before the product, which scales the logits up to the bias (T5 v1.0
+    `logit_multiplier` scales the hidden states before the product, and so the logits before the bias is added (T5 v1.0
     with tied embeddings: hidden_size**-0.5). With `final_logit_softcapping` c the logits z become c * tanh(z / c)
     (Gemma Team 2024, section 2).
     """
@@ -134,18 +134,18 @@ class LanguageModelHead(nn.Linear):
             logits = super().forward(hidden_states)
             return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
         flat = (hidden_states.flatten(0, -2), self.weight, labels.flatten(), num_items_in_batch)
-        how = {"softcap": self.softcap, "bias": self.bias, "label_smoothing": label_smoothing}
-        loss, losses = linear_cross_entropy(*flat, **how, return_losses=True)
+        options = {"softcap": self.softcap, "bias": self.bias, "label_smoothing": label_smoothing}
+        loss, losses = linear_cross_entropy(*flat, **options, return_losses=True)
         return loss, losses.view(labels.shape)
 
 
 def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
     """(B, T, D) and labels (B, T), aligned with the predictions -> (scalar loss, (B, T) losses), without the logits.
 
-    The losses are the cross-entropy of each label, without smoothing and gradients; 0 of one that is not counted.
-    A head of our own computes it from its weight. Tensor parallelism splits that weight and hooks the head
-    (`_is_hooked` is transformers' mark), and PEFT wraps heads. Such heads compute logits, some rows at a time and once
-    more in the backward pass.
+    The (B, T) losses are cross-entropies without smoothing and without gradients; 0 for labels that are not counted.
+    A LanguageModelHead computes them from its weight. Tensor parallelism splits that weight and hooks the head
+    (transformers sets `_is_hooked`), and PEFT wraps heads. Such heads compute logits, a chunk at a time and again in
+    the backward pass.
     """
     if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
@@ -156,15 +156,15 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
         total = cross_entropy(logits, targets, "sum", label_smoothing) if label_smoothing else losses.sum()
         return total, losses.detach()
 
-    found = [checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels)]
-    total, losses = sum(total for total, _ in found), torch.cat([losses for _, losses in found]).view(labels.shape)
+    parts = [checkpoint(chunk_losses, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels)]
+    total, losses = sum(total for total, _ in parts), torch.cat([losses for _, losses in parts]).view(labels.shape)
     return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch), losses
 
 
 def loss_of_logits(logits, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
-    """The loss alone, of logits (B, T, V) that the caller returns, too: it is then a function of them.
+    """The scalar loss, computed from logits (B, T, V) that the caller returns, too.
 
-    Their copy in fp32 is made some rows at a time.
+    Their copy in fp32 is made a chunk at a time.
     """
     labels = labels.to(logits.device)
     total = sum(cross_entropy(*chunk, "sum", label_smoothing) for chunk in chunks(logits, labels))
@@ -172,7 +172,7 @@ def loss_of_logits(logits, labels, num_items_in_batch=None, label_smoothing: flo
 
 
 def chunks(x, labels):
-    """(B, T, any) and labels (B, T) as pairs of at most ROWS_PER_CHUNK rows."""
+    """Cut x (B, T, any) and labels (B, T) into pairs of chunks of at most ROWS_PER_CHUNK tokens."""
     return zip(x.flatten(0, -2).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
 
 
@@ -190,8 +190,8 @@ def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor)
         total_VD += a_RV.t() @ b_RD
 
 
-# torch.compile would turn the sum in place into one that copies [V, D] for every chunk (a quarter of the loss's time at
-# V=32k); an operator of its own is left as it is. Its name holds the module's: on the Hub this file is another module.
+# torch.compile would make the in-place sum copy [V, D] for every chunk (a quarter of the loss's time at V=32k), but it
+# leaves a custom operator alone. Its name contains the module's: in a model from the Hub this file is another module.
 _add_product_compiled = torch.library.custom_op(
     f"{re.sub(r'[^A-Za-z0-9_]', '_', __name__)}::add_product", _add_product, mutates_args=("total_VD",)
 )
@@ -200,7 +200,7 @@ _add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_gradient, needs_bias) -> tuple:
     """Returns the summed loss, the losses without smoothing (R), (e - s target) (R, V), counted / s (R, 1) and the
-    bias's gradient (V); None: not needed.
+    bias's gradient (V), None where not needed; e and s as in `_by_rows`.
 
     target is what the row's softmax should be: onehot(label), or with smoothing eps (1 - eps) onehot(label) + eps / V.
     """
@@ -235,16 +235,16 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     if softcap is not None:
         e_RV = e_RV.mul_(slope_RV)
     scale_R1 = counted_R1 / s_R1
-    # Before e is rounded to half: a sum over tokens has no other chance to be exact, and costs one reading of e.
+    # Summed before e is rounded to half precision, else the sum over tokens is inexact; costs one more read of e.
     grad_bias_V = (e_RV.t() @ scale_R1)[:, 0] if needs_bias else None
     return loss, losses_R, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
 
 
 def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, needs) -> tuple:
-    """The summed loss, the losses (N) and the gradients of x, weight and bias, some rows at a time, by three products.
+    """The summed loss, the losses (N) and the gradients of x, weight and bias, by three products per chunk of rows.
 
     With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s target) / s. The division and
-    the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
+    the zeros of rows that do not count are applied to the (R, D) factors of the products, not to the (R, V) ones.
     """
     needs_x, needs_weight, needs_bias = needs
     losses, grads_x, grad_weight, grad_bias = [], [], None, None
@@ -269,14 +269,14 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
                 _add_product(grad_weight, e_RV, scaled_RD)
         if needs_bias:
             grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
-        del e_RV  # or the next chunk would be made while this one is still held
+        del e_RV  # else it is still in memory while the next chunk's is computed
     return total, torch.cat(losses), torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
     """sum over i of the cross-entropy of softmax(x_i W^T + b) against y_i, with all gradients made in the forward pass.
 
-    Beside it the terms of the sum, which have no gradients and no smoothing. rows: of a chunk.
+    It also returns the terms of the sum, without gradients and smoothing. rows: number of rows in a chunk.
     """
 
     @staticmethod
@@ -325,15 +325,15 @@ def linear_cross_entropy(
 
     Under autocast the products run in the autocast dtype, as those of a Linear layer do.
     """
-    if not torch.is_grad_enabled():  # a Function sees requires_grad alone, and would make the weight's gradient
+    if not torch.is_grad_enabled():  # a Function reads only requires_grad, and would compute the weight's gradient
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     device_type, dtype = hidden.device.type, hidden.dtype
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
     rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
     with torch.autocast(device_type, enabled=False):
-        how = (dtype, rows, softcap, label_smoothing)
-        total, losses = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, *how)
+        options = (dtype, rows, softcap, label_smoothing)
+        total, losses = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, *options)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):
@@ -343,7 +343,7 @@ def linear_cross_entropy(
 
 def _rows_per_chunk(tokens: int, vocabulary: int, dtype, logits_per_chunk: int | None, softcap: float | None) -> int:
     if logits_per_chunk is None:
-        # fp32 values, a half copy beside them for products in half, and a second fp32 buffer for the cap's slope.
+        # An fp32 value, a half-precision copy for products in half, and an fp32 buffer for the cap's slope.
         bytes_per_logit = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0) + (4 if softcap is not None else 0)
         logits_per_chunk = max(CHUNK_BYTES, 4 * tokens * vocabulary // CHUNK_SHARE) // bytes_per_logit
     return max(1, logits_per_chunk // vocabulary)

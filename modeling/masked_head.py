@@ -1,4 +1,4 @@
-"""What only heads of encoders have: the layers before a head, and the loss of masked tokens.
+"""Layers between an encoder and a head, and the loss of masked tokens.
 
 B rows, T tokens, D hidden size, E embedding size.
 """
@@ -21,7 +21,7 @@ class HeadTransform(nn.Module):
         self.norm = build_norm(config, head_width(config))
 
     def forward(self, hidden_states):
-        """(..., D) -> (..., E), E the embedding size."""
+        """(..., D) -> (..., E)."""
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
@@ -39,12 +39,12 @@ class Pooler(nn.Module):
 
 
 def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None, labelled=None):
-    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions, and (B,)
-    the sums of those of each row, without gradients.
+    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions, and each
+    row's sum of losses (B,), without gradients.
 
-    `transform` (None: nothing) and `head` run on those positions only, about one in seven of them all. Their number is
-    read on the host. A graph of fixed shapes, compiled or exported, runs them on every position. Where none is
-    labelled the loss is 0 and its gradients are zeros. labelled: their index among all B * T, where it is known.
+    `transform` (None: nothing) and `head` run on labelled positions only, about one in seven. Their number is read on
+    the host. A graph of fixed shapes, compiled or exported, runs them on every position. If none is labelled, the loss
+    is 0 and its gradients are zeros. labelled: indices into all B * T of positions to run on; None: found by labels.
     """
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)

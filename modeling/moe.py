@@ -1,6 +1,6 @@
 """The mixture-of-experts family: decoders with experts in some or all of their layers.
 
-The experts (experts.py) have the decorator `@use_experts_implementation`: transformers knows a mixture by that word.
+Experts (experts.py) have the decorator `@use_experts_implementation`; transformers knows a mixture by that word here.
 
 Read in this order: moe.py (models and heads), decoder.py (what they share with decoders), stack.py (embeddings, masks,
 the row of layers), block.py (norms, dense feed-forward, the layer), experts.py, attention.py, positions.py, lm_head.py;

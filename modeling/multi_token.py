@@ -18,7 +18,7 @@ from .traits import ATTENTION_KINDS, implements
 
 
 class NextTokenModule(nn.Module):
-    """post_norm(block(M [enorm(embedding of t + k); hnorm(h of t)])), eq. 21 and 22; h of the module before."""
+    """post_norm(block(M [enorm(embedding of t + k); hnorm(h of t)])), eq. 21 and 22; h is from the module before."""
 
     def __init__(self, config):
         super().__init__()
@@ -46,7 +46,7 @@ class MultiTokenPrediction(nn.Module):
         self.layers = nn.ModuleList(NextTokenModule(config) for _ in range(config.num_nextn_predict_layers))
 
     def entered(self, stack, input_ids, inputs_embeds, attention_mask, position_ids, cache=None, **kwargs) -> tuple:
-        """(embeddings as the first layer reads them (B, T, D), arguments of the last layer, document ids or None)."""
+        """Return (the first layer's input (B, T, D), arguments of the last layer, document ids or None)."""
         x_BTE = embeddings_of(stack.embed_tokens, input_ids, inputs_embeds)
         batch = stack.read_batch(x_BTE, attention_mask, position_ids, cache, packs=cache is None, **kwargs)
         x_BTD, per_layer, context = stack.enter(x_BTE, batch)
@@ -55,8 +55,8 @@ class MultiTokenPrediction(nn.Module):
     def forward(self, stack, head, hidden_BTD, shift_labels, num_items_in_batch=None, **inputs):
         """The mean of the modules' losses (eq. 24 and 25 without lambda), divided as the model's loss is.
 
-        hidden_BTD: of the model. shift_labels: (B, T), those of the next tokens. inputs: the model's. In packed rows no
-        token is predicted from those of another document.
+        hidden_BTD: the model's last hidden states. shift_labels: (B, T), labels of the next tokens. inputs: the model's
+        inputs. In packed rows no token is predicted from those of another document.
         """
         if num_items_in_batch is None:
             num_items_in_batch = (shift_labels != IGNORE_INDEX).sum()
@@ -72,7 +72,7 @@ class MultiTokenPrediction(nn.Module):
 
 
 class CacheOfOneLayer(DynamicCache):
-    """The cache of a single layer, by whatever number the layer asks."""
+    """A cache for a single layer, which ignores the layer index that it is called with."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         return super().update(key_states, value_states, 0, *args, **kwargs)
@@ -83,10 +83,10 @@ class CacheOfOneLayer(DynamicCache):
 
 @implements("tokens ahead", "draft")
 class MultiTokenDraft(CandidateGenerator):
-    """Drafts one token by each module, for `generate(use_mtp=True)`: one pass of the model verifies them all.
+    """Drafts one token per module for `generate(use_mtp=True)`; one pass of the model verifies them all.
 
-    Tokens 0 to n are final, and the model has read those before n. Module k reads a position i < n once token i + k is
-    final, for good; those behind, which depend on drafts, it reads again the next time.
+    Tokens 0 to n are final, and the model has read those before n. Module k has read a position i < n for good once
+    token i + k is final; later positions depend on drafts, and are read again in the next call.
 
     Raises ValueError for a model with layers that keep states.
     """
@@ -101,21 +101,21 @@ class MultiTokenDraft(CandidateGenerator):
         self.model, self.most = model, generation_config.max_length
         self.ends = getattr(generation_config, "_eos_token_tensor", None)
         self.first = None  # the place of the first token whose hidden states are known
-        self.read = 0  # n of the time before
-        # Of each module: its cache, and its output at the last position that is read for good.
+        self.read = 0  # n of the call before
+        # [a module, its cache, its output at the last position that is read for good] for each module.
         self.modules = [[module, CacheOfOneLayer(), None] for module in model.mtp.layers]
 
     def update_candidate_strategy(self, input_ids, scores, num_matches):
-        """Nothing to do: there are as many drafts as modules, however many were right."""
+        """Does nothing: there are as many drafts as modules, however many were right."""
 
     @torch.no_grad()
     def get_candidates(self, input_ids, model_kwargs=None, model_outputs=None, is_first_iteration=False, **kwargs):
         """(1, T) tokens, of which the model has read all but the last -> (these and the drafts, None)."""
         if is_first_iteration:
             return input_ids, None
-        known, hidden_BTD = input_ids.shape[1], model_outputs.hidden_states[-1]
+        length, hidden_BTD = input_ids.shape[1], model_outputs.hidden_states[-1]
         if self.first is None:
-            self.first = known - 1 - hidden_BTD.shape[1]
+            self.first = length - 1 - hidden_BTD.shape[1]
         tokens, mask = input_ids[:, self.first :], (model_kwargs or {}).get("attention_mask")
         n = tokens.shape[1] - 1
         mask = None if mask is None else mask[:, self.first : self.first + n]
@@ -125,19 +125,19 @@ class MultiTokenDraft(CandidateGenerator):
             drafted = self.model.lm_head(hidden_BTD[:, -1:]).argmax(dim=-1)
             tokens = torch.cat((tokens, drafted), dim=1)
         self.read = n
-        return torch.cat((input_ids, self.kept(tokens[:, n + 1 :], self.most - known - 1)), dim=1), None
+        return torch.cat((input_ids, self.kept(tokens[:, n + 1 :], self.most - length - 1)), dim=1), None
 
     def run(self, k: int, state: list, tokens, hidden_BTD, mask, n: int):
-        """Module k at all positions below n that it has not read for good -> its outputs, and one before for the next.
+        """Run module k at positions below n not yet read for good -> outputs there and at one before, for module k + 1.
 
         hidden_BTD: (1, P, D), of these P positions.
         """
         module, cache, before = state
         start = n - hidden_BTD.shape[1]
         positions = torch.arange(start + k, n + k, device=tokens.device)[None]
-        positions = positions.clamp(max=self.model.config.max_position_embeddings - 1)  # of a table
-        given = (tokens[:, start + k : n + k], None, mask, positions, cache)
-        ahead_BTD, context, _ = self.model.mtp.entered(self.model.model, *given)
+        positions = positions.clamp(max=self.model.config.max_position_embeddings - 1)  # the last one in a table
+        inputs = (tokens[:, start + k : n + k], None, mask, positions, cache)
+        ahead_BTD, context, _ = self.model.mtp.entered(self.model.model, *inputs)
         out_BTD = module(ahead_BTD, hidden_BTD, **context)
         if k > 1 and n > 0:
             cache.crop(-min(k - 1, n))
@@ -146,7 +146,7 @@ class MultiTokenDraft(CandidateGenerator):
         return out_BTD if before is None else torch.cat((before, out_BTD), dim=1)
 
     def kept(self, drafts, room: int):
-        """The drafts that may stand: no more than there is room for, and none behind an end."""
+        """The drafts to keep: at most `room`, and none behind an end token."""
         drafts = drafts[:, : max(0, room)]
         if self.ends is None:
             return drafts

@@ -12,7 +12,7 @@ from .traits import implements
 class ZeroCenteredRMSNorm(RMSNorm):
     """x / sqrt(mean(x^2) + eps) * (1 + weight), Gemma Team 2024's code; Qwen3-Next's, too.
 
-    Weight decay then pulls the factor to 1, and 16 bits hold factors near 1 with more digits.
+    Weight decay then pulls the factor to 1, and 16-bit weights hold factors near 1 with more digits.
     """
 
     def __init__(self, config, size: int):
@@ -22,7 +22,7 @@ class ZeroCenteredRMSNorm(RMSNorm):
         init.zeros_(self.weight)
 
     def forward(self, x):
-        """(..., D) -> (..., D), of the input's type."""
+        """(..., D) -> (..., D), in the input's dtype."""
         wide = torch.promote_types(x.dtype, torch.promote_types(self.weight.dtype, torch.float32))
         weight = 1 + self.weight.to(wide)
         return rms_norm(x.to(wide), self.normalized_shape, weight, self.eps).to(x.dtype)

@@ -67,7 +67,7 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
         or config.embedding_multiplier != 1
         or getattr(config, "add_cross_attention", False)
         or getattr(config, "num_nextn_predict_layers", 0)
-        or getattr(config, "value_residual", False)  # of which later stages get nothing
+        or getattr(config, "value_residual", False)  # which later stages do not receive
     ):
         return None
     return {

@@ -12,8 +12,8 @@ from transformers import initialization as init
 class PatchEmbeddings(nn.Module):
     """Patches through one linear layer (Dosovitskiy et al. 2021, eq. 1), after the prefix tokens.
 
-    The layer is a convolution of stride P, as a matrix product: a fourth of the time on a CPU in bf16. Its columns are
-    the convolution's weights in their order.
+    The layer is a convolution of stride P, computed as a matrix product: a fourth of the time on a CPU in bf16. Its
+    columns are the convolution's weights, in the same order.
     """
 
     def __init__(self, config, use_mask_token: bool = False):
@@ -38,7 +38,7 @@ class PatchEmbeddings(nn.Module):
 
     def forward(self, pixel_values, bool_masked_pos=None):
         """Images (B, C, R * P, S * P) -> (B, T, D); bool_masked_pos (B, N): patches that the mask token replaces."""
-        # The bias's type is the model's, whatever type a quantised weight has.
+        # The bias has the model's dtype, whatever dtype a quantised weight has.
         patches_BND = self.projection(self.cut(pixel_values.to(self.projection.bias.dtype)))
         if bool_masked_pos is not None:
             if self.mask_token is None:

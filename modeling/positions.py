@@ -1,8 +1,8 @@
 """Position schemes: one small class each, for a row of traits.py, whose `acts_on` defines what forward returns.
 
 All are computed once per forward pass. Buffers are refilled by `init_own_weights`, which base.py calls:
-transformers builds models on the meta device and hands non-persistent buffers back uninitialised. For rotary modules it
-does so itself.
+transformers builds models on the meta device and hands non-persistent buffers back uninitialised. It refills only
+those of rotary modules itself.
 """
 
 import copy
@@ -77,7 +77,7 @@ def rotary_positions(config) -> nn.Module:
 def rotate(x_BHTK: torch.Tensor, cos_B1TR: torch.Tensor, sin_B1TR: torch.Tensor) -> torch.Tensor:
     """Rotate the first 2R channels of each head, channel i together with channel i + R; the rest pass through.
 
-    cos and sin are RotaryEmbedding's, with an axis for the heads. Laid out so, a rotation is three operations.
+    cos and sin are RotaryEmbedding's, with an axis for the heads. In this layout a rotation is three operations.
     """
     size = cos_B1TR.shape[-1]
     part = x_BHTK if size == x_BHTK.shape[-1] else x_BHTK[..., :size]
@@ -121,5 +121,5 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     else:
         per_layer = [{"position_embeddings": for_heads(scheme(x_BTD, batch.token_positions))}] * len(names)
     if config.no_rope_layers is not None:
-        per_layer = [own if rotated else {} for own, rotated in zip(per_layer, config.no_rope_layers)]
+        per_layer = [arguments if rotated else {} for arguments, rotated in zip(per_layer, config.no_rope_layers)]
     return x_BTD, per_layer

@@ -1,6 +1,6 @@
 """Position schemes of images: a patch has a row and a column. Shapes as in patch_embeddings.py.
 
-They act where the schemes of positions.py do; what they read is the grid (R, S).
+They act where the schemes of positions.py do, but read the grid (R, S) in place of position_ids.
 """
 
 import torch
@@ -12,9 +12,9 @@ from .traits import implements
 
 
 def axis_positions(count, trained: int, device) -> torch.Tensor:
-    """Coordinates of `count` patches on an axis of `trained` ones: 0, 1, ..., or, if counts differ, in between.
+    """Coordinates of `count` patches on an axis of `trained` patches: 0, 1, ..., or, if counts differ, in between.
 
-    As images are resized: the centres of the first and last patch keep their distance from the border.
+    As when images are resized, the centres of the first and last patch are half a patch from the border.
     """
     positions = torch.arange(count, dtype=torch.float, device=device)
     return positions if isinstance(count, int) and count == trained else (positions + 0.5) * (trained / count) - 0.5

@@ -1,4 +1,4 @@
-"""Position schemes that are vectors of the positions in a row: learned ones, and sines."""
+"""Position schemes that have a vector for each position in a row: learned ones, and sines."""
 
 import math
 
@@ -18,7 +18,7 @@ class LearnedPositions(nn.Embedding):
         super().__init__(config.max_position_embeddings + self.offset, width)
 
     def check_length(self, length: int) -> None:
-        """Refuse a row of one document that is too long; rows of several count from 0 in each, and may be longer."""
+        """Raise ValueError for a row of one document that is too long; in packed rows each document counts from 0."""
         positions = self.num_embeddings - self.offset
         if length > positions:
             raise ValueError(
@@ -43,7 +43,7 @@ class SinusoidalPositions(nn.Module):
         self.hidden_size = getattr(config, "embedding_size", None) or config.hidden_size
 
     def forward(self, x_BTD, position_ids):
-        # In fp32 an angle of 1,000 is off by 6e-5; Apple's GPUs have nothing finer.
+        # In fp32 an angle of 1,000 is off by 6e-5, but Apple's GPUs have no fp64.
         dtype = torch.float32 if x_BTD.device.type == "mps" else torch.float64
         sines = self.hidden_size - self.hidden_size // 2  # an odd width has one sine more
         channels = torch.arange(sines, device=x_BTD.device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""All families' entries in transformers' Auto classes. Not copied to the Hub, where `auto_map` does this."""
+"""Registers all families in transformers' Auto classes. Not saved with models: there `auto_map` does this."""
 
 import transformers
 from transformers.utils import is_vision_available
@@ -9,7 +9,7 @@ from .families import FAMILIES
 
 
 def register_auto_classes() -> None:
-    """Make AutoConfig, AutoModel and the Auto heads know every family, and all models our attention backend.
+    """Register every family in AutoConfig, AutoModel and the Auto heads, and our attention backend for all models.
 
     Safe to call more than once.
     """
@@ -26,10 +26,10 @@ def register_auto_classes() -> None:
 
 
 def register_image_processor(config_class: type) -> None:
-    """Make AutoImageProcessor know the processor of a family of images."""
+    """Register the processor of a family of images in AutoImageProcessor."""
     if not is_vision_available():  # without Pillow, models still take tensors
         return
-    # From its own module: the name in `transformers` may be of an object that asks for torchvision.
+    # Imported from its module: the name in `transformers` may be that of a dummy that asks for torchvision.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers < 5.23
 
     from .image_processing import AnyformerImageProcessor

@@ -11,9 +11,9 @@ from .traits import implementation, implements
 
 @implements("scores", "biases")
 def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
-    """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
+    """Each layer's keyword argument with its (B, H, T, S) bias; caches of different kinds differ in their keys.
 
-    Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
+    For layers that attend in segments it is "segment_bias", for a block of queries and the keys in its window.
     """
     rows = x_BTD.shape[0]  # flex attention indexes this axis, so it is there; expanding costs no memory
     distances = {name: distances_of(name, kind, batch, x_BTD, config) for name, kind in kinds.items()}
@@ -27,7 +27,7 @@ def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
 
 
 def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
-    """(T, S), the positions of queries minus those of keys; of kinds with segments those of a block."""
+    """(T, S), the positions of queries minus those of keys; for kinds with segments those in a block."""
     length, device, cache = x_BTD.shape[1], x_BTD.device, batch.past_key_values
     if batch.distances is not None and name in batch.distances:
         return batch.distances[name]
@@ -45,31 +45,31 @@ def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
 @implements("scores", "folded")
 def fold_masks(per_layer: list[dict], is_causal: bool) -> list[dict]:
     """Masks and score biases as one tensor, made once for all layers that share them."""
-    done, folded = [], []
-    for own in per_layer:
-        if "position_bias" in own:
-            mask, bias = own["attention_mask"], own["position_bias"]
-            if mask is not None and not torch.is_tensor(mask):  # a backend's own, which takes the bias, too
-                folded.append(own)
+    pairs, folded = [], []
+    for arguments in per_layer:
+        if "position_bias" in arguments:
+            mask, bias = arguments["attention_mask"], arguments["position_bias"]
+            if mask is not None and not torch.is_tensor(mask):  # a backend's mask object, which takes the bias, too
+                folded.append(arguments)
                 continue
-            # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
-            both = next((both for m, b, both in done if m is mask and b is bias), None)
-            if both is None:
-                both = fold_into_bias(bias, mask, is_causal)
-                done.append((mask, bias, both))
-            own = {"attention_mask": both}
-        folded.append(own)
+            # Compared by `is`, not by `id()`: a compiled step would guard on that number, and never be used again.
+            combined = next((combined for m, b, combined in pairs if m is mask and b is bias), None)
+            if combined is None:
+                combined = fold_into_bias(bias, mask, is_causal)
+                pairs.append((mask, bias, combined))
+            arguments = {"attention_mask": combined}
+        folded.append(arguments)
     return folded
 
 
 def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
-    """A score bias and a mask as one additive mask (B, H, T, S); sdpa would fold them in every layer.
+    """A score bias and a mask as one additive mask (B, H, T, S); sdpa would combine them in every layer.
 
     mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
 
-    What is hidden has the least number of the dtype in which the scores will be added: under autocast to bf16 that of
-    fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan. Rows that see the same
-    share one mask, (1, H, T, S). Off CPUs it has the dtype to which every layer would cast it otherwise.
+    Hidden keys get the lowest number of the dtype in which the scores will be added: under autocast to bf16 that of
+    fp32 would become -inf, and a query that sees no key, as padding in a window, would give nan. Rows that see the same
+    share one mask, (1, H, T, S). Except on CPUs it has the dtype to which every layer would otherwise cast it.
     """
     bias_BHTS, device_type = _shared_by_rows(bias_BHTS, mask), bias_BHTS.device.type
     narrow_to = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
@@ -77,15 +77,15 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
     if mask is None and is_causal and bias_BHTS.shape[2] > 1:  # one query and no mask: it is the last token
         mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
     if mask is None:
-        both = bias_BHTS
+        combined = bias_BHTS
     elif mask.dtype == torch.bool:
-        both = torch.where(mask, bias_BHTS, least)
+        combined = torch.where(mask, bias_BHTS, least)
     else:
-        both = bias_BHTS + mask if narrow_to is None else (bias_BHTS + mask).clamp(min=least)
-    # Not where the bias is learned: its gradients would be added up in that dtype.
-    if narrow_to is not None and device_type != "cpu" and not both.requires_grad:
-        both = both.to(narrow_to)
-    return both
+        combined = bias_BHTS + mask if narrow_to is None else (bias_BHTS + mask).clamp(min=least)
+    # Not if the bias is learned: its gradients would be added up in that dtype.
+    if narrow_to is not None and device_type != "cpu" and not combined.requires_grad:
+        combined = combined.to(narrow_to)
+    return combined
 
 
 def _shared_by_rows(bias_BHTS, mask):

@@ -53,7 +53,7 @@ class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
 
 
 class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):
-    """The encoder's half; it has the token embeddings that both halves read."""
+    """The encoder half; it has the token embeddings, which both halves read."""
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config.stack_config(is_causal=False))
@@ -78,7 +78,7 @@ class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):
 
 
 class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
-    """The decoder's half. It has no token embeddings: its caller embeds."""
+    """The decoder half. It has no token embeddings: its caller passes in embedded tokens."""
 
     _can_record_outputs = ROUTER_LOGITS | LAYERS_THAT_CROSS
 
@@ -123,7 +123,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
 
 
 def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
-    """(B, T) targets -> the decoder's input: the start token, then all but the last target, padding for -100.
+    """(B, T) targets -> the decoder's input: the start token, then all but the last target; -100 becomes padding.
 
     position_ids: None, or (B or 1, T), 0 where each target of packed rows starts. Raises ValueError without a
     `decoder_start_token_id`.
@@ -133,12 +133,12 @@ def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None)
     shifted = torch.cat((torch.full_like(labels[:, :1], decoder_start_token_id), labels[:, :-1]), dim=1)
     if position_ids is not None:
         shifted = shifted.masked_fill(position_ids == 0, decoder_start_token_id)
-    # Padding is never attended from a target that counts; without a padding token any will do.
+    # No target that counts attends to padding, so without a padding token any token will do.
     return shifted.masked_fill(shifted == IGNORE_INDEX, 0 if pad_token_id is None else pad_token_id)
 
 
 class TokensInEncoder:
-    """Models with the one table of token embeddings in their `encoder`."""
+    """A mixin for models whose only table of token embeddings is in their `encoder`."""
 
     def get_input_embeddings(self):
         return self.encoder.embed_tokens
@@ -176,10 +176,10 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
-        Without decoder inputs the decoder reads `input_ids`, shifted, as BART's does: features of a text.
+        Without decoder inputs the decoder reads the shifted `input_ids`, as in BART, for features of a text.
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
         decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
-        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`, which are of one side.
+        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`: the borders of one side.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
             decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
@@ -232,7 +232,7 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
         self.post_init()
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As transformers', but an encoder's tokens are kept whole, in layers with windows, too."""
+        """As in transformers, but layers with windows, too, keep all of the encoder's tokens."""
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get(CACHE)
         windows = any(kind.traits.windowed for kind in self.model.decoder.layer_kinds.values())
@@ -263,7 +263,7 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
 
         Args:
             labels: (B, T), the targets themselves; the decoder's inputs are made from them. -100 is not counted.
-            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
+            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`.
             kwargs: `label_smoothing`, the share of each target's probability that is spread over the vocabulary
                 (Vaswani et al. 2017, section 5.4); 0 by default. Not in the signature, see `takes_label_smoothing`.
@@ -273,7 +273,7 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
         if labels is not None and kwargs["decoder_input_ids"] is None and kwargs["decoder_inputs_embeds"] is None:
             positions = kwargs.get("decoder_position_ids")
             kwargs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels, positions)
-        # The input is no target.
+        # Without decoder inputs the base model would read `input_ids`, which are not the target.
         check_one_is_given(kwargs["decoder_input_ids"], kwargs["decoder_inputs_embeds"], "decoder_")
         counted = None if labels is None else labels != IGNORE_INDEX
         outputs = self.model(decoder_loss_mask=counted, **kwargs)
@@ -285,12 +285,12 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
         elif labels is not None:
             loss, losses = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
             row_losses = losses.sum(-1)
-        own = {"logits": logits, "row_losses": row_losses}
-        return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, **own)
+        fields = {"logits": logits, "row_losses": row_losses}
+        return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, **fields)
 
 
 class AnyformerSeq2SeqEncoderModel(Head, TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
-    """The encoder alone, as an encoder of texts."""
+    """The encoder alone, for embeddings of texts."""
 
     base_class = Seq2SeqEncoder
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
@@ -307,7 +307,7 @@ class AnyformerSeq2SeqEncoderModel(Head, TokensInEncoder, AnyformerSeq2SeqPreTra
 
 
 class AnyformerSeq2SeqForSequenceClassification(Head, AnyformerSeq2SeqPreTrainedModel):
-    """A label for a whole text: the decoder reads it, too, and its last token has seen all (Lewis et al. 2020, 3.1)."""
+    """A label for a whole text, which the decoder reads, too: its last token has seen all (Lewis et al. 2020, 3.1)."""
 
     base_class = AnyformerSeq2SeqModel
 

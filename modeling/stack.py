@@ -32,14 +32,14 @@ ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
 @dataclass
 class Batch:
-    """The tokens of one forward pass: where they stand, which belong together, which are real.
+    """Positions, documents, padding and cache of the tokens in one forward pass.
 
     attention_mask: None, a (B, S) padding mask, or ready masks. position_ids: (B or 1, T). token_positions: what the
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
     documents: None, or (B, T) ids of packed documents, which do not see each other. seen_by_all: None or (B, P), not 0
-    at global tokens, or at a prefix in causal models. loss_mask: (B, T), 0 at tokens that do not count in the routers'
+    at global tokens, or in causal models at a prefix. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row (unpadding.py). distances:
-    None, or {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
+    None, or with a paged cache {kind of attention: (T, S)}, the positions of queries minus those of keys.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -54,20 +54,20 @@ class Batch:
 
 
 class TransformerStack:
-    """A mixin for a PreTrainedModel: `build_stack` in `__init__`; `read_batch`, then `run_stack` in `forward`.
+    """A mixin for a PreTrainedModel: call `build_stack` in `__init__`, and `read_batch`, then `run_stack` in `forward`.
 
     `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
     document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache`
     and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
     """
 
-    positions_role = "position"  # of traits.py; "patch position" for images
+    positions_role = "position"  # a role in traits.py; "patch position" for images
 
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
         width = getattr(config, "embedding_size", None) or config.hidden_size
         positions = build_positions(config, self.positions_role)
-        # The name by which libraries look for a rotary module; weights of the others are saved under ours.
+        # Libraries look for a rotary module under this name; weights of the other schemes are saved under ours.
         self.positions_name = "rotary_emb" if isinstance(positions, ROTARY) else "position_encoding"
         setattr(self, self.positions_name, positions)
         biased = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
@@ -82,7 +82,7 @@ class TransformerStack:
             if cross_attention:
                 attentions.append(Attention(config, i, cross_attention=True))
             self.layers.append(build_block(config, i, *attentions))
-        # Post-norm blocks end in a norm of their own.
+        # A post-norm block already ends in a norm.
         self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
         self.attention_kinds = config.attention_kinds
         self.layer_kinds = layer_kinds(config)
@@ -97,10 +97,10 @@ class TransformerStack:
     def read_batch(
         self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, paged=False, **given
     ) -> Batch:
-        """Token embeddings, and a forward's arguments beside them -> Batch.
+        """Make a Batch from token embeddings and a forward's other arguments.
 
-        packs: whether `position_ids` or `cu_seq_lens_q` tell documents apart. paged: whether the row holds texts with
-            keys in pages. given: further arguments, of which `cu_seq_lens_q` is read (see `documents_of_borders`).
+        packs: whether `position_ids` or `cu_seq_lens_q` tell documents apart. paged: whether the row holds texts whose
+            keys are in a paged cache. given: forward's further arguments; `cu_seq_lens_q` is read.
         """
         documents = None
         if packs and given.get("cu_seq_lens_q") is not None:
@@ -108,8 +108,8 @@ class TransformerStack:
             position_ids = positions if position_ids is None else position_ids
         elif packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
-        reads = documents is not None and documents.device.type == "cpu" and not torch.compiler.is_compiling()
-        if reads and torch.equal(documents[:, 0], documents[:, -1]):  # one document in each row hides nothing
+        can_read = documents is not None and documents.device.type == "cpu" and not torch.compiler.is_compiling()
+        if can_read and torch.equal(documents[:, 0], documents[:, -1]):  # one document per row: nothing to hide
             documents = None
         if documents is None and not paged and hasattr(self.positions, "check_length"):
             self.positions.check_length(x_BTE.shape[1])
@@ -130,8 +130,8 @@ class TransformerStack:
     ) -> tuple:
         """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of lm_head.RouterFields, if any.
 
-        added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value.
-        kept_tokens: those of which the last layer computes its feed-forward part (see TransformerBlock); None: all.
+        added_BTE: embeddings to add to those of tokens and positions. output_router_logits: None: the config's value.
+        kept_tokens: those for which the last layer computes its feed-forward part (see TransformerBlock); None: all.
         context: keyword arguments for the layers.
         """
         x_BTD, per_layer, common = self.enter(x_BTE, batch, added_BTE)
@@ -144,15 +144,15 @@ class TransformerStack:
         return x_BTD, fields
 
     def enter(self, x_BTE, batch: Batch, added_BTE=None) -> tuple:
-        """(hidden states before the first layer (B, T, D), keyword arguments of each layer, those of all layers)."""
+        """Return (hidden states before layer 0 (B, T, D), keyword arguments per layer, those for all layers)."""
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         masks, seen = self.build_masks(x_BTE, batch)
         names = self.attention_kinds
         x_BTE, per_layer = apply_positions(self.positions, x_BTE, batch, names, self.layer_kinds, self.config)
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
-        per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(names, per_layer)]
-        # transformers' own attention to pages drops a score bias beside a mask.  # transformers < 5.23
+        per_layer = [{"attention_mask": masks[kind], **arguments} for kind, arguments in zip(names, per_layer)]
+        # transformers' attention over paged caches drops a score bias that comes beside a mask.  # transformers < 5.23
         folds = takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"
         if folds and self.fold_masks is not None:
             per_layer = self.fold_masks(per_layer, self.config.is_causal)
@@ -160,11 +160,11 @@ class TransformerStack:
         return x_BTD, per_layer, seen
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
-        """({kind of attention: mask}, keyword arguments of all layers beside them, such as documents' borders)."""
+        """({kind of attention: mask}, further keyword arguments for all layers, such as the borders of documents)."""
         attention_mask, documents, seen = batch.attention_mask, batch.documents, {}
         if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
-            if attention_mask is not None:  # layers without flash kernels still need to see what is padding
+            if attention_mask is not None:  # layers without flash kernels still need to know what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
         caches, tokens = batch.past_key_values, batch.seen_by_all
@@ -183,20 +183,20 @@ class TransformerStack:
     def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
         """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
         routed = []
-        for layer, own in zip(self.each_layer(), per_layer):
-            x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+        for layer, arguments in zip(self.each_layer(), per_layer):
+            x_BTD = run_layer(layer, x_BTD, routed, **arguments, **context)
             if isinstance(x_BTD, tuple):  # the first layer, with `value_residual`
                 x_BTD, context["first_values"] = x_BTD
         return x_BTD, routed
 
 
 def run_layer(layer, x_BTD, routed: list, **context):
-    """(B, T, D) -> (B, T, D), and values where the layer shows them. The routing of experts is added to `routed`."""
+    """Run a layer, (B, T, D) -> (B, T, D), and values if it returns them. Appends the experts' routing to `routed`."""
     if "positions_of_layers" in context:
         x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
     if getattr(layer, "gradient_checkpointing", False) and layer.training:
-        # By place: through keyword arguments each layer's backward pass would run back to where they were made.
+        # Passed by position: as keyword arguments, each layer's backward pass would run back to their origin.
         trained = [name for name, value in context.items() if torch.is_tensor(value) and value.requires_grad]
         context["trained_names"] = tuple(trained)
         trained = [context.pop(name) for name in trained]
@@ -208,12 +208,12 @@ def run_layer(layer, x_BTD, routed: list, **context):
 
 
 def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:
-    """Raise ValueError unless exactly one is given. prefix: of their names."""
+    """Raise ValueError unless exactly one is given. prefix: put before both names."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
 
 
 def embeddings_of(embed_tokens, input_ids, inputs_embeds):
-    """(B, T, E) of the tokens, or those given; raise ValueError unless exactly one of both is."""
+    """Embeddings (B, T, E), looked up or as passed in; raise ValueError unless exactly one of both is given."""
     check_one_is_given(input_ids, inputs_embeds)
     return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

@@ -22,7 +22,7 @@ QuestionAnsweringModelOutput = with_router_fields(modeling_outputs.QuestionAnswe
 
 
 def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:
-    """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one, as ().
+    """Index (B,) of each row's last real token by the mask, else by the padding token; else (), that of the last.
 
     The mask comes first: many models pad with their end token.
     """
@@ -36,27 +36,27 @@ def last_token_index(input_ids, attention_mask, pad_token_id, length: int, devic
 
 
 def classifier_dropout(config) -> nn.Dropout:
-    """The dropout before a task head: `classifier_dropout`, or where there is none `hidden_dropout`."""
-    own = getattr(config, "classifier_dropout", None)
-    return nn.Dropout(config.hidden_dropout if own is None else own)
+    """The dropout before a task head: `classifier_dropout`, or if that is None `hidden_dropout`."""
+    rate = getattr(config, "classifier_dropout", None)
+    return nn.Dropout(config.hidden_dropout if rate is None else rate)
 
 
 def classification_loss(config, logits, labels, num_items_in_batch=None):
-    """The loss of `config.problem_type`, which the first labels decide where it is None."""
+    """The loss of `config.problem_type`; if that is None, the first labels decide it."""
     if config.problem_type is None:  # kept: transformers' pipelines choose softmax or sigmoid by it
         config.problem_type = problem_type_of(labels, config.num_labels)
     return sequence_classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
 def with_inputs_of(base_forward, forward):
-    """A head's `forward(self, ..., **kwargs)` with the arguments of its base model's before its own in the signature.
+    """A head's `forward(self, ..., **kwargs)` with the base model's inputs before its own arguments in the signature.
 
-    Trainer drops columns that no argument names. Arguments of the base model by keyword alone are no inputs.
+    Trainer drops columns that no argument names. Keyword-only arguments of the base model do not count as inputs.
     """
-    of_base, own = (list(inspect.signature(each).parameters.values()) for each in (base_forward, forward))
-    taken = {parameter.name for parameter in own}
+    of_base, of_head = (list(inspect.signature(each).parameters.values()) for each in (base_forward, forward))
+    taken = {parameter.name for parameter in of_head}
     inputs = [each for each in of_base if each.name not in taken and each.kind is each.POSITIONAL_OR_KEYWORD]
-    itself, *others, var_keyword = own
+    itself, *others, var_keyword = of_head
     names = [parameter.name for parameter in (*inputs, *others)]
 
     @functools.wraps(forward)
@@ -68,7 +68,7 @@ def with_inputs_of(base_forward, forward):
 
 
 class Head:
-    """A mixin for heads: `forward` takes what that of `base_class` takes, and hands on what it has no argument for."""
+    """A mixin for heads: `forward` takes all inputs of `base_class`, and passes on those that it does not name."""
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -96,7 +96,7 @@ class ForSequenceClassification(TaskHead):
     score_bias = False
 
     def serving_refusal(self) -> str:
-        """vLLM reads the first token by a linear layer alone, and finds no weights for it under the name `score`."""
+        """vLLM applies only a linear layer to the first token, and finds no weights for it under the name `score`."""
         return "it does not classify as this head does"
 
     def __init__(self, config):

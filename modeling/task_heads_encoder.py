@@ -42,15 +42,15 @@ class EncoderHead(TaskHead):
         return 1 if self.pools and self.config.pooler_type == "cls" and self.last_mlp_is_for_heads else None
 
     def first_tokens(self, input_ids, inputs_embeds, output_hidden_states=None, **others) -> dict:
-        """The base model's `kept_tokens` where the head reads the first token of each row alone."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if self.num_kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
+        """The base model's `kept_tokens` if the head reads only the first token of each row."""
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        if self.num_kept_tokens is None or output_hidden_states or self.config.output_hidden_states or inputs is None:
             return {}
-        rows, length = given.shape[:2]
-        return {"kept_tokens": torch.arange(rows, device=given.device) * length}
+        rows, length = inputs.shape[:2]
+        return {"kept_tokens": torch.arange(rows, device=inputs.device) * length}
 
     def run_base(self, input_ids=None, inputs_embeds=None, global_attention_mask=None, **kwargs):
-        """As TaskHead's. Where layers have global tokens and no mask is given, the head's task chooses them."""
+        """As in TaskHead. If layers have global tokens and no mask of them is passed, the head's task chooses them."""
         if global_attention_mask is None and self.config.has_global_tokens:
             global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
         inputs = {
@@ -77,14 +77,14 @@ class EncoderHead(TaskHead):
 
 def first_token(input_ids, inputs_embeds):
     """(B, T), 1 at the first token."""
-    given = input_ids if input_ids is not None else inputs_embeds[..., 0]
-    is_first = torch.zeros(given.shape, dtype=torch.long, device=given.device)
+    inputs = input_ids if input_ids is not None else inputs_embeds[..., 0]
+    is_first = torch.zeros(inputs.shape, dtype=torch.long, device=inputs.device)
     is_first[:, 0] = 1
     return is_first
 
 
 class ForMultipleChoice(EncoderHead):
-    """One score for each of several texts that belong together; the right one's is to be the highest."""
+    """One score for each of several texts that belong together; the right text should get the highest."""
 
     pools = True
 
@@ -102,8 +102,8 @@ class ForMultipleChoice(EncoderHead):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Inputs (B, C, T) for C choices, labels (B,) in [0, C) -> logits (B, C) and loss."""
-        given = kwargs.get("input_ids")
-        choices = (kwargs["inputs_embeds"] if given is None else given).shape[1]
+        input_ids = kwargs.get("input_ids")
+        choices = (kwargs["inputs_embeds"] if input_ids is None else input_ids).shape[1]
         inputs = {name: x.flatten(0, 1) if torch.is_tensor(x) else x for name, x in kwargs.items()}
         outputs = self.run_base(**inputs)
         scores = self.score(self.pool(outputs, inputs.get("input_ids"), inputs.get("attention_mask")))

@@ -1,4 +1,4 @@
-"""Losses of the task heads. Each is a sum divided by `num_items_in_batch`, or by its own count where that is None.
+"""Losses of the task heads. Each is a sum divided by `num_items_in_batch`, or if that is None by its own count.
 
 Trainer passes the label count of all micro-batches of an optimizer step and then does not divide by their number: a
 head that took a mean instead would multiply its gradient by the accumulation steps, as transformers' own regression
@@ -14,7 +14,7 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 
 
 def averaged(total, count, num_items_in_batch):
-    """The sum divided by the count of the whole optimizer step, or where that is None by this batch's own."""
+    """The sum divided by the count of the whole optimizer step, or if that is None by the count of this batch."""
     if num_items_in_batch is None:
         return total / count
     if torch.is_tensor(num_items_in_batch):

@@ -1,11 +1,11 @@
 """Position schemes, kinds of attention and feed-forwards: one row of properties each.
 
 Standard library only: rules, configs and listings read these rows before torch is imported. The torch classes stand in
-files of their own and are entered here by `implements`; `implementation` gives them back, and imports their file the
-first time that a config asks for one. Rows say what a model needs; the package's rules/kinds.py adds the rest.
+other files, which register them here with `implements`; `implementation` looks them up, and imports their file when a
+config first needs one. Rows say what a model needs; the package's rules/kinds.py adds the rest.
 
-A scheme or kind of another package is one call of `register_position_scheme` or `register_attention_kind`. A run saves
-its code with the model (pipelines/storage/plugin_code.py); where anyformer is installed, the call comes first again.
+Another package adds a scheme or kind by one call of `register_position_scheme` or `register_attention_kind`. A run
+saves its code with the model (pipelines/storage/plugin_code.py); with anyformer installed, call it before loading.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
 
-# Functions of the package's rules/, by name: a config asks them. The code in a saved model's folder has none.
+# Functions that the package's rules/ enters by name, for configs to call. Empty in the code of a saved folder.
 RULES: dict[str, Callable] = {}
 
 # (is this config illegal?, the sentence a user reads)
@@ -32,20 +32,20 @@ class Scheme:
                       (cos twice; sin negated, then sin), rotating queries and keys of every layer
         "scores"      forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a
                       distance is the query's index minus the key's, which packing and padding leave as it is
-        "attention"   forward(x) -> values of the keyword arguments that its `arguments` names, for an attention class
-                      of its own, the role "scheme attention"
+        "attention"   forward(x) -> values of the keyword arguments that its `arguments` names, for the scheme's
+                      attention class, in the role "scheme attention"
         None          nothing
     """
 
     acts_on: str | None
     splits_heads: bool = True  # tensor parallelism can split the heads
     module: str = "positions"  # the file of this folder that has its class
-    # What rules, listings and plans read; rules/kinds.py fills it in for the schemes below.
-    trained_bias: bool = False  # not read: the code that models of before were saved with may say it
+    # The fields below are read by rules, listings and plans; rules/kinds.py fills them in for our schemes.
+    trained_bias: bool = False  # no longer read; code that was saved with older models may set it
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane
-    fields: tuple[str, ...] = ()  # config fields that it reads, alone or with other schemes
+    fields: tuple[str, ...] = ()  # config fields that it reads; other schemes may read them, too
     rules: tuple[Rule, ...] = ()  # refusals of configs with this scheme
     plane_rules: tuple[Rule, ...] = ()  # refusals of vision transformers with it
 
@@ -61,11 +61,11 @@ class Kind:
 
     families: Collection[str] = ()  # the model types that have it
     needs: dict[str, str] = field(default_factory=dict)  # {config field it cannot be without: what that field means}
-    companions: dict[str, int] = field(default_factory=dict)  # values of these fields in listings and tests
+    companions: dict[str, int] = field(default_factory=dict)  # {field: its value in listings and tests}
     layer_type: str = PLAIN  # the name in `layer_types` by which transformers chooses its cache
-    implied_by: str | None = None  # a field that alone says that all layers are of this kind
-    cache_values: Callable[..., int] | None = None  # config -> values of a token in a cache; None: keys and values
-    lookback: Callable[..., int] | None = None  # config -> the last tokens that its cache keeps, beside states
+    implied_by: str | None = None  # a field that, if set, makes all layers of this kind
+    cache_values: Callable[..., int] | None = None  # config -> cached numbers per token; None: keys and values
+    lookback: Callable[..., int] | None = None  # config -> how many last tokens its cache keeps, beside states
     windowed: bool = False  # a query sees the `sliding_window` tokens before it (an encoder's: to each side) only
     flash: bool = False  # flash kernels compute it, or it runs without a backend
     separable: bool = False  # packed documents can be attended one by one
@@ -73,16 +73,16 @@ class Kind:
     global_tokens: bool = False  # some tokens see all
     own_scores: bool = False  # a class computes it (role "attention"), not a mask (role "mask")
     splits_heads: bool = True  # tensor parallelism can split the heads
-    own_gate: bool = False  # its class has a gate on what it gathers
+    own_gate: bool = False  # its class gates the attention output by itself
     sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
     module: str | None = None  # the file of this folder that has its class
-    # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
-    state_values: Callable[..., int] | None = None  # config -> values that a layer's states hold in fp32, of one row
+    # Rules and plans read these, families, needs and companions; rules/kinds.py fills them in for the kinds below.
+    state_values: Callable[..., int] | None = None  # config -> fp32 numbers in a layer's states, for one row
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
 
     @property
     def keeps_states(self) -> bool:
-        """Whether its cache is states of a fixed size; its layers then get token positions instead of a mask."""
+        """Whether its cache holds states of a fixed size; its layers then get token positions instead of a mask."""
         return self.layer_type == STATE_LAYER_TYPE
 
 
@@ -102,7 +102,7 @@ NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered":
 NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
 BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
 BLOCK_FORMS = NORM_POSITIONS | BLOCKS
-# Fields that give all layers another class of attention -> its file.
+# {config field that gives all layers another class of attention: the file of that class}.
 ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
 POSITION_SCHEMES = {
     "none": Scheme(acts_on=None),
@@ -180,7 +180,7 @@ _implementations: dict[tuple[str, str], Callable] = {}
 
 
 def implements(role: str, *names: str):
-    """Decorator: enter a class or function for a role and each of `names`."""
+    """Decorator: register a class or function for a role and each of `names`."""
 
     def enter(thing):
         _implementations.update({(role, name): thing for name in names})
@@ -190,9 +190,9 @@ def implements(role: str, *names: str):
 
 
 def implementation(role: str, name: str, module: str | None = None) -> Callable | None:
-    """The class or function of a role and name, or None. `module`: the file of this folder that enters it.
+    """The class or function of a role and name, or None. `module`: the file of this folder that registers it.
 
-    A model on the Hub has the file because its family's file imports it, too, or is saved with it: see `parts_of`.
+    A model on the Hub has that file because its family's file imports it, or because it was saved, too: see `parts_of`.
 
     Raises ImportError where a folder from the Hub, made for another config, lacks the file.
     """
@@ -210,7 +210,7 @@ def register_position_scheme(name: str, scheme: Scheme, make: Callable, patches:
     """Add a value of `position_encoding`.
 
     make: config -> module whose forward is what `scheme.acts_on` says; patches: the same for vision transformers.
-    A field of its own is a keyword argument of a config like any other, once it is named in `scheme.fields`.
+    The scheme's own config fields are keyword arguments like any other, once they are named in `scheme.fields`.
     """
     POSITION_SCHEMES[name] = scheme
     implements("position", name)(make)
@@ -222,7 +222,7 @@ def register_attention_kind(name: str, kind: Kind, make: Callable | None = None,
     """Add a name for `attention_pattern`: give `mask`, or for a kind with own scores `make`.
 
     mask: config -> mask_function(batch_idx, head_idx, q_idx, kv_idx), true where a query sees a key, as in
-    transformers.masking_utils; the future, padding and other documents are hidden beside it. make: (config, layer_idx)
+    transformers.masking_utils; the future, padding and other documents are hidden anyway. make: (config, layer_idx)
     -> a subclass of attention.Attention, with `own_scores=True`. `kind.needs` may name fields that no config has.
     """
     ATTENTION_KINDS[name] = kind
@@ -233,7 +233,7 @@ def register_attention_kind(name: str, kind: Kind, make: Callable | None = None,
 
 
 def implied_kind(c) -> str | None:
-    """The kind of attention of all layers where a field such as `memory_length` alone says it."""
+    """The kind of attention of all layers if a field such as `memory_length` implies it, else None."""
     fields = {} if c.attention_pattern else {name: kind.implied_by for name, kind in ATTENTION_KINDS.items()}
     return next((name for name, field in fields.items() if field and getattr(c, field, None) is not None), None)
 
@@ -249,7 +249,7 @@ def attention_kinds(c) -> list[str]:
 
 
 def one_way_kind(c) -> str | None:
-    """A kind of attention in which no token can see one after it, whatever the mask: it keeps states, or chunks."""
+    """A kind of attention with states or chunks, in which no mask can show a token to those before it; or None."""
     return next((kind for kind in attention_kinds(c) if cache_type(kind) not in (PLAIN, "sliding_attention")), None)
 
 
@@ -278,7 +278,7 @@ def block_forms(c) -> list[str]:
 
 
 def has_scales(c) -> bool:
-    """Whether something scales queries and keys behind their rotation."""
+    """Whether queries and keys are scaled after their rotation."""
     return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
 
 

@@ -15,13 +15,13 @@ from .traits import POSITION_SCHEMES
 LEAST_PADDING = 0.05
 
 
-# On a CPU oneDNN keeps memory for every number of rows that it has multiplied, and the allocator finds no room of the
-# right size among what earlier steps left: with a new number at each step a run grows by gigabytes.
+# On a CPU oneDNN keeps memory for every number of rows that it has multiplied, and the allocator finds no block of the
+# right size among those of earlier steps: with a new number of rows at each step, memory grows by gigabytes.
 ROWS_MULTIPLE, FEWEST_ROWS = 128, 1024
 
 
 def rounded_up(rows: int) -> int:
-    """The number of rows to compute for `rows` on a CPU: one of few numbers, at most an eighth more."""
+    """The number of rows to compute for `rows` on a CPU: one of a few numbers, and at most an eighth more."""
     return rows if rows < FEWEST_ROWS else -(-rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
 
@@ -40,7 +40,7 @@ class Unpadded(NamedTuple):
 
     @classmethod
     def of(cls, attention_mask: torch.Tensor) -> "Unpadded | None":
-        """Read a (B, T) padding mask, on the host; None where there is too little padding, or some amid a text."""
+        """Read a (B, T) padding mask, on the host; None if there is too little padding, or some amid a text."""
         real_BT = attention_mask != 0
         starts = real_BT[:, 0].long() + (real_BT[:, 1:] & ~real_BT[:, :-1]).sum(-1)
         starts, lengths = torch.stack((starts, real_BT.sum(-1))).tolist()  # together: the host waits once
@@ -66,18 +66,18 @@ class Unpadded(NamedTuple):
         return padded.index_copy(0, self.index[real], x_1ND[0, real]).unflatten(0, self.shape)
 
     def places_of(self, index_K: torch.Tensor) -> torch.Tensor:
-        """Where tokens with an index (K,) among all B * T stand among the N."""
+        """The places among the N of the tokens with indices (K,) into all B * T."""
         places = torch.arange(self.index.numel(), device=self.index.device)
         return self.index.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.index, places)[index_K]
 
 
 class PaddedTextStack(TransformerStack):
-    """A TransformerStack without a cache, for texts in padded rows. What it returns at padding are zeros."""
+    """A TransformerStack without a cache, for texts in padded rows. It returns zeros at padding."""
 
     def can_unpad(self, x_BTE, attention_mask, captured: dict) -> bool:
         """Whether rows of different lengths run as one row without padding.
 
-        Outputs of each layer that are captured keep their padding: their shape is promised.
+        Not if outputs of each layer are captured, which have to keep the shape of padded rows.
         """
         outputs = ("output_hidden_states", "output_attentions", "output_router_logits")
         return (
@@ -102,16 +102,16 @@ class PaddedTextStack(TransformerStack):
         return dataclasses.replace(batch, attention_mask=None, unpadded=rows, **places)
 
     def run_stack(self, x_BTE, batch: Batch, added_BTE=None, kept_tokens=None, **context) -> tuple:
-        """As TransformerStack's. kept_tokens: (K,), an index among all B * T; the others' hidden states are zeros."""
-        rows, kept = batch.unpadded, None
+        """As in TransformerStack. kept_tokens: (K,), indices into all B * T; the others' hidden states are zeros."""
+        rows, selection = batch.unpadded, None
         if kept_tokens is not None:
-            kept = Unpadded(kept_tokens, None, None, x_BTE.shape[:2], kept_tokens.numel())
+            selection = Unpadded(kept_tokens, None, None, x_BTE.shape[:2], kept_tokens.numel())
             kept_tokens = kept_tokens if rows is None else rows.places_of(kept_tokens)
         if rows is not None:
             x_BTE, added_BTE = rows.take(x_BTE), None if added_BTE is None else rows.take(added_BTE)
         x_BTD, fields = super().run_stack(x_BTE, batch, added_BTE, kept_tokens=kept_tokens, **context)
-        if kept is not None:
-            x_BTD = kept.put_back(x_BTD)
+        if selection is not None:
+            x_BTD = selection.put_back(x_BTD)
         elif rows is not None:
             return rows.put_back(x_BTD), fields
         mask = batch.loss_mask

@@ -75,8 +75,8 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
             bool_masked_pos: (B, N), true at patches that the mask token replaces.
             interpolate_pos_encoding: take images of another size than the config's `image_size`.
             attention_mask: (B, T), zero at tokens that no other sees; or a ready mask of four axes.
-            num_kept_tokens: last_hidden_state holds the first so many tokens alone, and the last layer's feed-forward
-                part is computed for these: a head that reads no patch has no use for the others. None: all.
+            num_kept_tokens: how many first tokens last_hidden_state holds; only for these the last layer's feed-forward
+                part is computed, as a head that reads no patch does not need the others. None: all.
 
         Raises:
             ValueError: an image of the wrong size; or position_ids, by which other families pack rows: an image is a
@@ -122,7 +122,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
 
     @property
     def num_kept_tokens(self) -> int | None:
-        """How many tokens of the last layer the heads read: class and distillation token; None: the patches, too."""
+        """How many first tokens of the last layer the heads need: the prefix; None: the patches, too."""
         return self.config.num_prefix_tokens if self.config.pooler_type == "cls" else None
 
     @can_return_tuple
@@ -147,7 +147,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         """
         distillation_labels = kwargs.pop("distillation_labels", None)
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # of all tokens
+        captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # these hold all tokens
         outputs = self.model(
             pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
@@ -174,7 +174,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
 
 
 class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
-    """The pixels of masked patches from the others, through one linear layer (SimMIM, Xie et al. 2022, section 3)."""
+    """Predicts the pixels of masked patches from the others by a linear layer (SimMIM, Xie et al. 2022, section 3)."""
 
     def __init__(self, config: AnyformerViTConfig):
         super().__init__(config)

@@ -1,8 +1,8 @@
 """Adapters, as PEFT saves them: the few weights that were trained, and the name of the base model they belong to.
 
-An adapter's folder has adapter_config.json and no config.json: beside one, transformers would look for all weights of
-the model. What the adapted model's config says beyond its base's, such as the names of the classes, stands in
-ADAPTED_CONFIG, which is ours; a folder that PEFT alone has written lacks it, and then the base's config counts.
+An adapter's folder has adapter_config.json and no config.json, because beside a config.json transformers would look for
+all weights. The config of the adapted model, which has other class names than its base's for example, is in the file
+ADAPTED_CONFIG. Only anyformer writes it; in a folder that PEFT has written the base's config is used.
 """
 
 import json
@@ -12,8 +12,8 @@ from .errors import UserError, need_package
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
-PREFIX = "base_model.model."  # of the names of an adapter's weights
-# What PEFT calls the task that an adapter was trained for, and the Auto class with its head.
+PREFIX = "base_model.model."  # of the names of weights in an adapter's file
+# PEFT's name of the task that an adapter was trained for -> the Auto class with its head.
 HEADS_OF_TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
@@ -43,7 +43,7 @@ def _entry(folder: str | Path, key: str):
 
 
 def task_of(folder: str | Path) -> str | None:
-    """What PEFT calls the task of an adapter, such as SEQ_CLS; None where it names none."""
+    """PEFT's name of an adapter's task, such as SEQ_CLS; None if the adapter names none."""
     return _entry(folder, "task_type")
 
 
@@ -61,17 +61,17 @@ def need_peft(what: str) -> None:
 
 
 def load_config(name_or_path: str | Path, **kwargs):
-    """AutoConfig.from_pretrained, of an adapter the config of the adapted model."""
+    """AutoConfig.from_pretrained; for an adapter the config of the adapted model."""
     from transformers import AutoConfig
 
     if not is_adapter(name_or_path):
         return AutoConfig.from_pretrained(name_or_path, **kwargs)
-    own = Path(name_or_path).expanduser() / ADAPTED_CONFIG
-    return AutoConfig.from_pretrained(str(own) if own.is_file() else base_of(name_or_path), **kwargs)
+    adapted = Path(name_or_path).expanduser() / ADAPTED_CONFIG
+    return AutoConfig.from_pretrained(str(adapted) if adapted.is_file() else base_of(name_or_path), **kwargs)
 
 
 def load_model(auto_class, name_or_path: str | Path, **kwargs):
-    """`auto_class.from_pretrained`, of an adapter its base with the adapter on it (which then stays visible).
+    """`auto_class.from_pretrained`; for an adapter its base with the adapter attached, not merged.
 
     Raises UserError for an adapter where PEFT is not installed.
     """
@@ -88,7 +88,7 @@ def load_model(auto_class, name_or_path: str | Path, **kwargs):
 
 
 def give_generation_config(model, folder: str | Path) -> None:
-    """Let a model loaded from an adapter generate as it was trained to: transformers takes the base's settings."""
+    """Give a model loaded from an adapter the adapter's generation config; transformers takes the base's."""
     from transformers import GenerationConfig
 
     if model.can_generate() and (Path(folder) / "generation_config.json").is_file():
@@ -96,7 +96,7 @@ def give_generation_config(model, folder: str | Path) -> None:
 
 
 def load_merged(auto_class, folder: str | Path, **kwargs):
-    """(the base with the adapter's weights added to its own, as if it had no adapter; names of weights in neither).
+    """Return (the base with the adapter merged into its weights, names of weights that neither of the two has).
 
     kwargs: as for from_pretrained. Raises UserError where PEFT is not installed.
     """
@@ -106,10 +106,10 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
 
     folder = Path(folder).expanduser()
     kwargs["config"] = kwargs.get("config") or load_config(folder)
-    base, found = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
+    base, loading_info = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
     with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
-        there = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
-    lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])} - there
+        adapter_names = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
+    lacking = {*loading_info["missing_keys"], *(key for key, *_ in loading_info["mismatched_keys"])} - adapter_names
     merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
     give_generation_config(merged, folder)
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base

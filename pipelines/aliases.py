@@ -1,6 +1,6 @@
-"""What other libraries call our settings and values: a name that nobody here knows is answered with ours."""
+"""Other libraries' names of our settings and values, so that errors about unknown names can suggest ours."""
 
-# Name elsewhere -> ours, the likeliest first; "section.key" where the name alone would be ambiguous.
+# Name in other libraries -> ours, the likeliest first; "section.key" where the key alone would be ambiguous.
 ALIASES: dict[str, tuple[str, ...]] = {
     name: ours
     for ours, names in {
@@ -87,5 +87,5 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def ours_for(name: str) -> tuple[str, ...]:
-    """Our names for a name of other libraries, without sections; empty where it has none."""
+    """Our names for a name of other libraries, without sections; empty if there are none."""
     return tuple(alias.rpartition(".")[2] for alias in ALIASES.get(name.lower().replace("-", "_"), ()))

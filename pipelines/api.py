@@ -1,7 +1,7 @@
-"""The package in Python: what `anyformer.train`, `anyformer.evaluate` and `anyformer.prepare_data` are.
+"""The Python API: `anyformer.train`, `anyformer.evaluate`, `anyformer.predict` and others.
 
-Each takes a recipe by name, path or as load_recipe gives it, and settings as mappings: train("quickstart",
-training={"max_steps": 50}). Nothing is printed but the progress line of a training.
+A recipe is given by name, by path or (but for evaluate) as the result of load_recipe; settings are given as mappings:
+train("quickstart", training={"max_steps": 50}). Nothing is printed but the progress line of a training.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run by its folder, whether it ended just now or long ago. Files are read when they are asked for."""
+    """A run in its folder, whether it ended just now or long ago. Its files are read when they are first needed."""
 
     path: Path
     trust_remote_code: bool = False  # whether code that came with the checkpoint of a fine-tuning may run
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended; a run that a signal stopped goes on with the same `train`."""
+        """Whether the run has ended; the same call of `train` continues a run that a signal stopped."""
         return self.facts.get("status") == "finished"
 
     @property
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def samples(self) -> list[dict[str, str]]:
-        """What the finished model was shown to do: {"prompt": ..., "text": ...}."""
+        """Samples of the finished model: {"prompt": ..., "text": ...}."""
         return self.facts.get("samples", [])
 
     @property
@@ -77,15 +77,15 @@ class Run:
         """The saved tokenizer; None for a model of images."""
         from transformers import AutoTokenizer
 
-        there = (self.path / "tokenizer_config.json").is_file()
-        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code) if there else None
+        is_saved = (self.path / "tokenizer_config.json").is_file()
+        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code) if is_saved else None
 
 
 def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> Run:
     """Train a recipe's model, or go on with a run that was stopped, and return the run.
 
     Args:
-        recipe: name of a shipped recipe, a YAML file, or what load_recipe gives.
+        recipe: name of a shipped recipe, a YAML file, or the result of load_recipe.
         trust_remote_code: whether code that comes with the checkpoint `model.name_or_path` may run.
         sections: settings that win over the recipe's, such as training={"max_steps": 50}.
 
@@ -102,7 +102,7 @@ def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sec
 def prepare_data(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> "PreparedData":
     """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
 
-    Rows and collator go with any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).
+    Rows and collator fit any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).
 
     Raises:
         UserError: a mistake in the recipe, or data that is missing, empty or unreadable.
@@ -127,13 +127,13 @@ def evaluate(
 
     Args:
         model: folder of a run or a model, or a Hub repository.
-        recipe: whose data and metrics are taken; None: the run's own.
+        recipe: the recipe with the data and metrics; None: the run's own.
         split: "test" or "validation"; None: test where the recipe has one.
-        max_examples: at most so many rows, spread over the split.
+        max_examples: the largest number of rows to use, spread over the split; None: all.
         trust_remote_code: whether code that comes with the model may run.
 
     Raises:
-        UserError: no such model, one that was not made for this, or data that is missing.
+        UserError: no such model, a model that does not fit the task, or data that is missing.
     """
     from .evaluation.evaluate import evaluate_model
     from .evaluation.request import choose_split, evaluation_recipe
@@ -154,16 +154,16 @@ def predict(
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> "list[dict[str, Any]] | Path":
-    """A saved model's answers to rows without labels: their columns, `prediction`, and what belongs to it.
+    """A saved model's answers to rows without labels: each row's columns, `prediction`, and what belongs to it.
 
     Args:
-        model: folder of a run or a model, or a Hub repository. The recipe beside it, else its head, says what is read.
+        model: folder of a run or a model, or a Hub name. The recipe beside it, else its head, decides what is read.
         given: files and folders (tables, images, texts), or rows as mappings.
         out: .jsonl, .csv or .parquet to write; the same call goes on with one that was interrupted. None: the answers
             are returned.
         columns: {name of a column in the training recipe: its name here}.
-        batch_size: rows that are answered at once.
-        max_new_tokens: that a model writes at most; None: as its generation config says, else 256.
+        batch_size: rows in a batch.
+        max_new_tokens: the most tokens that a model writes; None: as its generation config says, else 256.
         trust_remote_code: whether code that comes with the model may run.
 
     Raises:
@@ -189,13 +189,13 @@ def plan(
     per_node: int = 8,
     **sections: Any,
 ) -> "Plan":
-    """What a recipe's run would take: parameters, bytes on each device, FLOPs, time; no data is read.
+    """Estimate what a recipe's run would take: parameters, bytes on each device, FLOPs, time; no data is read.
 
     Args:
-        recipe: as of `train`, or the name of a preset; a name of both is the recipe's.
+        recipe: as for `train`, or the name of a preset; a name that both have means the recipe.
         devices: such as 8xH100-80GB, or cpu.
         stage: how states are shared: none, zero1, zero2, zero3 or fsdp; None: the recipe's, else the first that fits.
-        context: tokens that the cache of generation holds; None: the model's positions.
+        context: tokens in the KV cache of generation; None: as many as the model has positions.
         mfu: the share of the devices' peak FLOP/s that is reached.
         per_node: devices of a machine, whose processes share its memory.
 
@@ -209,8 +209,8 @@ def plan(
     if not isinstance(recipe, Recipe):
         (recipe, is_preset), sections = planned_recipe(str(recipe), **sections), {}
     composed = _composed(recipe, sections, False)
-    how: dict[str, Any] = {"context": context, "mfu": mfu, "per_node": per_node}
-    return plan_run(composed, devices_of(devices), stage=stage, until_trained=is_preset, **how)
+    options: dict[str, Any] = {"context": context, "mfu": mfu, "per_node": per_node}
+    return plan_run(composed, devices_of(devices), stage=stage, until_trained=is_preset, **options)
 
 
 def check(
@@ -221,18 +221,18 @@ def check(
     device: str = "cpu",
     trust_remote_code: bool = False,
 ) -> "Report":
-    """Ask a model whether it keeps the promises that a training relies on.
+    """Test whether a model keeps the promises, called laws, that a training relies on.
 
     Args:
-        model: a model, whose copy in fp32 is asked; or a folder, a recipe, a preset or a name on the Hub, of whose
-            config a tiny twin is asked.
+        model: a model, of which a copy in fp32 is tested; or a folder, a recipe, a preset or a name on the Hub, of
+            whose config a tiny twin is tested.
         laws: names of `anyformer.pipelines.checks.laws.LAWS`; None: all.
-        real: ask the weights of a folder or of a name on the Hub instead of a twin.
+        real: test the weights of a folder or of a name on the Hub instead of a twin.
         device: cpu or cuda.
-        trust_remote_code: run code that comes with the model.
+        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
-        UserError: no such model or law, or a model of no kind that can be checked.
+        UserError: no such model or law, or a kind of model that cannot be checked.
     """
     from .checks.check_report import report_of
     from .checks.laws import laws_named
@@ -241,8 +241,8 @@ def check(
     names = laws_named(laws)
     check_device(device)
     if isinstance(model, str | Path):
-        how: dict[str, Any] = {"real": real, "device": device, "trust_remote_code": trust_remote_code}
-        return report_of(subject_of(str(model), **how), str(model), names)
+        options: dict[str, Any] = {"real": real, "device": device, "trust_remote_code": trust_remote_code}
+        return report_of(subject_of(str(model), **options), str(model), names)
     return report_of(subject_of_model(model, device), type(model).__name__, names)
 
 

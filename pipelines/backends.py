@@ -1,7 +1,7 @@
-"""Backends: what computes attention and the products of experts, by the names that recipes and commands take.
+"""Backends of attention and of experts' matrix products, by the names that recipes and commands take.
 
-A backend that would leave out a part of the model is refused before torch is imported: what looks at names and configs
-needs the standard library alone.
+A backend that would leave out a part of the model is refused before torch is imported: the checks of names and configs
+need only the standard library.
 """
 
 import re
@@ -27,12 +27,12 @@ EXPERTS = (AUTO, "eager", "anyformer_grouped", "grouped_mm", "batched_mm")
 # A kernel of the Hub as transformers reads it: owner/name, then a revision (@) and one of its functions (:).
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
 
-# What transformers' and torch's errors about backends name.
+# Words in errors of transformers and torch that are about backends.
 ABOUT_BACKENDS = re.compile(r"(attn|attention|experts)[ _]implementation|flash|flex|grouped_mm|kernel", re.IGNORECASE)
 
 
 def is_flash(name: str) -> bool:
-    """Whether a backend is a flash kernel, installed or of the Hub, by transformers' rule: its name says so."""
+    """Whether a backend is a flash kernel, installed or from the Hub: as for transformers, its name says "flash"."""
     return "flash" in name
 
 
@@ -60,7 +60,7 @@ def check_experts(name: str, where: str = "model.experts_implementation") -> Non
 
 
 def attention_fault(name: str, config) -> str | None:
-    """What of a model of ours the backend `name` cannot compute, and which ones can; None where it can all.
+    """What the backend `name` cannot compute of a model of ours, and which backends can; None: it computes all.
 
     config: the model's, or a namespace with its fields.
     """
@@ -78,7 +78,7 @@ def attention_fault(name: str, config) -> str | None:
 
 
 def experts_fault(name: str, config) -> str | None:
-    """As `attention_fault`, of a backend of experts."""
+    """As `attention_fault`, for a backend of experts."""
     if name == AUTO:
         return None
     if not has_experts(config):
@@ -120,17 +120,17 @@ def backend_arguments(attention: str, experts: str, config, half: bool) -> dict[
 
 
 def fastest_attention(config, half: bool) -> str | None:
-    """A flash kernel, where it is installed, can compute the model, and a GPU computes in half precision; else None.
+    """Return the fastest backend of attention; None: the default of the model's class.
 
-    None is the class's own choice: ours, the backend `anyformer`. Native models get it, too, where no GPU is and their
-    class takes it; else transformers' choice, sdpa, or eager where sdpa cannot.
+    Models of ours on a GPU in half precision: an installed flash kernel that can compute them; else None, `anyformer`.
+    Native models: `anyformer` without a GPU if their class can use it; else None, which is sdpa, or eager without sdpa.
     """
     import torch
     from anyformer.modeling.kernels import computes
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
     if config.model_type not in FAMILIES:
-        known = computes(type(config)) and not config.is_encoder_decoder  # of pairs none has been measured
+        known = computes(type(config)) and not config.is_encoder_decoder  # not measured for these
         return "anyformer" if known and not torch.cuda.is_available() else None
     if not half or not torch.cuda.is_available():
         return None
@@ -141,18 +141,18 @@ def fastest_attention(config, half: bool) -> str | None:
 
 
 def explain(error: Exception, chosen: dict[str, str], section: str = "model.") -> None:
-    """Raise UserError where a model could not be built for want of a backend that was asked for."""
+    """Raise UserError if a model could not be built because one of the `chosen` backends cannot be used."""
     if chosen and ABOUT_BACKENDS.search(str(error)):
         named = " and ".join(f"{_setting(name, section)}={value}" for name, value in chosen.items())
         raise UserError(f"{named} cannot be used here: {first_line(error)}") from error
 
 
 def check_got(model, chosen: dict[str, str], section: str = "model.") -> None:
-    """Raise UserError where a model has other experts than were asked for: classes without such a choice ignore it."""
-    asked = chosen.get("experts_implementation")
-    if asked is not None and not model._can_set_experts_implementation():
+    """Raise UserError for a chosen backend of experts that the model's class ignores, because it has no such choice."""
+    experts = chosen.get("experts_implementation")
+    if experts is not None and not model._can_set_experts_implementation():
         setting = _setting("experts_implementation", section)
-        raise UserError(f"{setting}={asked} has no effect on {type(model).__name__}, which has no choice; remove it")
+        raise UserError(f"{setting}={experts} has no effect on {type(model).__name__}, which has no choice; remove it")
 
 
 def _setting(name: str, section: str) -> str:
@@ -161,8 +161,8 @@ def _setting(name: str, section: str) -> str:
 
 
 def backends_of(model) -> dict[str, str]:
-    """{"attention": name, "experts": name}, the latter of models that have some."""
-    config, found = model.config, {"attention": model.config._attn_implementation}
+    """{"attention": name, "experts": name}, the latter only for models with experts."""
+    config, backends = model.config, {"attention": model.config._attn_implementation}
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
-        found["experts"] = config._experts_implementation
-    return found
+        backends["experts"] = config._experts_implementation
+    return backends

@@ -1,4 +1,4 @@
-"""UserError, for mistakes that a user can correct, and help with their sentences."""
+"""UserError, for mistakes that a user can correct, and helpers for its messages."""
 
 import difflib
 import importlib.util
@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 def reader_left(error: BaseException) -> bool:
-    """Whether nobody reads the output any more, as after `| head -1`; rich turns that error into a SystemExit."""
+    """Whether the reader of our output is gone, as after `| head -1`; rich turns that error into a SystemExit."""
     cause = error.__context__ if isinstance(error, SystemExit) else error
     return isinstance(cause, BrokenPipeError)
 
@@ -22,19 +22,19 @@ def reader_left(error: BaseException) -> bool:
 def need_package(what: str, package: str, extra: str, module: str | None = None) -> None:
     """Raise UserError, beginning with `what`, where the package of an extra is not installed.
 
-    module: what is imported of it; None: a module of its name.
+    module: the module that is imported; None: it has the package's name.
     """
     if importlib.util.find_spec(module or package) is None:
         raise UserError(f"{what} needs the package {package}; install anyformer[{extra}]")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class: other libraries explain over several lines."""
+    """The first line of an error's message, else its class; messages of other libraries have several lines."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def loading_reason(error: BaseException) -> str:
-    """Why a checkpoint could not be loaded, in a line; for one with code of its own, which option runs it."""
+    """In one line, why a checkpoint could not be loaded; if it comes with code, the option that runs it."""
     if "trust_remote_code" in str(error):  # transformers names its own argument, in several lines
         return "it has code of its own, which runs only with --trust-remote-code (trust_remote_code=True in Python)"
     return first_line(error).rstrip(".")
@@ -42,7 +42,7 @@ def loading_reason(error: BaseException) -> str:
 
 @contextmanager
 def loading(what: str) -> Generator[None]:
-    """What transformers raises for a checkpoint that cannot be loaded becomes a UserError about `what`."""
+    """Turn transformers' errors about a checkpoint that cannot be loaded into a UserError about `what`."""
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
@@ -50,7 +50,7 @@ def loading(what: str) -> Generator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """What of the known names is meant: what other libraries call so, else the most similar one."""
+    """The known name that is meant: ours for another library's name, else the most similar one; None: none is near."""
     from .aliases import ours_for
 
     known = sorted(known)

@@ -10,7 +10,7 @@ from .backends import AUTO, backend_arguments, check_attention, check_experts, c
 from .errors import UserError, did_you_mean, first_line, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
-RUNS = "runs"  # where the shipped recipes put theirs
+RUNS = "runs"  # the folder where the shipped recipes put their runs
 # owner/name or name, as the Hub allows them.
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
@@ -57,9 +57,9 @@ def _check_runs(name_or_path: str, folder: Path, what: str) -> None:
 def check_sampling(
     do_sample: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None
 ) -> None:
-    """Raise UserError for sampling settings out of range, or given where nothing is sampled."""
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    for name, value in given.items():
+    """Raise UserError for sampling settings out of range, or set where nothing is sampled."""
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for name, value in settings.items():
         if value is not None and not do_sample:
             raise UserError(f"{name}={value} has no effect without sampling; remove it, or add --do-sample")
     if temperature is not None and not 0 < temperature < float("inf"):
@@ -77,7 +77,7 @@ def generate_text(
     experts_implementation: str = AUTO,
     **how: Any,
 ) -> str:
-    """`continue_text` with a model that is loaded for it, on an accelerator where there is one.
+    """Load a model, on an accelerator if there is one, and call `continue_text` with it.
 
     Args:
         name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
@@ -94,7 +94,7 @@ def generate_text(
 
 
 def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: str = AUTO, experts: str = AUTO):
-    """(model, tokenizer) of a model that writes text, on an accelerator where there is one; errors as generate_text."""
+    """Load (model, tokenizer) that write text, on an accelerator if there is one; errors as for generate_text."""
     check_attention(attention, "--attn-implementation")
     check_experts(experts, "--experts-implementation")
     source, chosen = locate_model(name_or_path), {}
@@ -138,7 +138,7 @@ def continue_text(
     chat: bool = False,
     history: Sequence[dict[str, str]] = (),
 ) -> str:
-    """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
+    """Return `prompt` and its continuation by at most `max_new_tokens` tokens; of an encoder-decoder only the answer.
 
     The continuation is shorter where the model ends the text, or where its learned positions end.
 
@@ -146,10 +146,10 @@ def continue_text(
         model: in evaluation mode.
         do_sample: draw tokens (temperature 0.8 unless given); False: greedy, or beam search with `num_beams` > 1.
             None: a decoder draws, an encoder-decoder searches as its generation config says.
-        seed: of the draws; the same seed gives the same text on the same machine.
+        seed: for drawing tokens; the same seed gives the same text on the same machine.
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
-        chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
+        chat: the prompt is a question, put by the tokenizer's chat template; only the answer is returned.
         history: messages {role, content} before the question.
 
     Raises:
@@ -160,13 +160,13 @@ def continue_text(
     inputs = _inputs_of(model, tokenizer, prompt, chat, history)
     length = inputs["input_ids"].shape[1]
     answers = bool(model.config.is_encoder_decoder)
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    options = _options(tokenizer, answers, do_sample, num_beams, drawn)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = _options(tokenizer, answers, do_sample, num_beams, sampling)
     options["max_new_tokens"] = min(max_new_tokens, free_positions(model.config, length))
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
-    # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
-    told = chat or answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt
-    if on_text is not None and beams == 1 and told:
+    # Stream only if the prompt's tokens decode to the prompt: some tokenizers change case or spaces.
+    can_stream = chat or answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt
+    if on_text is not None and beams == 1 and can_stream:
         options["streamer"] = _streamer(tokenizer, on_text, skip_prompt=chat and not answers)
     torch.manual_seed(seed)
     with torch.inference_mode():
@@ -181,7 +181,7 @@ def continue_text(
 
 
 def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict[str, Any]) -> dict[str, Any]:
-    """What `generate` is told of how to choose tokens. answers: whether the model is an encoder-decoder."""
+    """The arguments of `generate` for choosing tokens. answers: whether the model is an encoder-decoder."""
     if do_sample is None:
         do_sample = not answers or any(value is not None for value in drawn.values())
     options = {}
@@ -195,7 +195,7 @@ def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, d
 
 
 def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict[str, str]]) -> dict:
-    """What the model reads of a prompt, (1, T) each. Raises UserError where that is nothing."""
+    """The model's inputs for a prompt, (1, T) each. Raises UserError if they have no tokens."""
     import torch
 
     name = tokenizer.name_or_path
@@ -224,14 +224,14 @@ def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
-# How the classes of models end that write no text.
+# The ends of names of model classes that write no text.
 SILENT = ("ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
 SILENT += ("ForQuestionAnswering", "ForImageClassification", "ForMaskedImageModeling")
 SILENT += ("EncoderModel", "BertModel", "ViTModel")
 
 
 def check_writes_text(source: str, config) -> None:
-    """Raise UserError for a model whose head answers otherwise: an encoder, a classifier, a model of images."""
+    """Raise UserError for a model that writes no text: an encoder, a classifier, a model of images."""
     if (Path(source) / "preprocessor_config.json").is_file() and not (Path(source) / "tokenizer_config.json").is_file():
         raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
     name = next(iter(config.architectures or []), "")
@@ -240,7 +240,7 @@ def check_writes_text(source: str, config) -> None:
 
 
 def _streamer(tokenizer, on_text: Callable[[str], None], skip_prompt: bool):
-    """What `generate` gives its tokens to: it passes on whole words."""
+    """A streamer for `generate`, which passes whole words to `on_text`."""
     from transformers import TextStreamer
 
     class Pieces(TextStreamer):
@@ -254,7 +254,7 @@ def _streamer(tokenizer, on_text: Callable[[str], None], skip_prompt: bool):
 def free_positions(config, length: int) -> float:
     """How many tokens fit after a prompt of `length` tokens; infinity where positions are not learned vectors.
 
-    The prompt of an encoder-decoder takes none of the decoder's, of which the first is the token that begins an answer.
+    An encoder-decoder's prompt takes none of the decoder's positions; the token that begins an answer takes the first.
     """
     positions = getattr(config, "max_position_embeddings", None)
     scheme = getattr(config, "position_encoding", None)

@@ -1,4 +1,4 @@
-"""Large libraries, imported where they are first used: for modules with which a command is checked before any work."""
+"""Large libraries, imported at their first use, for modules that commands need before any work begins."""
 
 import importlib
 from contextlib import suppress
@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 class Lazy(ModuleType):
-    """A module that is imported when something in it is asked for, such as a module of its own."""
+    """A module that is imported when one of its attributes or submodules is first used."""
 
     def __getattr__(self, name: str):
         module = importlib.import_module(self.__name__)

@@ -1,8 +1,8 @@
 """Registries of what recipes can name, such as objectives and metrics, and the plug-ins that add to them.
 
-Our own objectives, metrics and sources stand in the same registries: a registry imports the package that fills it when
-it is first asked. Of an objective or source the package says the module alone, which is imported when its name is asked
-for. A plug-in is a Python file or module that the user names on the command line (`--plugin`) or in
+Our own objectives, metrics and sources are in the same registries: at its first use a registry imports the package that
+fills it. For an objective or source the package only names the module, which is imported when the row is first looked
+up. A plug-in is a Python file or module that the user names on the command line (`--plugin`) or in
 `$ANYFORMER_PLUGINS` (names separated by commas, for launchers). A recipe or a downloaded folder cannot name one.
 """
 
@@ -34,7 +34,7 @@ class Registry:
         self._modules: dict[str, str] = {}  # name -> the module that registers it
 
     def announce(self, modules: dict[str, str]) -> None:
-        """Say which modules register rows, {name: module}; each is imported when its row is first asked for."""
+        """Announce modules that register rows, {name: module}; each is imported when its row is first looked up."""
         self._modules |= modules
         self._rows |= dict.fromkeys(modules)
 
@@ -43,10 +43,10 @@ class Registry:
         if not isinstance(name, str) or not name.isidentifier():
             raise UserError(f"{self.noun} name {name!r} is not a name: letters, digits and underscores")
         self._load()
-        there = self._rows.get(name)
-        announced = self._modules.get(name)  # of which the module need not have been imported yet
+        registered = self._rows.get(name)
+        announced = self._modules.get(name)  # a module that may not have been imported yet
         is_others = announced is not None and announced != getattr(row, "__module__", None)
-        if is_others or (there is not None and not _is_same(there, row)):
+        if is_others or (registered is not None and not _is_same(registered, row)):
             raise UserError(f"{self.noun} {name!r} is registered already; choose another name")
         self._rows[name] = row
 
@@ -56,7 +56,7 @@ class Registry:
 
     def _load(self) -> None:
         if not self._loaded:
-            self._loaded = True  # before: the package registers while it is imported
+            self._loaded = True  # before the import, during which the package registers its rows
             importlib.import_module(self.home)
 
     def __iter__(self) -> Iterator[str]:
@@ -97,15 +97,15 @@ OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
 TEACHERS = Registry("kind of teacher", "anyformer.pipelines.objectives")  # of mixins, by Objective.taught
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data")
-# Of plug-ins alone: transformers has the names of its own; ours are in optimizer_rows.py and learning_rate.py.
+# Only plug-ins register here: transformers knows its own names; ours are in optimizer_rows.py and learning_rate.py.
 OPTIMIZERS = Registry("optimizer", __name__)
 SCHEDULES = Registry("schedule", __name__)
 
 
 def less_is_better(name: str | None) -> bool:
-    """Whether the better of two models has less of the loss, or of a metric.
+    """Whether a lower value of the loss or metric is better.
 
-    name: of the metric, or of a number of it: with the split before it, the part of a mixture after it.
+    name: the metric's, which may have a split before it and a part of a mixture after it, as in the log.
     """
     name = (name or "").removeprefix("validation_").removeprefix("test_")
     if name == "loss" or name.startswith("loss_"):
@@ -115,7 +115,7 @@ def less_is_better(name: str | None) -> bool:
 
 
 def register_objective(cls: Any) -> Any:
-    """Class decorator: the Objective becomes what `objective.name` (or, with section = "task", `task.name`) names."""
+    """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`)."""
     OBJECTIVES.add(cls.name, cls)
     return cls
 
@@ -161,7 +161,7 @@ def objective_of(recipe: Any) -> Any:
 
 @functools.cache
 def taught(cls: Any) -> Any:
-    """The objective with a teacher: a subclass, in which what it learns of a teacher comes first."""
+    """The class of an objective with a teacher: a subclass of the kind of teacher and the objective, in that order."""
     return type(f"Taught{cls.__name__}", (TEACHERS[cls.taught], cls), {"__doc__": cls.__doc__})
 
 

@@ -1,4 +1,4 @@
-"""transformers' own log, where our messages say the same in one sentence."""
+"""Silences the log of transformers, where our own messages say the same in one sentence."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """In the block transformers logs errors alone: no tables of missing weights, no hints about packages."""
+    """In the block transformers logs only errors: no tables of missing weights, no hints about packages."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -20,7 +20,7 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """In the block transformers logs errors alone and draws no progress bars."""
+    """In the block transformers logs only errors and draws no progress bars."""
     from transformers.utils import logging
 
     drew = logging.is_progress_bar_enabled()
@@ -35,7 +35,7 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def without_messages(*beginnings: str) -> Iterator[None]:
-    """In the block transformers' log leaves out messages that begin so."""
+    """In the block transformers' log leaves out messages with these beginnings."""
 
     def says_something_else(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(beginnings)

@@ -21,12 +21,12 @@ def epochs_of(text: str) -> float | None:
 
 
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
-    """1 -> `1 document`, 2345 -> `2,345 documents`; `nouns` is the plural where it is no -s."""
+    """1 -> `1 document`, 2345 -> `2,345 documents`; `nouns` is the plural if it is irregular."""
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def at_limit(number: int, total: int, limit: str) -> str:
-    """`12 of 5,452 reach max_length=64`: how many are as long as may be, longer ones having been cut."""
+    """`12 of 5,452 reach max_length=64`: how many have the largest length; longer ones were cut to it."""
     return f"{number:,} of {total:,} reach {limit}" if number else f"none reaches {limit}"
 
 

@@ -37,8 +37,8 @@ def pair_of(row: dict, draw: random.Random) -> dict | None:
 
 def shared(question: str, sentence: str) -> float:
     """The share of the question's words that the sentence has."""
-    asked, there = (set(re.findall(r"\w+", text.lower())) for text in (question, sentence))
-    return len(asked & there) / len(asked)
+    question_words, sentence_words = (set(re.findall(r"\w+", text.lower())) for text in (question, sentence))
+    return len(question_words & sentence_words) / len(question_words)
 
 
 def main() -> None:
@@ -51,10 +51,10 @@ def main() -> None:
         pairs = [pair for pair in (pair_of(json.loads(line), draw) for line in lines) if pair is not None]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-    found = [(shared(pair["question"], pair["sentence"]), pair["label"]) for pair in pairs]
-    right = {limit: sum((share >= limit) == label for share, label in found) for limit in {each for each, _ in found}}
+    shares = [(shared(pair["question"], pair["sentence"]), pair["label"]) for pair in pairs]
+    right = {limit: sum((share >= limit) == label for share, label in shares) for limit in {cut for cut, _ in shares}}
     best = max(right, key=right.get)
-    print(f"{options.out}: {len(pairs):,} pairs, {sum(label for _, label in found):,} answering")
+    print(f"{options.out}: {len(pairs):,} pairs, {sum(label for _, label in shares):,} answering")
     print(f"words alone: {right[best] / len(pairs):.1%}, at a share of {best:.2f} or more")
 
 

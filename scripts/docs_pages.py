@@ -1,8 +1,8 @@
-"""Pages of the documentation that are made of the code: mkdocs calls the `on_` functions (mkdocs.yml, `hooks`).
+"""Pages of the documentation that are made from the code: mkdocs calls the `on_` functions (mkdocs.yml, `hooks`).
 
-Generated are recipes, settings, commands, lists and the Python names; included are RESULTS.md, CONTRIBUTING.md and the
-notebooks. A page written by hand says `<!-- settings: causal -->` where the settings of an objective belong, and so for
-`presets: FAMILY`, `recipes: FAMILY` and `results: RECIPE, RECIPE`. Nothing heavy is imported, and nothing is fetched.
+The pages on recipes, settings, commands, lists and Python names are generated; RESULTS.md, CONTRIBUTING.md and the
+notebooks are included. In a page written by hand, `<!-- settings: causal -->` stands for the settings of an objective;
+so do `presets: FAMILY`, `recipes: FAMILY` and `results: RECIPE, RECIPE` for other tables. Nothing is downloaded.
 """
 
 import json
@@ -19,10 +19,10 @@ DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
 from anyformer.pipelines.recipes.introspection import family_names  # noqa: E402
 
-import anyformer_main  # noqa: E402, F401  (first, so that `anyformer` leaves torch alone: see there)
+import anyformer_main  # noqa: E402, F401  (should come first: then `anyformer` does not import torch)
 
 NOTEBOOKS = ROOT / "notebooks"
-# What pages link to: files and folders that GitHub has, and the pages of the site in their place.
+# Files and folders of the repository that pages link to -> the pages of the site that take their place.
 INCLUDED = {
     "RESULTS.md": "results.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -68,11 +68,11 @@ def settings_table(rows) -> str:
 
 def places_of_learning() -> dict[str, str]:
     """{objective or task: its page and anchor}, from the headings of docs/learning."""
-    found = {}
+    places = {}
     for page in sorted((DOCS / "learning").glob("*.md")):
         for name in re.findall(r"^## .*\{#(\w+)\}$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            found[name] = f"learning/{page.name}#{name}"
-    return found
+            places[name] = f"learning/{page.name}#{name}"
+    return places
 
 
 # ------------------------------------------------------------------------------------------------- recipes
@@ -83,7 +83,7 @@ def recipe_source(name: str) -> str:
 
 
 def family_of(name: str) -> str:
-    """The family a recipe trains; of one that begins from another recipe's run, that recipe's."""
+    """The family that a recipe trains; if it starts from another recipe's run, that recipe's family."""
     from anyformer.pipelines.recipes.compose import load_preset
     from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
@@ -114,28 +114,28 @@ def header_of(source: str) -> str:
 
 def results() -> list[tuple[str, list[str], list[str]]]:
     """(command, cells of the row, header of its table) of each measured row of RESULTS.md."""
-    found, header = [], []
+    rows, header = [], []
     lines = (ROOT / "RESULTS.md").read_text(encoding="utf-8").splitlines()
     for line, following in zip(lines, [*lines[1:], ""]):
         cells = [text.strip() for text in line.strip("|").split("|")]
         if line.startswith("|") and following.startswith("|---"):
             header = cells
         elif line.startswith("| `anyformer") or line.startswith("| the same"):
-            found.append((cells[0], cells, header))
-    return found
+            rows.append((cells[0], cells, header))
+    return rows
 
 
 def results_of(*names: str) -> str:
     """The rows of RESULTS.md whose commands name one of the recipes, or the sentence that there is none.
 
-    Rows of before 833aad0, which changed the warm-up, are left out.
+    Rows measured before 833aad0, which changed the warm-up, are left out.
     """
     rows = [(cells, header) for command, cells, header in results() if set(re.findall(r"\w+", command)) & set(names)]
     new = [(cells, header) for cells, header in rows if "before 833aad0" not in cells[1]]
     if not new:
         return f"No measured result {'since the warm-up was changed' if rows else 'yet'}.\n"
-    found = [(*cells[:2], cells[2] if header[-1] != "time" else f"in {cells[2]}") for cells, header in new]
-    return table(("command", "measured", "beside it"), found)
+    described = [(*cells[:2], cells[2] if header[-1] != "time" else f"in {cells[2]}") for cells, header in new]
+    return table(("command", "measured", "beside it"), described)
 
 
 def recipes_page() -> str:
@@ -159,8 +159,8 @@ def recipes_page() -> str:
             ],
         ),
     ]
-    for family, what, _ in family_rows():
-        parts += [f"## {family}", f"{what[0].upper()}{what[1:]}: [the family's page](families/{family}.md)."]
+    for family, words, _ in family_rows():
+        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [the family's page](families/{family}.md)."]
         for name in families.get(family, []):
             recipe = shipped_yaml("recipes", name)
             learned = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
@@ -256,7 +256,7 @@ def settings_of(name: str) -> str:
 def presets_of(family: str) -> str:
     from anyformer.pipelines.cli.listing import preset_rows
 
-    rows = [(f"`{name}`", count, what) for name, of, count, what in preset_rows() if of == family]
+    rows = [(f"`{name}`", count, line) for name, row_family, count, line in preset_rows() if row_family == family]
     return table(("preset", "parameters", "architecture"), rows)
 
 
@@ -284,7 +284,7 @@ def commands_page() -> str:
         parser = build_parser()
         verbs = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parts = ["# Commands", f"```text\n{parser.format_help()}```"]
-        parts += [f"## {verb}\n\n```text\n{each.format_help()}```" for verb, each in verbs.choices.items()]
+        parts += [f"## {verb}\n\n```text\n{command.format_help()}```" for verb, command in verbs.choices.items()]
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
     return "\n\n".join(parts) + "\n"
@@ -301,7 +301,7 @@ def python_page() -> str:
         title = "Models" if models else "Extending" if extends else "Runs, data and conversion"
         module = f"{module}.{modeling._EXPORTS[name]}" if models else module
         file = module.removeprefix("anyformer.").replace(".", "/")
-        if (ROOT / file / "__init__.py").is_file():  # a name that a package passes on
+        if (ROOT / file / "__init__.py").is_file():  # a name that a package re-exports
             module = module_of(ROOT / file, name)
         groups[title].append(f"::: {module}.{name}")
     parts = [
@@ -333,9 +333,9 @@ def notebook_page(file: Path) -> str:
     """A notebook's cells as markdown, outputs left out; the notebook itself lies beside the page."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     parts = []
-    for each in cells:
-        source = "".join(each["source"])
-        parts.append(source if each["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    for entry in cells:
+        source = "".join(entry["source"])
+        parts.append(source if entry["cell_type"] == "markdown" else f"```python\n{source}\n```")
     parts.insert(1, f"[The notebook: {file.name}](../../notebooks/{file.name})")
     return "\n\n".join(parts) + "\n"
 
@@ -405,7 +405,7 @@ def on_files(files, config):
 
 
 def outside(page: str, text: str) -> Iterable[str]:
-    """Files of the repository, but no pages, that a page links to."""
+    """Files of the repository that a page links to and that are not pages."""
     for _, target, _ in LINK.findall(text):
         place = (DOCS / page).parent / target
         resolved = Path(os.path.normpath(place))
@@ -452,8 +452,8 @@ def on_post_build(config):
 
 def nav_pages(nav: list) -> list[str]:
     """The pages of mkdocs.yml's navigation, in its order."""
-    found = []
+    places = []
     for entry in nav:
         value = next(iter(entry.values())) if isinstance(entry, dict) else entry
-        found += nav_pages(value) if isinstance(value, list) else [value]
-    return found
+        places += nav_pages(value) if isinstance(value, list) else [value]
+    return places

@@ -49,18 +49,18 @@ def main() -> None:
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     rows = ids[: len(ids) // options.tokens * options.tokens].view(-1, options.tokens)[: options.rows]
     print(f"{len(rows)} rows of {options.tokens} tokens, {options.piece} at once")
-    for name, how in CACHES.items():
-        if how is not None and "nbits" in how:
-            how = how | {"residual_length": options.residual}
-        cache = DynamicCache(config=model.config) if how is None else QuantizedCache(config=model.config, **how)
+    for name, backend in CACHES.items():
+        if backend is not None and "nbits" in backend:
+            backend = backend | {"residual_length": options.residual}
+        cache = DynamicCache(config=model.config) if backend is None else QuantizedCache(config=model.config, **backend)
         losses = []
         with torch.inference_mode():
             for start in range(0, options.tokens, options.piece):
                 piece, after = (rows[:, at : at + options.piece] for at in (start, start + 1))
                 logits = model(input_ids=piece, past_key_values=cache, use_cache=True).logits[:, : after.shape[1]]
                 losses.append(cross_entropy(logits.flatten(0, 1), after.flatten(), reduction="none"))
-        held = sum(bytes_of(list(vars(layer).values())) for layer in cache.layers) / rows.numel()
-        print(f"{name:>12}: perplexity {torch.cat(losses).mean().exp():.3f}, {held:,.1f} bytes for each token")
+        size = sum(bytes_of(list(vars(layer).values())) for layer in cache.layers) / rows.numel()
+        print(f"{name:>12}: perplexity {torch.cat(losses).mean().exp():.3f}, {size:,.1f} bytes for each token")
 
 
 if __name__ == "__main__":

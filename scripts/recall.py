@@ -27,15 +27,15 @@ from anyformer.pipelines.training.optimizers import build_muon
 
 from anyformer import load_recipe
 
-KEYS = 32  # and as many values
-TRAINED, MEASURED = (2, 4, 8, 16), (4, 8, 16, 32)  # pairs in a row, of four tokens each
+KEYS = 32  # in the vocabulary, and as many values
+TRAINED, MEASURED = (2, 4, 8, 16), (4, 8, 16, 32)  # pairs in a row; a pair takes four tokens
 TOKENS = 2048  # in a batch
 SIZES = {"vocab_size": 2 * KEYS, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
 
 
 def rows(count: int, pairs: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, labels), each (count, 4 * pairs); labels are those of the values asked for, elsewhere -100."""
+    """Draw (input_ids, labels), each (count, 4 * pairs); labels: values in a row's second half, elsewhere -100."""
     keys = torch.rand(count, KEYS, generator=generator).argsort(1)[:, :pairs]
     values = torch.randint(KEYS, 2 * KEYS, (count, pairs), generator=generator)
     order = torch.rand(count, pairs, generator=generator).argsort(1)
@@ -47,11 +47,11 @@ def rows(count: int, pairs: int, generator: torch.Generator) -> tuple[torch.Tens
 
 
 def trained(model, steps: int, seed: int) -> None:
-    """Muon at 0.02 and AdamW at 1e-3, 50 steps of warm-up, linear decay over the last 30 %."""
+    """Train with Muon at 0.02 and AdamW at 1e-3, 50 steps of warm-up and linear decay over the last 30 %."""
     decayed = {name for name, weight in model.named_parameters() if weight.ndim > 1}
     rates = {"muon_lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-8}
     optimizer = build_muon(model, decayed, **rates)
-    schedule = [
+    schedulers = [
         torch.optim.lr_scheduler.LambdaLR(part, lambda step: min(1, (step + 1) / 50, (steps - step) / (0.3 * steps)))
         for part in optimizer.parts.values()
     ]
@@ -63,16 +63,16 @@ def trained(model, steps: int, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        for each in schedule:
-            each.step()
+        for scheduler in schedulers:
+            scheduler.step()
 
 
 @torch.inference_mode()
 def recalled(model, pairs: int) -> float:
-    """Share of the values that are the likeliest token, of 128 rows."""
+    """The share of values that the model predicts as the likeliest token, in 128 rows."""
     input_ids, labels = rows(128, pairs, torch.Generator().manual_seed(2**32 - 1))
-    asked = labels[:, 1:] != -100
-    return (model(input_ids=input_ids).logits[:, :-1].argmax(-1) == labels[:, 1:])[asked].float().mean().item()
+    is_value = labels[:, 1:] != -100
+    return (model(input_ids=input_ids).logits[:, :-1].argmax(-1) == labels[:, 1:])[is_value].float().mean().item()
 
 
 def main() -> None:
@@ -81,34 +81,34 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/recall.csv"))
-    given = parser.parse_args()
-    sweep, found = read_sweep(given.sweep, []), defaultdict(list)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    known = list(csv.DictReader(given.out.open())) if given.out.exists() else []
+    options = parser.parse_args()
+    sweep, shares_of = read_sweep(options.sweep, []), defaultdict(list)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    known = list(csv.DictReader(options.out.open())) if options.out.exists() else []
     for variant in grid(sweep):
         recipe = load_recipe(sweep.settings.recipe, [*sweep.fixed, *variant.settings])
         fields = recipe.model.fields
         fields |= SIZES
         if pattern := fields.get("attention_pattern"):
             fields["attention_pattern"] = list(dict.fromkeys((pattern[0], pattern[-1])))
-        for seed in range(given.seeds):
+        for seed in range(options.seeds):
             row = next((r for r in known if (r["variant"], r["seed"]) == (variant.name, str(seed))), None)
             if row is None:
                 started = time.time()
                 transformers.set_seed(seed)
                 model = transformers.AutoModelForCausalLM.from_config(model_config(recipe, None, {}))
-                trained(model, given.steps, seed)
+                trained(model, options.steps, seed)
                 model.eval()
                 row = {"variant": variant.name, "seed": seed, "seconds": round(time.time() - started)}
                 row |= {str(pairs): recalled(model, pairs) for pairs in MEASURED}
-                with given.out.open("a", newline="") as file:
+                with options.out.open("a", newline="") as file:
                     writer = csv.DictWriter(file, row)
                     if file.tell() == 0:
                         writer.writeheader()
                     writer.writerow(row)
-            found[variant.name].append([float(row[str(pairs)]) for pairs in MEASURED])
-        shares = zip(*found[variant.name])
-        words = [f"{mean(each):6.1%} ± {stdev(each) if len(each) > 1 else 0:5.1%}" for each in shares]
+            shares_of[variant.name].append([float(row[str(pairs)]) for pairs in MEASURED])
+        shares = zip(*shares_of[variant.name])
+        words = [f"{mean(by_seed):6.1%} ± {stdev(by_seed) if len(by_seed) > 1 else 0:5.1%}" for by_seed in shares]
         print(f"{variant.name:16}", *words, flush=True)
 
 

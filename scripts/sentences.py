@@ -29,7 +29,7 @@ import pyarrow.parquet as parquet
 from anyformer.pipelines.storage.atomic import replaced_file
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Z])")
-SPACES = (  # of WikiText's tokens
+SPACES = (  # removed between WikiText's tokens
     (r" @(.)@ ", r"\1"),
     (r" ([.,;:!?)%])", r"\1"),
     (r"([($]) ", r"\1"),
@@ -46,7 +46,7 @@ def rewritten(text: str, rules) -> str:
 
 
 def paragraphs_of(file: str) -> Iterator[str]:
-    """Texts of a column by their line breaks, or articles of a text file without their headings."""
+    """Yield the texts of a column, split at <br>, or the paragraphs of a text file without its headings."""
     name, _, column = file.partition(":")
     path, column = Path(name), column or "text"
     if path.suffix == ".parquet":

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def all_classes() -> list[str]:
-    """kind:type of every class, without those whose type is an older name of another's."""
+    """kind:type of every class, without types that are older names of other types."""
     from anyformer.pipelines.checks.twin import KINDS, classes
     from transformers import CONFIG_MAPPING
 
@@ -47,11 +47,11 @@ def all_classes() -> list[str]:
 
 
 def survey(out: Path, names: list[str], laws: list[str], again: bool) -> None:
-    """Ask laws of classes, some at once, each in a child of this process, which has imported all."""
+    """Ask the laws of the classes, AT_ONCE at a time, each in a fork of this process, which has imported everything."""
     import torch
 
     torch.set_num_threads(1)
-    asked("causal:llama", [name for name in LAWS if name != "compiled"])  # children need not import what this imports
+    asked("causal:llama", [name for name in LAWS if name != "compiled"])  # imports what the children need
     missing = {name: laws if again else missing_of(out, name, laws) for name in names}
     waiting = [name for name in names if missing[name]]
     running: dict[int, tuple[str, float]] = {}
@@ -64,13 +64,13 @@ def survey(out: Path, names: list[str], laws: list[str], again: bool) -> None:
 
 
 def missing_of(out: Path, name: str, laws: list[str]) -> list[str]:
-    """The laws that a class has not been asked yet; none of one that could not be asked."""
+    """The laws that a class has not been asked yet; [] for a class that could not be asked."""
     facts = json.loads(file_of(out, name).read_text()) if file_of(out, name).exists() else {"laws": {}}
     return [law for law in laws if "laws" in facts and law not in facts["laws"]]
 
 
 def ask_in_child(out: Path, name: str, laws: list[str]) -> int:
-    """The number of a process that writes a class's file."""
+    """Fork a process that writes the file of a class; return its id."""
     child = os.fork()
     if child:
         return child
@@ -87,7 +87,7 @@ def ask_in_child(out: Path, name: str, laws: list[str]) -> int:
 
 
 def asked(name: str, laws: list[str]) -> dict:
-    """The report of a class as plain values, or {"name", "error"} of one that cannot be asked."""
+    """The report of a class as plain values, or {"name", "error"} if it cannot be asked."""
     import torch
     from anyformer.pipelines.checks.check_report import report_of
     from anyformer.pipelines.checks.made import subject_of_type
@@ -99,7 +99,7 @@ def asked(name: str, laws: list[str]) -> dict:
         return {"name": name, "error": NOT_ASKED[kind, model_type]}
     try:
         return report_of(subject_of_type(model_type, kind), name, laws).to_dict()
-    except Exception as error:  # of a class that we know nothing of
+    except Exception as error:  # anything may happen in an unknown class
         return {"name": name, "error": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
 
 
@@ -117,7 +117,7 @@ def end_those_over_time(out: Path, running: dict[int, tuple[str, float]], laws: 
 
 
 def write_what_had_no_end(out: Path, name: str, laws: list[str]) -> None:
-    """Of a class whose process was killed: the laws that its file lacks are not asked, and it is not asked again."""
+    """Record for a class whose process was killed that its missing laws were not asked, and must not be tried again."""
     why = f"no end within {LIMIT} seconds, or its process was killed"
     if not file_of(out, name).exists():
         write(out, name, {"name": name, "error": why})
@@ -154,12 +154,12 @@ def read(out: Path) -> list[dict]:
 
 def summary(out: Path) -> str:
     """Counts by law, as a Markdown table."""
-    found = read(out)
-    asked = [facts for facts in found if "laws" in facts]
-    lines = [f"{len(asked)} of {len(found)} classes asked", "", "| law | holds | fails | not claimed | not asked |"]
+    classes = read(out)
+    reports = [facts for facts in classes if "laws" in facts]
+    lines = [f"{len(reports)} of {len(classes)} classes asked", "", "| law | holds | fails | not claimed | not asked |"]
     lines += ["|---|---|---|---|---|"]
-    for law in asked[0]["laws"] if asked else ():
-        verdicts = Counter(facts["laws"][law]["verdict"] for facts in asked if law in facts["laws"])
+    for law in reports[0]["laws"] if reports else ():
+        verdicts = Counter(facts["laws"][law]["verdict"] for facts in reports if law in facts["laws"])
         numbers = [str(verdicts[verdict]) for verdict in ("holds", "fails", "not claimed", "not asked")]
         lines.append(f"| {law} | {' | '.join(numbers)} |")
     return "\n".join(lines)
@@ -170,9 +170,9 @@ def write_page(out: Path, page: Path) -> None:
     from anyformer.pipelines.checks.checks_page import page_of
     from anyformer.pipelines.storage.atomic import write_atomically
 
-    found = read(out)
-    unasked = {facts["name"]: facts["error"] for facts in found if "error" in facts}
-    reports = [facts for facts in found if "laws" in facts]
+    classes = read(out)
+    unasked = {facts["name"]: facts["error"] for facts in classes if "error" in facts}
+    reports = [facts for facts in classes if "laws" in facts]
     write_atomically(page, page_of(reports, "What the classes of transformers keep", unasked))
 
 

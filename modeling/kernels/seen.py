@@ -1,8 +1,8 @@
-"""Between which keys a mask function of transformers looks, read from the parts that it is composed of.
+"""Between which keys a mask function of transformers can show any, read from the parts that it is composed of.
 
-transformers composes what a query sees of small functions of indices (masking_utils.py: causal, windows, chunks, packed
-documents, padding, `and_masks`, `or_masks`); the parts stand in the closure of each composition. A part that is not
-known here bounds nothing, which costs time and is never wrong.
+transformers composes masks of small functions of indices (masking_utils.py: causal, windows, chunks, packed documents,
+padding, `and_masks`, `or_masks`); a composition holds its parts in its closure. A part that is not known here sets no
+bounds, which costs time and is never wrong.
 
 Shapes: B rows, T queries, S keys.
 """
@@ -31,7 +31,7 @@ def _is_known(mask_function) -> bool:
 
 
 def unknown_parts(mask_function) -> list:
-    """Its parts whose bounds are not known."""
+    """The parts of a mask function whose bounds are not known."""
     if not _is_known(mask_function):
         return [mask_function]
     cells = [cell.cell_contents for cell in mask_function.__closure__ or ()]
@@ -40,7 +40,7 @@ def unknown_parts(mask_function) -> list:
 
 
 def _enter(maker: str, inner: str = ""):
-    """Enter the bounds of what the function named `maker` returns, or of itself. Older versions lack some of them."""
+    """Enter bounds for what the function `maker` returns, or for itself; by name, as older versions lack some."""
 
     def enter(function):
         BOUNDS[maker + inner] = function
@@ -99,7 +99,7 @@ def _document(parts, index, keys):
 
 @_enter("remap_positions_for_packed_sequence", INNER)
 def _positions_in_documents(parts, index, keys):
-    """It stands beside the mask of the documents, within which positions are consecutive."""
+    """Used with a mask of the documents, within which positions are consecutive."""
     positions = parts["position_ids"].gather(1, index.expand(parts["position_ids"].shape[0], -1))
     first, last = bounds_of(parts["mask_function"], positions, keys)
     return first + index - positions, last + index - positions
@@ -118,6 +118,6 @@ def _any(parts, index, keys):
 def _joined(parts, index, keys, of_first, of_last) -> tuple:
     first, last = bounds_of(parts["mask_functions"][0], index, keys)
     for part in parts["mask_functions"][1:]:
-        other = bounds_of(part, index, keys)
-        first, last = of_first(first, other[0]), of_last(last, other[1])
+        bounds = bounds_of(part, index, keys)
+        first, last = of_first(first, bounds[0]), of_last(last, bounds[1])
     return first, last

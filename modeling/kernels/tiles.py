@@ -1,11 +1,11 @@
 """Attention that computes only those tiles of the scores in which a query sees a key.
 
-A mask hides most scores of packed rows, windows and chunks, and sdpa computes them all the same. Here rows are cut into
-tiles of TILE tokens. Each tile of queries meets the tiles of keys that hold something for it; tiles of queries that
-meet equally many are one call of sdpa.
+A mask hides most scores of packed rows, windows and chunks, but sdpa computes them all the same. Here rows are cut into
+tiles of TILE tokens. Each tile of queries attends only to the tiles of keys in which it sees something; all tiles of
+queries with the same number of key tiles are one call of sdpa.
 
 Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q tiles of a row, and P tiles of queries
-that meet n tiles of keys each.
+that attend to n tiles of keys each.
 """
 
 from dataclasses import dataclass, field
@@ -28,17 +28,17 @@ from .seen import bounds_of, unknown_parts
 TILE = 64
 SHORTEST_ROW = 256  # tokens; shorter rows are left to sdpa
 MOST_TILES = 0.75  # share of all tiles up to which tiles are faster than sdpa under a mask
-FEW_TILES = 0.25  # share within bounds up to which tiles between them are not looked for
-QUERIES_AT_A_TIME = 1024  # of which a mask is made to look for tiles, where it has no bounds
+FEW_TILES = 0.25  # share of tiles within bounds, up to which no hidden ones are looked for
+QUERIES_AT_A_TIME = 1024  # for which a mask is made at once to look for tiles, if it has no bounds
 PLAIN = (causal_mask_function, bidirectional_mask_function)  # sdpa has a flag for them
 
 
 @dataclass
 class Group:
-    """Tiles of queries that meet equally many tiles of keys.
+    """Tiles of queries that attend to the same number of tiles of keys.
 
-    query (P,), key (P, n): numbers among the B * Q tiles of all rows. seen: (P or 1, 1, TILE, n * TILE) bool, or None
-    where everything is seen. added: the same as masks to add, by dtype.
+    query (P,), key (P, n): indices into the B * Q tiles of all rows. seen: (P or 1, 1, TILE, n * TILE) bool, or None
+    if everything is seen. added: {dtype: `seen` as an additive mask}.
     """
 
     query: torch.Tensor
@@ -47,13 +47,13 @@ class Group:
     added: dict = field(default_factory=dict)
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """What is added to the scores, made once for all layers."""
+        """The additive mask of the scores, made once for all layers."""
         if dtype not in self.added:
             self.added[dtype] = None if self.seen is None else additive(self.seen, dtype)
         return self.added[dtype]
 
     def bias(self, bias_BHTS: torch.Tensor, per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        """`mask` and a bias of the scores (1 or B, H, T, T), (P, H, TILE, n * TILE). per_row: tiles of a row."""
+        """`mask` + a score bias (1 or B, H, T, T) -> (P, H, TILE, n * TILE). per_row: number of tiles in a row."""
         short = -bias_BHTS.shape[-1] % TILE
         tiles = pad(bias_BHTS, (0, short, 0, short)).unflatten(3, (-1, TILE)).unflatten(2, (-1, TILE))
         row = self.query // per_row if bias_BHTS.shape[0] > 1 else torch.zeros_like(self.query)
@@ -65,10 +65,10 @@ class Group:
 
 @dataclass
 class Tiles:
-    """In place of a mask: which tiles of keys the tiles of queries meet.
+    """Used in place of a mask: to which tiles of keys the tiles of queries attend.
 
-    order: None, or where each tile's queries stand among those of all groups, one after the other. biased: the last
-    score bias, and what came of it for each group.
+    order: None, or where each tile's queries stand in the concatenation of all groups. biased: a cache: the last score
+    bias, and the result for each group.
     """
 
     groups: list[Group]
@@ -79,14 +79,14 @@ class Tiles:
         """What is added to each group's scores, or None."""
         if bias_BHTS is None:
             return [group.mask(dtype) for group in self.groups]
-        if bias_BHTS.requires_grad:  # anew in each layer, as a backward pass under checkpointing asks for it
+        if bias_BHTS.requires_grad:  # computed in each layer, as a backward pass under checkpointing needs it
             return [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
         if self.biased[0] is not bias_BHTS:
             self.biased = bias_BHTS, [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
         return self.biased[1]
 
     def contiguous(self) -> "Tiles":
-        """Itself: `generate` asks it of the masks that it prepares."""
+        """Return itself: `generate` calls this on the masks that it prepares."""
         return self
 
     def __getattr__(self, name: str):
@@ -111,7 +111,7 @@ def tiles_mask(
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     goes_on = torch.is_tensor(q_offset) or q_offset or kv_offset or q_length != kv_length
-    on_cpu = torch.device(rest.get("device", "cpu")).type == "cpu"  # elsewhere nothing of this has been measured
+    on_cpu = torch.device(rest.get("device", "cpu")).type == "cpu"  # not measured on other devices
     tries = on_cpu and not (is_traced or goes_on or q_length < SHORTEST_ROW)
     if tries and attention_mask is not None and bool(attention_mask.all()):
         attention_mask = None
@@ -131,22 +131,22 @@ def tiles_mask(
     return make_tiles(lambda row, head, query, key: dense[row, head, query, key], batch_size, q_length) or dense
 
 
-@torch.compiler.assume_constant_result  # of classes alone, and transformers' tables are no matter of a graph
+@torch.compiler.assume_constant_result  # depends on classes only; graphs need not trace transformers' tables
 def supports_sdpa(config_class: type) -> bool:
     """Whether transformers' class of a config runs under sdpa. Raises ValueError where it takes no backends."""
-    found = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())
-    classes = found if isinstance(found, tuple) else (found,)
-    for each in classes:
-        if not each._can_set_attn_implementation():
+    mapped = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())
+    classes = mapped if isinstance(mapped, tuple) else (mapped,)
+    for model_class in classes:
+        if not model_class._can_set_attn_implementation():
             raise ValueError(
-                f"attn_implementation='anyformer': {each.__name__} computes its attention by itself, without "
+                f"attn_implementation='anyformer': {model_class.__name__} computes its attention by itself, without "
                 f"transformers' AttentionInterface; load it with attn_implementation='eager'"
             )
-    return all(each._supports_sdpa for each in classes)
+    return all(model_class._supports_sdpa for model_class in classes)
 
 
 def make_tiles(seen, batch: int, length: int) -> Tiles | None:
-    """The Tiles of a mask function that takes tensors of indices; None where too many tiles hold something."""
+    """The Tiles of a mask function that takes tensors of indices; None if too many tiles show something."""
     at = torch.arange(-(-length // TILE) * TILE).clamp(max=length - 1)[None]
     first, last = (x.clamp(0, length - 1).expand(batch, -1) for x in bounds_of(seen, at, length))
     first, last = first.unflatten(1, (-1, TILE)).amin(-1) // TILE, last.unflatten(1, (-1, TILE)).amax(-1) // TILE
@@ -178,18 +178,18 @@ def make_tiles(seen, batch: int, length: int) -> Tiles | None:
 
 
 def shown_tiles(seen, batch: int, length: int) -> torch.Tensor:
-    """(B, Q, Q), whether a tile of queries sees something of a tile of keys: all scores are asked, some at a time."""
-    row, head, found = torch.arange(batch)[:, None, None], torch.zeros((), dtype=torch.long), []
+    """(B, Q, Q), whether a tile of queries sees any of a tile of keys: computes the whole mask, a part at a time."""
+    row, head, parts = torch.arange(batch)[:, None, None], torch.zeros((), dtype=torch.long), []
     short = -length % TILE
-    key = torch.arange(length + short).clamp(max=length - 1)[None, None]  # what is repeated shows nothing new
+    key = torch.arange(length + short).clamp(max=length - 1)[None, None]  # repeated tokens show nothing new
     for query in torch.arange(length + short).clamp(max=length - 1).split(QUERIES_AT_A_TIME):
         is_seen = seen(row, head, query[None, :, None], key).expand(batch, len(query), length + short)
-        found.append(is_seen.unflatten(2, (-1, TILE)).any(-1).unflatten(1, (-1, TILE)).any(2))
-    return torch.cat(found, dim=1)
+        parts.append(is_seen.unflatten(2, (-1, TILE)).any(-1).unflatten(1, (-1, TILE)).any(2))
+    return torch.cat(parts, dim=1)
 
 
 def rounded_up(counts: torch.Tensor) -> torch.Tensor:
-    """Each count as one of few numbers, so that there are few groups."""
+    """Round up each count to one of a few numbers, so that there are few groups."""
     sizes, most = [1], int(counts.max())
     while sizes[-1] < most:
         sizes.append(min(most, max(sizes[-1] + 1, sizes[-1] * 5 // 4)))
@@ -198,7 +198,7 @@ def rounded_up(counts: torch.Tensor) -> torch.Tensor:
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where seen, else half the least number: a bias may be added, and a query that sees nothing gives no nan."""
+    """0 where seen, else half the lowest number: adding a bias cannot overflow, and seeing nothing gives no nan."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)
 
 
@@ -234,7 +234,7 @@ def tiles_attention(
     is_causal = rest.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and is_causal and query.shape[2] > 1:
-        # As sdpa's flag: the first query is at the first key, of which a static cache has more than there are queries.
+        # As with sdpa's flag, the first query is at the first key; a static cache has more keys than there are queries.
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         attention_mask = additive(attention_mask, query.dtype)
@@ -272,9 +272,9 @@ def cut(x_BHTK: torch.Tensor) -> torch.Tensor:
 
 
 def by_products(query, key, value, added, scaling, dropout=0.0, softcap=None, sinks=None) -> torch.Tensor:
-    """softmax(q k^T * scaling + added) v, the scores capped before, by plain products.
+    """softmax(q k^T * scaling + added) v by plain products; a softcap is applied before `added`.
 
-    On CPUs it is the faster way to the gradient of a bias, too, for which sdpa takes its slowest kernel.
+    On CPUs this is also the faster way to the gradient of a bias, for which sdpa takes its slowest kernel.
 
     query (P, H, T, K), key and value (P, G, S, K) -> (P, H, T, K). added: what is added to the scores; None: nothing.
     """

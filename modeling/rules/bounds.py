@@ -1,11 +1,11 @@
 """The least and greatest value of each number of a config. Standard library only.
 
-The greatest are far beyond any published model: a slip of the finger should be a sentence, not a list of 10**12 layers
-that fills the memory, or a loss that counts 10**30 times.
+The greatest are far beyond any published model: a typing error should give a sentence, not a list of 10**12 layers that
+fills the memory, or a loss that counts 10**30 times.
 """
 
 LAYERS, WIDTH, LENGTH, TOKENS = 10_000, 2**20, 2**40, 2**28  # and channels, positions, entries of a vocabulary
-FACTOR = (1e-6, 1e6)  # less leaves nothing to learn from: all weights, scores or logits are as good as equal
+FACTOR = (1e-6, 1e6)  # smaller ones leave nothing to learn from: all weights, scores or logits are nearly equal
 
 # {field: (least, greatest)}
 BOUNDS = {
@@ -42,12 +42,12 @@ BOUNDS = {
     **dict.fromkeys(("norm_eps", "linear_norm_eps"), (0, 1)),
     "initializer_range": (1e-12, 100),  # transformers' own tests draw weights that are as good as 0
 }
-# At least 0 and below 1. A jitter of 1 would turn a router's input around.
+# At least 0 and below 1. A jitter above 1 could turn the sign of a router's input.
 SHARES = ("hidden_dropout", "attention_dropout", "classifier_dropout", "router_jitter_noise")
 
 
 def bound_faults(c):
-    """One sentence for each number of a config outside its bounds, or NaN; None: not set."""
+    """One sentence for each number of a config that is outside its bounds, or NaN; None counts as not set."""
     for name, (least, greatest) in BOUNDS.items():
         value = getattr(c, name, None)
         numbers = [n for n in (value if isinstance(value, list | tuple) else [value]) if isinstance(n, int | float)]

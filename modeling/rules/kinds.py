@@ -1,4 +1,4 @@
-"""What rules, listings and plans read of schemes and kinds of attention, filled into the rows of traits.py.
+"""What rules, listings and plans read about schemes and kinds of attention, filled into the rows of traits.py.
 
 Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Which settings can be combined in one model: a sentence for each that cannot.
+"""Which settings can be combined in one model: a sentence for each combination that cannot.
 
 Standard library only, and it reads nothing but attributes: a real config, or a plain namespace of a recipe's fields,
 can be checked before torch is imported. What schemes and kinds of attention need and refuse stands in kinds.py.
@@ -35,7 +35,7 @@ from .parts import (
 
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
-INITIALIZER_RANGE = 0.02  # where none is given; written out in configuration.py, which is read without torch
+INITIALIZER_RANGE = 0.02  # the default; configuration.py repeats the number, as recipes parse that file
 
 
 def model_type_of(c) -> str:
@@ -76,8 +76,8 @@ def _kind_faults(c):
 def _divisors(number: int, near: int) -> str:
     """The three divisors of `number` nearest to `near`, as words: `4, 8 and 16 do`."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
-    found = sorted(sorted(divisors, key=lambda d: abs(math.log(d / near)))[:3])
-    return f"{', '.join(map(str, found[:-1]))} and {found[-1]} do" if len(found) > 1 else f"{found[0]} does"
+    best = sorted(sorted(divisors, key=lambda d: abs(math.log(d / near)))[:3])
+    return f"{', '.join(map(str, best[:-1]))} and {best[-1]} do" if len(best) > 1 else f"{best[0]} does"
 
 
 # ----------------------------------------------------------------------------------------------------- all families
@@ -118,7 +118,7 @@ def _head_faults(c):
 
 def _layer_faults(c):
     kinds = attention_kinds(c)
-    # layer_types names caches; kinds that share one cannot be told apart by it.
+    # layer_types names caches: it cannot tell apart kinds that share one.
     named, known = c.attention_pattern or implied_kind(c), kinds_of_family(c)
     known = known if named else tuple(kind for kind in known if cache_type(kind) == kind)
     unknown = next((kind for kind in kinds if kind not in known), None)
@@ -282,7 +282,7 @@ def _seq2seq_faults(c):
 
 
 OF_FAMILY = {DECODER: _decoder_faults, ENCODER: _encoder_faults, VIT: _vit_faults, SEQ2SEQ: _seq2seq_faults}
-# In order: later ones rely on earlier ones, and on bounds all that counts up to a number.
+# In this order: later ones rely on earlier ones, and all that count up to a number on bounds.
 OF_ALL = (
     *(bound_faults, _residual_faults, part_faults, position_place_faults, rope_layer_faults, scale_faults),
     *(_head_faults, _layer_faults, _attention_faults),

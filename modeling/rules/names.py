@@ -9,29 +9,29 @@ from ..traits import own_fields
 # What transformers takes beside fields and their old spellings; generation's settings are added below.
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
-# Of older versions, written into the configs of composed models.
+# Fields that older versions wrote into the configs of composed models.
 OF_TRANSFORMERS |= {"is_decoder", "cross_attention_hidden_size", "tie_encoder_decoder"}
-# Of conversions (pipelines/interop): where a model comes from, and what a cross-encoder says of its numbers.
+# Fields of conversions (pipelines/interop): a model's origin, and settings of a cross-encoder's scores.
 OF_CONVERSIONS = {"native_model_type", "sentence_transformers"}
-# Asked of every family: legality.py has a sentence where it has no experts.
+# Known to every family: legality.py has a sentence for those without experts.
 OF_EXPERTS = {"num_experts", "output_router_logits"}
 
 
 def _families_with() -> dict[str, list[str]]:
     """{field: names of the families whose config has it}."""
     modeling = importlib.import_module(__package__.rpartition(".")[0])
-    found = {}
+    families = {}
     for config_class in (getattr(modeling, name) for name in modeling.__all__ if name.endswith("Config")):
         for name in config_class.__dataclass_fields__:
-            found.setdefault(name, []).append(config_class.model_type.removeprefix("anyformer_"))
-    return found
+            families.setdefault(name, []).append(config_class.model_type.removeprefix("anyformer_"))
+    return families
 
 
 def _unknown(config_class: type, names) -> list[str]:
     known = config_class.__dataclass_fields__.keys() | OF_TRANSFORMERS | OF_CONVERSIONS | OF_EXPERTS
     names = [name for name in names if name not in known and name[:1] != "_" and not hasattr(config_class, name)]
     names = [name for name in names if not name.endswith("_token_id")]  # transformers once had them in every config
-    if not names:  # nearly always: what follows is slower
+    if not names:  # the usual case; the rest is slower
         return []
     from transformers import GenerationConfig
 
@@ -41,10 +41,10 @@ def _unknown(config_class: type, names) -> list[str]:
 
 
 def check_names(config, names) -> None:
-    """Look at the names of arguments that are no fields of a config; `config` is being built from them.
+    """Check the names of arguments that are no fields of `config`, which is being built from them.
 
-    Raises ValueError for an unknown one. Warns of each where a saved config is read, which says its type, class or
-    version of transformers: a later version may have written it, and transformers keeps it.
+    Raises ValueError for an unknown one. Only warns if a saved config is read (it has a type, a class or a version of
+    transformers): a later version may have written the field, and transformers keeps it.
     """
     sentences = [_sentence(type(config), name) for name in _unknown(type(config), names)]
     if "model_type" in names or config.transformers_version is not None or config.architectures is not None:
@@ -55,7 +55,7 @@ def check_names(config, names) -> None:
 
 
 def _sentence(config_class: type, name: str) -> str:
-    """That a field is unknown, and what may be meant."""
+    """The sentence that a field is unknown, and what may be meant."""
     sentence = f"{config_class.__name__} has no field {name}"
     families = _families_with().get(name)
     if families:

@@ -1,4 +1,4 @@
-"""What is refused of a layer's parts: residual form, positions, attention, feed-forward, experts.
+"""Which settings of a layer's parts are refused: residual form, positions, attention, feed-forward, experts.
 
 Standard library only. `..._faults` are generators of sentences, as in legality.py.
 """
@@ -23,7 +23,7 @@ ROUTER_SCORINGS = ("softmax", "sigmoid")
 
 
 def one_of(c, name: str, values):
-    """A sentence if a field has another value; a config without the field has the first of them."""
+    """A sentence if a field has none of `values`; for a config without the field the first of them is assumed."""
     if getattr(c, name, next(iter(values))) not in values:
         yield f"{name}={getattr(c, name)!r} is not known; known: {', '.join(values)}"
 
@@ -73,7 +73,7 @@ def _head_dim(c):
 
 
 def own_classes(c) -> list[str]:
-    """The kinds of attention, and the position scheme, that are computed by classes of their own."""
+    """The kinds of attention, and the position scheme, that have an attention class of their own."""
     kinds = [kind for kind in attention_kinds(c) if kind in ATTENTION_KINDS and ATTENTION_KINDS[kind].own_scores]
     return kinds + ([c.position_encoding] if scheme_of(c).acts_on == "attention" else [])
 
@@ -165,7 +165,7 @@ def _has_layers_without_rope(c) -> bool:
 
 
 def scale_faults(c):
-    """Faults of what scales queries and keys behind their rotation, one sentence each."""
+    """Faults of the scaling of queries and keys after their rotation, one sentence each."""
     tunes, normalises = getattr(c, "attn_temperature_tuning", False), getattr(c, "qk_l2_norm", False)
     rotates = scheme_of(c).acts_on == "rotation"
     unrotated = c.position_encoding == "none" or _has_layers_without_rope(c)
@@ -200,15 +200,15 @@ def part_faults(c):
         )
     if c.attention_gate not in (None, *ATTENTION_GATES):
         yield f"attention_gate={c.attention_gate!r} is not known; known: {', '.join(ATTENTION_GATES)}"
-    own = own_classes(c)
-    ungated = next((name for name in own if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
+    special = own_classes(c)
+    ungated = next((name for name in special if not getattr(ATTENTION_KINDS.get(name), "own_gate", False)), None)
     if c.attention_gate is not None and ungated is not None:
         yield f"attention_gate={c.attention_gate!r} does not go with {ungated}, whose class has none"
     of_softmax = ("attention_sinks", "value_residual", "differential_attention")
     part = next((name for name in of_softmax if getattr(c, name, False)), None)
-    if part is not None and own:
+    if part is not None and special:
         yield (
-            f"{part}=True is a part of softmax attention over tokens, and {own[0]} is computed "
+            f"{part}=True is a part of softmax attention over tokens, and {special[0]} is computed "
             f"by a class without; set {part}=False"
         )
     classes = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
@@ -296,7 +296,7 @@ def _router_faults(c):
 
 
 def _group_faults(c):
-    """Faults of groups of experts, each of which may be the consequence of the one before it."""
+    """Faults of groups of experts; each may be a consequence of the one before it."""
     groups, kept = (getattr(c, name, None) for name in ("n_group", "topk_group"))
     if groups is kept is None:
         return

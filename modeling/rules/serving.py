@@ -1,11 +1,11 @@
-"""Which models an engine for serving computes right: a sentence for each that it does not.
+"""Which models a serving engine computes right: a sentence for each that it does not.
 
-Standard library only. vLLM and SGLang build the base model, but answer each layer's attention, the experts and the head
-by kernels of their own, made from the config: whatever is said by a mask or a score bias never reaches them, and the
-text that comes out is wrong without a word. transformers' continuous batching lays the requests of all users in one
-row, with keys and values in pages. What a model refuses by itself, without the package, is base.py's `unserved`.
+Standard library only. vLLM and SGLang build the base model, but replace each layer's attention, the experts and the
+head by kernels of their own, made from the config: masks and score biases never reach these, and the text that comes
+out is silently wrong. transformers' continuous batching puts the requests of all users into one row, with keys and
+values in pages. Without the package, `unserved` in base.py decides what a model refuses.
 
-The rules are of vllm 0.32 (each was seen to give wrong numbers there), of the source of sglang 0.5.23, and of
+The rules hold for vllm 0.32 (each was seen to give wrong numbers there), for sglang 0.5.23 by its source, and for
 transformers 5.23.
 """
 
@@ -19,7 +19,7 @@ VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
 OTHERS_KERNELS = (VLLM, SGLANG)
 FAMILIES_SERVED = {VLLM: (DECODER, MOE, ENCODER), SGLANG: (DECODER, MOE), CONTINUOUS_BATCHING: (DECODER, MOE)}
-# Frequencies that depend on the longest text so far, which among many users is another's.
+# Rotary frequencies that depend on the longest text so far, which may be another user's.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -105,9 +105,9 @@ def _of_text(c):
         )
     if getattr(c, "conv_kernel_size", 0) > 0:
         yield OTHERS_KERNELS, f"conv_kernel_size={c.conv_kernel_size} would mix the texts that share a row"
-    written, read = getattr(c, "output_vocab_size", None), getattr(c, "vocab_size", None)
-    if written not in (None, read):
-        yield OTHERS_KERNELS, f"output_vocab_size={written} differs from vocab_size={read}"
+    outputs, inputs = getattr(c, "output_vocab_size", None), getattr(c, "vocab_size", None)
+    if outputs not in (None, inputs):
+        yield OTHERS_KERNELS, f"output_vocab_size={outputs} differs from vocab_size={inputs}"
     if c.model_type in (DECODER, MOE):
         if c.logit_multiplier != 1 and (c.final_logit_softcapping is not None or c.lm_head_bias):
             yield (
@@ -127,7 +127,7 @@ def refusal(config, engine: str) -> str | None:
 
 
 def explain_unserved(config, pages: bool) -> str | None:
-    """As `refusal`, of a model that is built and then refused (base.py). pages: by continuous batching, not vLLM."""
+    """As `refusal`, for a model that is built and then refused (base.py). pages: continuous batching, not vLLM."""
     return _of_table(config, CONTINUOUS_BATCHING if pages else VLLM)
 
 

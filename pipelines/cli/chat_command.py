@@ -32,9 +32,9 @@ def run(args) -> None:
     check_sampling(not args.greedy, **sampling)
     say_loading()
     backends = args.attn_implementation, args.experts_implementation
-    how = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
+    options = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
     show = partial(print, end="", flush=True)
-    converse(*load_writer(args.model, args.trust_remote_code, *backends), typed(), show, seed=args.seed, **how)
+    converse(*load_writer(args.model, args.trust_remote_code, *backends), typed(), show, seed=args.seed, **options)
 
 
 def typed() -> Iterator[str]:

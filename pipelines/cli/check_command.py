@@ -55,8 +55,8 @@ def run(args) -> int:
         if args.model_type is not None:
             name, subject = args.model_type, subject_of_type(args.model_type, args.kind, args.device)
         else:
-            how = {"real": args.real, "device": args.device, "trust_remote_code": args.trust_remote_code}
-            name, subject = args.model, subject_of(args.model, **how)
+            options = {"real": args.real, "device": args.device, "trust_remote_code": args.trust_remote_code}
+            name, subject = args.model, subject_of(args.model, **options)
         report = report_of(subject, name, laws)
         answer.append(report.to_dict())
         print_report(report)
@@ -70,12 +70,12 @@ def run(args) -> int:
 
 
 def print_report(report) -> None:
-    """A table of laws, and what shows and mends each failure."""
+    """Print a table of laws, and for each failure a way out and a program that reproduces it."""
     from rich.markup import escape
 
     console = wide_console()
-    said = f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}"
-    console.print(said, markup=False)
+    heading = f"{report.name}: {report.model_class}, {report.parameters:,} parameters; {report.line()}"
+    console.print(heading, markup=False)
     table = plain_table(("law", "compared", "difference", "tolerance", "verdict"), ("law", "compared", "verdict"))
     for answer in report.answers:
         worst = answer.worst

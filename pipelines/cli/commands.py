@@ -1,4 +1,4 @@
-"""Run one command of the command line, and end every error in a sentence and an exit code."""
+"""Runs one command; every error ends in a message of one sentence and an exit code."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; return its exit code: 0 done, 2 user error, 130 interrupted, 1 a bug of ours."""
+    """Run one command; return its exit code, or 2 user error, 130 interrupted, 141 broken pipe, 1 a bug of ours."""
     argv = list(argv)
     debug = "--debug" in argv
     try:
@@ -23,11 +23,11 @@ def main(argv: Sequence[str]) -> int:
         first = Parser(prog="anyformer", add_help=False)
         first.add_argument("--plugin", action="append", default=[])
         known, words = first.parse_known_args(argv)
-        load_plugins(known.plugin)  # before anything else is parsed: help and errors know their names
+        load_plugins(known.plugin)  # before the rest is parsed, so that help and errors know their names
         args = parse(words)
         args.argv, args.plugins, args.entry = argv, known.plugin, main
         code = args.run(args) or 0
-        sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
+        sys.stdout.flush()  # here, where a pipe whose reader has left can still be handled
         return code
     except UserError as error:
         return _fail(str(error), EXIT_USER_ERROR, debug)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return _fail("interrupted", EXIT_INTERRUPTED, debug)
     except (BrokenPipeError, SystemExit) as error:
         if not reader_left(error):
-            raise  # of --help
+            raise  # a SystemExit, as of --help
         # The reader (head, less) has left; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
         if lost_another(error):
             return _fail(LOST_ANOTHER, EXIT_BUG, debug)
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+        description = " ".join(f"{type(error).__name__}: {error}".split())
+        return _fail(f"unexpected {description[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:

@@ -13,7 +13,7 @@ from .listing import TABLES, family_rows
 from .parser import build_parser
 
 SHELLS = ("bash", "zsh", "fish")
-# The positional arguments whose words are known: destination -> what they may be. Others are files and folders.
+# Positional arguments with known words: destination -> kind of words. All others are files and folders.
 RECIPES, SETTINGS, KINDS = "recipes", "settings", "kinds"
 WORDS_OF = {"recipe": RECIPES, "overrides": SETTINGS, "kind": KINDS, "target": RECIPES}
 FUNCTION = "_anyformer_{}"
@@ -35,7 +35,7 @@ def run(args) -> None:
 
 
 def known_words() -> dict[str, list[str]]:
-    """{kind of word: those that there are}."""
+    """{kind of word: all words of that kind}."""
     settings = {row.name for row in describe_fields() if not row.name.endswith("*")}
     settings |= {f"model.{field}" for family, *_ in family_rows() for field in family_fields(family)}
     settings |= {f"training.{field}" for field in training_argument_fields() if not field.startswith("_")}
@@ -62,11 +62,11 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
         name = FUNCTION.format(kind)
         action.complete = {"bash": name, "zsh": name, "fish": f"({name})"} if kind else shtab.FILE
     script = shtab.complete(parser, shell=shell, preamble={shell: "\n".join(_functions(shell))})
-    if shell == "bash":  # a setting goes on behind its `=`, so that no space follows
-        (own,) = re.findall(r"^complete .*-F (\w+) anyformer$", script, re.MULTILINE)
-        script = re.sub(rf"^(complete .*-F ){own} anyformer$", r"\1_anyformer anyformer", script, flags=re.MULTILINE)
+    if shell == "bash":  # no space after the `=` of a setting
+        (inner,) = re.findall(r"^complete .*-F (\w+) anyformer$", script, re.MULTILINE)
+        script = re.sub(rf"^(complete .*-F ){inner} anyformer$", r"\1_anyformer anyformer", script, flags=re.MULTILINE)
         script += (
-            f'\n_anyformer() {{\n  {own} "$@"\n  [[ ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace\n  return 0\n}}'
+            f'\n_anyformer() {{\n  {inner} "$@"\n  [[ ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace\n  return 0\n}}'
         )
     return script
 

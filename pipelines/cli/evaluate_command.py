@@ -1,4 +1,4 @@
-"""`anyformer evaluate`: a model on a task or a suite, or two models compared on either."""
+"""`anyformer evaluate`: a model on a task or a suite, or two models compared on a task."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +68,7 @@ def _add_few_shot(parser) -> None:
     )
 
 
-# Option -> the one that it belongs to.
+# Option -> the option that it needs.
 BELONGS_TO = {"template": "shots", "label_words": "shots"}
 
 
@@ -100,8 +100,8 @@ def run(args) -> None:
     of_shots = _few_shot if args.shots is not None else _one_model
     measure = _pairs if of_pairs else _suite if of_suite else of_shots if of_one else _compare
     with json_alone(args.json) as answer:
-        if (found := measure(args)) is not None:
-            result, show, *files = found
+        if (measured := measure(args)) is not None:
+            result, show, *files = measured
             show(result)
             answer.append(result.facts())
             _write(result, *files, args.predictions)
@@ -122,18 +122,18 @@ def _recipe(args, model: str):
 
 
 def _output(args, task: str, kind: str | None = None) -> Path | None:
-    """Where the JSON goes, which can be written there; None where nobody says and the model is no folder."""
+    """The file of the JSON, checked to be writable; None without --output if the model is no folder."""
     from ..evaluation.request import check_writable, result_file
 
-    kept = result_file(args.models[0], task, args.split, args.max_examples, kind)
-    output = Path(args.output) if args.output else kept
+    default = result_file(args.models[0], task, args.split, args.max_examples, kind)
+    output = Path(args.output) if args.output else default
     if output is not None:
         check_writable(output)
     return output
 
 
-# Each returns a result, what prints it, the file of its JSON, and its single answers with the recipe and split whose
-# examples stand beside them, where the answers do not hold them; None: all is done.
+# What the functions below return: a result, the function that prints it, the file of its JSON, and its answers, with
+# the recipe and split of their examples if the answers lack these. None: all has been printed and written.
 Measured = tuple[Any, Callable[[Any], None], Path | None, tuple] | None
 
 
@@ -154,7 +154,7 @@ def _one_model(args) -> Measured:
         from ..evaluation.position_perplexity import evaluate_by_position
 
         evaluate_by_position(recipe, split, output, args.max_examples)
-        return None  # it has printed and written what it has found
+        return None  # it has printed and written its results
     from ..evaluation.evaluate import evaluate_model, print_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
@@ -218,8 +218,8 @@ def _suite(args) -> Measured:
     from ..recipes.suite_file import read_suite
 
     suite, model, notes = read_suite(args.recipe), args.models[0], []
-    how = {name: getattr(args, name) for name in ("split", "max_examples", "trust_remote_code")}
-    recipes = recipes_of_suite(suite, model, args.overrides, notes=notes, **how)
+    options = {name: getattr(args, name) for name in ("split", "max_examples", "trust_remote_code")}
+    recipes = recipes_of_suite(suite, model, args.overrides, notes=notes, **options)
     say(notes)
     output = _output(args, suite.name)
     say_loading()
@@ -229,15 +229,15 @@ def _suite(args) -> Measured:
 
 
 def _write(result, output: Path | None, answers: tuple, predictions: str | None) -> None:
-    """Write the result, into a model's card as well where it is a suite's, and the single answers where asked for."""
+    """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file."""
     from ..evaluation.evaluate import with_examples, write_json, write_lines
 
     if output is not None:
         write_json(result.facts(), output)
         print(f"written to {output}")
     if predictions is not None:
-        found, *rows = answers
-        write_lines(with_examples(found, *rows) if rows else found, Path(predictions))
+        predicted, *source = answers
+        write_lines(with_examples(predicted, *source) if source else predicted, Path(predictions))
         print(f"predictions are in {predictions}")
     if hasattr(result, "suite") and output is not None and output.parent == Path(result.model).expanduser():
         from ..publishing.model_card import write_model_card

@@ -15,34 +15,34 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
-    how = add_sampling(parser, 64)
-    how.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
+    mode = add_sampling(parser, 64)
+    mode.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     add_backends(parser, "what computes it")
 
 
 def add_sampling(parser, tokens: int):
-    """Add how tokens are chosen, and how many at most; return the group of --greedy."""
+    """Add the options for choosing tokens and their number; return the group with --greedy."""
     parser.add_argument("--max-new-tokens", type=at_least(1), default=tokens, help=f"tokens to add (default {tokens})")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument("--temperature", type=float, help="below 1: likelier tokens more often (default 0.8)")
     parser.add_argument("--top-k", type=at_least(1), help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
     parser.add_argument("--seed", type=at_least(0), default=42, help="the same seed gives the same text (default 42)")
-    return how
+    return group
 
 
 def run(args) -> None:
     from ..generation import generate_text
 
-    # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
+    # None: the default of the kind of model. A decoder samples, an encoder-decoder searches.
     do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
     say_loading()
     shown: list[str] = []
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "seed", "chat", "trust_remote_code")
-    how = {name: getattr(args, name) for name in (*names, "attn_implementation", "experts_implementation")}
+    options = {name: getattr(args, name) for name in (*names, "attn_implementation", "experts_implementation")}
     on_text = lambda piece: shown.append(piece) or print(piece, end="", flush=True)  # noqa: E731
-    text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **how)
+    text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **options)
     print(text.removeprefix("".join(shown)))
     say_next(f'anyformer inspect {quoted(args.model)} "..."    # what it attends to')

@@ -32,6 +32,6 @@ def run(args) -> None:
     say_loading()
     from ..inspection.inspect_model import inspect_model
 
-    how = {name: getattr(args, name) for name in ("word", "layers", "target", "trust_remote_code")}
-    size = inspect_model(args.model, args.shown, out, **how)
+    options = {name: getattr(args, name) for name in ("word", "layers", "target", "trust_remote_code")}
+    size = inspect_model(args.model, args.shown, out, **options)
     print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")

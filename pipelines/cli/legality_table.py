@@ -1,6 +1,6 @@
 """Which positions, kinds of attention, norm placements and feed-forward layers go together, family by family.
 
-Every answer is asked of modeling/rules/legality.py, the table by which configs are refused: nothing is written twice.
+All answers come from modeling/rules/legality.py, the table by which configs are refused; nothing is written twice.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def cells(family: str, positions=POSITION_SCHEMES, kinds=ATTENTION_KINDS) -> Ite
 
 
 def refusal(family: str, fields: dict) -> str | None:
-    """The sentence that refuses these fields, the family's defaults beside them, or None."""
+    """The error for these fields beside the family's defaults; None: they are legal."""
     try:
         check_legal(introspection.family_config(family, fields))
     except ValueError as error:
@@ -52,7 +52,7 @@ def refusal(family: str, fields: dict) -> str | None:
 
 
 def legality_markdown() -> str:
-    """The whole table as markdown: one per family, and the refusals under it."""
+    """All tables as markdown: one for each family, with its refusals under it."""
     parts = [INTRODUCTION]
     for family in introspection.family_names():
         parts += [f"## {family}", *family_markdown(list(cells(family)))]
@@ -73,8 +73,8 @@ def family_markdown(rows: list[Cell]) -> list[str]:
     norms, feed_forwards = (list(dict.fromkeys(part)) for part in zip(*sorted(legal)))
     parts = [f"Norm placement {', '.join(norms)}; feed-forward {', '.join(feed_forwards)}."]
     one = next(cell for cell in rows if cell.refusal is None)
-    beside = [cell for cell in rows if (cell.position, cell.kind, cell.norm) == (one.position, one.kind, one.norm)]
-    parts += [f"Never: {sentence}." for sentence in dict.fromkeys(cell.refusal for cell in beside) if sentence]
+    similar = [cell for cell in rows if (cell.position, cell.kind, cell.norm) == (one.position, one.kind, one.norm)]
+    parts += [f"Never: {sentence}." for sentence in dict.fromkeys(cell.refusal for cell in similar) if sentence]
     kinds = list(dict.fromkeys(cell.kind for cell in rows if cell.refusal is None))
     absent = [kind for kind in dict.fromkeys(cell.kind for cell in rows) if kind not in kinds]
     if absent:
@@ -84,15 +84,15 @@ def family_markdown(rows: list[Cell]) -> list[str]:
     for position in dict.fromkeys(cell.position for cell in rows):
         answers = []
         for kind in kinds:
-            here = [cell for cell in rows if (cell.position, cell.kind) == (position, kind)]
-            answers.append(answer(here, legal, reasons))
+            combinations = [cell for cell in rows if (cell.position, cell.kind) == (position, kind)]
+            answers.append(answer(combinations, legal, reasons))
         table.append(f"| {position} | {' | '.join(answers)} |")
     notes = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
     return [*parts, "\n".join(table), *([notes] if notes else [])]
 
 
 def answer(here: list[Cell], legal: set, reasons: list[str]) -> str:
-    """What the table says of one position and kind; a refusal's sentence is numbered in `reasons`."""
+    """The table's entry for one position and kind; a refusal is its number in `reasons`, to which it is added."""
     refused = [cell for cell in here if cell.refusal is not None and (cell.norm, cell.feed_forward) in legal]
     if not refused:
         return "yes"

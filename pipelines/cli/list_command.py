@@ -16,14 +16,14 @@ def add_arguments(add_parser) -> None:
         "  anyformer list fields decoder\n"
         "  anyformer list --legal",
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
         "kind",
         nargs="?",
         help=f"only these ({', '.join(TABLES)}), the settings of one objective or task, or the fields of a family",
     )
     parser.add_argument("family", nargs="?", help="of whose config the fields are listed: list fields decoder")
-    what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
+    choice.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     add_json(parser)
 
 

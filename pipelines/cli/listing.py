@@ -27,21 +27,21 @@ HEAD = re.compile(r"Anyformer\w+For(\w+)")
 
 
 def family_rows() -> list[tuple[str, str, str]]:
-    """Return (name, one line, heads) of each family, from the file that holds it."""
+    """Return (name, one line, heads) of each family; the line is from its module's docstring."""
     folder, rows = resources.files("anyformer.modeling"), []
     for name in introspection.family_names():
         row = introspection.family_row(name)
         heads = [match[1] for match in map(HEAD.fullmatch, row.heads.values()) if match]
-        told = ast.get_docstring(ast.parse((folder / f"{row.module}.py").read_text(encoding="utf-8")))
-        rows.append((name, told.splitlines()[0].rstrip(".").partition(": ")[2], ", ".join(heads)))
+        docstring = ast.get_docstring(ast.parse((folder / f"{row.module}.py").read_text(encoding="utf-8")))
+        rows.append((name, docstring.splitlines()[0].rstrip(".").partition(": ")[2], ", ".join(heads)))
     return rows
 
 
 def preset_rows() -> list[tuple[str, str, str, str]]:
     """Return (name, family, parameters, one line) of each shipped architecture, family by family.
 
-    A plus stands for the embeddings of an architecture that needs a vocabulary and has none of its own. Active are, in
-    a mixture of experts, the parameters at work on one token.
+    A plus after the parameters stands for the embeddings of an architecture without a vocabulary of its own. In a
+    mixture of experts the active parameters are those used for one token.
     """
     rows = []
     for name in shipped("models"):
@@ -113,11 +113,11 @@ def print_fields(family: str | None, as_json: bool = False) -> None:
     print_json([vars(row) for row in describe_family(family)]) if as_json else print(explained(describe_family(family)))
 
 
-MANY = 24  # names of a kind, of which one screen has the first only
+MANY = 24  # if a kind has more names, the summary shows only the first ones
 
 
 def print_summary() -> None:
-    """Print the names that a recipe may say, on one screen; their meanings are a command away."""
+    """Print on one screen the names that recipes can use; `anyformer list KIND` explains them."""
     facts, width = [], max(40, shutil.get_terminal_size().columns - 1)
     for kind, (make, _) in TABLES.items():
         names = sorted((row[0] for row in make()), key="quickstart".__ne__)  # what to begin with comes first
@@ -133,10 +133,10 @@ def print_summary() -> None:
 
 
 def print_tables(kind: str | None = None, as_json: bool = False) -> None:
-    """Print one table, or where `kind` is None all in a pipe, and their names on a terminal."""
+    """Print one table. With `kind` None, print all tables to a pipe, and only their names on a terminal."""
     if as_json:
-        found = {name: _records(name) for name in TABLES if kind in (None, name)}
-        print_json(found if kind is None else found[kind])
+        tables = {name: _records(name) for name in TABLES if kind in (None, name)}
+        print_json(tables if kind is None else tables[kind])
         return
     if kind is None and sys.stdout.isatty():
         print_summary()
@@ -155,7 +155,7 @@ def print_tables(kind: str | None = None, as_json: bool = False) -> None:
 
 
 def _records(kind: str) -> list[dict[str, str]]:
-    """The rows of a table for JSON: each with its name, its description and what else there is."""
+    """The rows of a table for JSON: each with its name, its description and the other columns."""
     make, columns = TABLES[kind]
     texts = [column for column in columns if column.startswith("what ") or column == "architecture"]
     names = {columns[0]: "name"} | dict.fromkeys(texts, "description")

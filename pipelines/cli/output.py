@@ -1,4 +1,4 @@
-"""What commands print besides their own words: JSON for scripts, and what to do next for people."""
+"""Output that commands share: JSON for scripts; tables, notes and the next command for people."""
 
 import os
 import sys
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def json_alone(asked: bool) -> Iterator[list]:
-    """Collect one value that is printed as JSON in the end, where that was asked for.
+    """Collect a value in the list, and print it as JSON at the end if `asked`.
 
-    What is printed within goes to the error stream then, so that the standard output is the value alone.
+    In that case all that the block prints goes to standard error, so that standard output is only the value.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     if not asked:
-        yield found
+        yield values
         return
     with redirect_stdout(sys.stderr):
-        yield found
-    if found:
-        print_json(found[-1])
+        yield values
+    if values:
+        print_json(values[-1])
 
 
 def print_json(value: Any) -> None:
@@ -43,7 +43,7 @@ def refuse_json(args, option: str) -> None:
 
 
 def plain_table(columns: Sequence[str], left: Collection[str]) -> "Table":
-    """A table without lines; columns that are not `left` stand at the right."""
+    """A table without lines; columns that are not in `left` are aligned to the right."""
     from rich.table import Table
 
     table = Table(show_edge=False, box=None, pad_edge=False)
@@ -58,7 +58,7 @@ def print_facts(console: "Console", facts: Iterable[tuple[str, str]]) -> None:
 
 
 def say(notes: list[str]) -> None:
-    """Say what a user should know of the settings, once for all processes."""
+    """Print notes about the settings on standard error, once for all processes."""
     for note in notes if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {note}", file=sys.stderr)
 
@@ -70,13 +70,13 @@ def say_loading() -> None:
 
 
 def say_next(command: str) -> None:
-    """Say on a terminal what to do next. A pipe gets nothing: it has its next step."""
+    """Say on a terminal what to do next; in a pipe nothing is said."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print(f"next: {command}", file=sys.stderr)
 
 
 def quoted(path: Any) -> str:
-    """A path as a shell takes it."""
+    """A path quoted for a shell."""
     import shlex
 
     return shlex.quote(str(path))

@@ -1,4 +1,4 @@
-"""The parser of the command line. A verb is a row here and a module, which is loaded when the verb is named."""
+"""The parser of the command line. A verb is a row of VERBS and a module, which is imported when the verb is used."""
 
 import argparse
 import importlib
@@ -12,8 +12,8 @@ from pathlib import Path
 from ..errors import UserError, did_you_mean
 from .output import say
 
-# Verb -> its line of help. train_command.py has two functions: add_arguments(add_parser) makes the parser of `train` by
-# add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code; None: 0.
+# Verb -> its line of help. Its module, such as train_command.py, has two functions: add_arguments(add_parser) makes the
+# verb's parser (add_parser takes the arguments of argparse's); run(args) returns the exit code, or None for 0.
 VERBS = {
     "check": "ask a model whether it keeps its promises: packing, caches, accumulation, saving and more",
     "list": "families, presets, recipes, tasks, metrics and more, one line each",
@@ -37,12 +37,12 @@ VERBS = {
     "publish": "push a finished model to the Hugging Face Hub",
     "completion": "a script by which bash, zsh or fish complete commands",
 }
-WITHOUT_MODEL = ("list", "publish", "completion")  # which load none
+WITHOUT_MODEL = ("list", "publish", "completion")  # these verbs load no model
 PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Descriptions are broken at the terminal's width; examples stay as they are, so that they can be copied."""
+    """Wraps descriptions at the terminal's width; examples stay as they are, so that they can be copied."""
 
     def _fill_text(self, text, width, indent):
         if text.startswith("examples:"):
@@ -51,7 +51,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are our one-sentence errors, and which accepts no shortened option names.
+    """An ArgumentParser that raises UserError for mistakes and accepts no abbreviated options.
 
     epilog: text, or a function that makes it when help is shown.
     """
@@ -94,13 +94,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def is_setting(word: str) -> bool:
-    """Whether a word is section.key=value; a path may hold the sign, too, as the folders of a sweep do."""
+    """Whether a word is section.key=value; a path may contain `=`, too, as the folders of a sweep do."""
     key, equals, _ = word.partition("=")
     return bool(equals) and "/" not in key and os.sep not in key and not Path(word).is_dir()
 
 
 def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
-    """(models, task, overrides) of the words of a command: MODEL, MODEL TASK or A B TASK, and section.key=value.
+    """Divide a command's words, MODEL, MODEL TASK or A B TASK, and section.key=value, into (models, task, overrides).
 
     Raises:
         UserError: more names than three, or a model where the task belongs.
@@ -140,8 +140,8 @@ def build_parser(loaded: Iterable[str | None] = VERBS) -> Parser:
         module.add_arguments(add_parser)
         verbs.choices[name].set_defaults(run=module.run)
         if name not in WITHOUT_MODEL:
-            what = "run model code that comes with the model"
-            verbs.choices[name].add_argument("--trust-remote-code", action="store_true", help=what)
+            trust_help = "run model code that comes with the model"
+            verbs.choices[name].add_argument("--trust-remote-code", action="store_true", help=trust_help)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         add_common(verbs.choices[name], default=argparse.SUPPRESS)
     return parser
@@ -170,7 +170,7 @@ def add_overrides(parser) -> None:
 
 
 def add_backends(parser, what: str) -> None:
-    """Add the two backends of a command without a recipe; `what`: what they compute there."""
+    """Add the options of the two backends to a command without a recipe. what: what they compute, for the help."""
     from ..backends import ATTENTION, AUTO, EXPERTS
 
     for part, names in (("attn", f"{', '.join(ATTENTION)} or a kernel of the Hub"), ("experts", ", ".join(EXPERTS))):
@@ -182,7 +182,7 @@ def add_json(parser) -> None:
 
 
 def at_least(low: int):
-    """The type of whole numbers from `low` on."""
+    """An argparse type: whole numbers that are at least `low`."""
 
     def whole_number(text: str) -> int:
         value = int(text)
@@ -195,7 +195,7 @@ def at_least(low: int):
 
 
 def whole_numbers(text: str) -> list[int]:
-    """The type of whole numbers with commas between them, each once."""
+    """An argparse type: whole numbers with commas between them; repeated ones are dropped."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise argparse.ArgumentTypeError(f"{text} is no list of whole numbers, such as 0,4,8")
@@ -203,24 +203,24 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def seeds_of(text: str, first: int) -> list[int]:
-    """So many seeds from `first` on, or those of a list. Raises UserError for what is neither."""
+    """The seeds of a text: as many as its number, from `first` on, or its list. Raises UserError for other texts."""
     try:
-        given = [int(word) for word in text.split(",")]
+        numbers = [int(word) for word in text.split(",")]
     except ValueError:
-        given = []
-    seeds = [*range(first, first + given[0])] if len(given) == 1 else given
+        numbers = []
+    seeds = [*range(first, first + numbers[0])] if len(numbers) == 1 else numbers
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UserError(f"--seeds {text} is no number of seeds from 1 on, such as 3, nor a list of them, such as 1,2,3")
     return seeds
 
 
 def recipe_of(args):
-    """The recipe of a command; what its overrides replace is said on the error stream, so that pipes stay clean."""
+    """The recipe of a command; notes on what its overrides replace go to standard error, so that pipes stay clean."""
     from ..recipes.compose import load_recipe
 
     notes: list[str] = []
     recipe = load_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
-    if getattr(args, "launch", None) is None:  # else the first process says it
+    if getattr(args, "launch", None) is None:  # otherwise the first process prints them
         say(notes)
     return recipe

@@ -50,10 +50,10 @@ def run(args) -> None:
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
     if args.price is not None and not 0 <= args.price < math.inf:
         raise UserError(f"--price={args.price:g} is what a device costs in an hour, such as 2.5")
-    how = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
-    how["stage"] = stage
+    options = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
+    options["stage"] = stage
     if is_story(args.recipe):
-        _plan_story(args, devices, how)
+        _plan_story(args, devices, options)
         return
     notes: list[str] = []
     recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
@@ -64,7 +64,7 @@ def run(args) -> None:
     from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
-        plan = plan_run(recipe, devices, until_trained=is_preset, **how)
+        plan = plan_run(recipe, devices, until_trained=is_preset, **options)
         answer.append(plan.to_dict())
         print_plan(plan)
     if not is_preset:
@@ -81,8 +81,8 @@ def _plan_story(args, devices, how: dict) -> None:
 
     with json_alone(args.json) as answer:
         plans = {step.name: plan_run(step.planned, devices, **how) for step in story.steps}
-        found = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
-        answer.append(found | {"seconds": sum(plan.seconds for plan in plans.values())})
+        result = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
+        answer.append(result | {"seconds": sum(plan.seconds for plan in plans.values())})
         print_story(plans)
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
 
@@ -91,7 +91,7 @@ def _plan_story(args, devices, how: dict) -> None:
 
 
 def print_story(plans: "dict[str, Plan]") -> None:
-    """A line for each step of a story, and their sum."""
+    """Print a line for each step of a story, and their sum."""
     console, (first, *_) = wide_console(), plans.values()
     print_facts(console, facts(first)[:2])
     console.print(table_of("step", plans))
@@ -122,7 +122,7 @@ def size_words(count: float) -> str:
 
 
 def four_digits(number: float) -> str:
-    """A number with four digits, or all before the point."""
+    """A number with four significant digits, or with all digits before the point."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
@@ -135,15 +135,15 @@ def time_words(seconds: float) -> str:
 
 
 def print_plan(plan: "Plan") -> None:
-    """The facts, and a table of the ways to share states among devices, one in each column."""
+    """Print the facts, and a table with a column for each way of sharing states among the devices."""
     console = wide_console()
     print_facts(console, facts(plan))
-    held, columns = (plan.checkpointed if plan.checkpointing else plan.plain), []
+    activations, columns = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
         states = row.states
-        sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
-        most = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
-        columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *most])
+        sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations.peak, row.total)
+        limits = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
+        columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *limits])
     ways = [("* " if row.states.stage == plan.stage else "") + row.states.words for row in plan.stages]
     names = ("weights", "gradients", "optimizer", "beside", "activations", "total", "", "most rows", "checkpointed")
     table = plain_table(("on each device", *ways), ("on each device",))
@@ -151,8 +151,8 @@ def print_plan(plan: "Plan") -> None:
         table.add_row(*line)
     console.print(table)
     if plan.by_stage:
-        each = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
-        console.print(table_of("stage", each))
+        stage_plans = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
+        console.print(table_of("stage", stage_plans))
     print_facts(console, [("launch", plan.advice), *(("note", text) for text in plan.notes)])
 
 
@@ -165,44 +165,44 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
     if plan.accumulation > 1:
         batch += f", {plan.accumulation} times"
     plain, less = plan.plain, plan.checkpointed
-    held = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
-    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
-    held = held if plain.peak else "not counted"
+    activations = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
+    activations += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
+    activations = activations if plain.peak else "not counted"
     node = f"a node of {counted(plan.per_node, 'device')}, {plan.host_words} (--per-node)"
-    found = [
+    rows = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
         *([] if plan.host_memory is None else [("host", f"{size_words(plan.host_memory)} of memory for {node}")]),
         ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
-        ("activations", held),
+        ("activations", activations),
     ]
     if plan.logits:
         part = plan.logits_at_a_time
         chunks = f"; made {size_words(part)} at a time" if part < plan.logits else ""
-        found.append(("logits", f"{size_words(plan.logits)} in fp32{chunks}"))
+        rows.append(("logits", f"{size_words(plan.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
         text += f"{size_words(cache.total_bytes)} after {counted(cache.tokens, 'token')}"
-        found.append(("cache", text + (f" and {plan.tokens:,} of the source" if cache.source_token else "")))
+        rows.append(("cache", text + (f" and {plan.tokens:,} of the source" if cache.source_token else "")))
     steps = f"{time_words(plan.seconds)} for {counted(plan.steps, 'step')} ({plan.steps_source})"
-    found += [
+    rows += [
         ("FLOPs", f"{four_digits(plan.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
         ("time", f"{time_words(plan.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
-    return found + spent_in([plan])
+    return rows + spent_in([plan])
 
 
 def spent_in(plans: "list[Plan]") -> list[tuple[str, str]]:
     """Energy, and money where there is a price, of runs on the same devices."""
     first, kwh, hours = plans[0], sum(plan.kwh for plan in plans), sum(plan.seconds for plan in plans) / 3600
-    found = [("energy", f"{four_digits(kwh)} kWh, estimated: {first.watts_source}")]
+    rows = [("energy", f"{four_digits(kwh)} kWh, estimated: {first.watts_source}")]
     if first.hourly_price is not None:
         cost = sum(plan.cost for plan in plans)
-        found.append(("cost", f"{cost:,.2f}: {four_digits(hours)} hours at {first.hourly_price:g} for {first.devices}"))
-    return found
+        rows.append(("cost", f"{cost:,.2f}: {four_digits(hours)} hours at {first.hourly_price:g} for {first.devices}"))
+    return rows
 
 
 def rate_of(plan: "Plan") -> str:
-    """The FLOP/s that are counted with, and where they are from."""
+    """The assumed FLOP/s, and the source of the devices' peak."""
     return f"{plan.mfu:.0%} of {four_digits(plan.peak_flops / 1e12)} TFLOP/s ({plan.peak_source})"

@@ -47,8 +47,8 @@ def run(args) -> None:
     from ..prediction.predict import prepare_prediction, run_prediction
 
     names = ("batch_size", "max_new_tokens", "trust_remote_code")
-    how = {name: getattr(args, name) for name in names}
-    prediction = prepare_prediction(args.model, args.files, columns=columns, **how)
+    options = {name: getattr(args, name) for name in names}
+    prediction = prepare_prediction(args.model, args.files, columns=columns, **options)
     run_prediction(prediction, out, _print)
     if out is not None:
         say_next(f"anyformer evaluate {quoted(args.model)} TASK    # how good such answers are")

@@ -46,8 +46,8 @@ def run(args) -> None:
 
 def share_of(text: str) -> tuple[int, int]:
     """(3, 64) of "3/64". Raises UserError for anything else."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    number, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= number <= of:
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, total = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= total:
         raise UserError(f"--shard {text!r} is not I/N with I from 1 to N, such as 3/64")
-    return number, of
+    return number, total

@@ -44,14 +44,14 @@ def run(args) -> None:
         raise UserError(f"--trajectory makes the branches itself; leave out --revision={args.revision}")
     if args.repo_id is None:
         raise UserError("REPO_ID is missing: the repository, as name or owner/name, behind the folder of the model")
-    how = {"private": args.private, "revision": args.revision, "license": args.license}
+    options = {"private": args.private, "revision": args.revision, "license": args.license}
     if args.trajectory is not None:
         from ..publishing.trajectory import publish_trajectory
 
-        how_published = {"by": args.trajectory, "private": args.private, "license": args.license}
-        made = publish_trajectory(args.folder, args.repo_id, **how_published)
-        print("\n".join(made.values()))
-    print(publish(args.folder, args.repo_id, check=check, **how))
+        branch_options = {"by": args.trajectory, "private": args.private, "license": args.license}
+        branches = publish_trajectory(args.folder, args.repo_id, **branch_options)
+        print("\n".join(branches.values()))
+    print(publish(args.folder, args.repo_id, check=check, **options))
     say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
 
 
@@ -71,7 +71,7 @@ def list_files(args, check) -> None:
 
 
 def checked(folder: Path) -> tuple[str, dict] | None:
-    """What a tiny twin of the model keeps, as a line and all findings; None of a model that cannot be checked."""
+    """Check a tiny twin of the model; return (one line, all findings), or None if it cannot be checked."""
     from ..checks.check_report import report_of
     from ..checks.made import subject_of
 

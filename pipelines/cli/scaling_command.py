@@ -41,12 +41,12 @@ def run(args) -> int:
         )
 
     def load(settings: list[str]):
-        one = load_recipe(args.recipe, [*args.overrides, *settings])
-        one.trust_remote_code = args.trust_remote_code
-        return one
+        composed = load_recipe(args.recipe, [*args.overrides, *settings])
+        composed.trust_remote_code = args.trust_remote_code
+        return composed
 
     for rung in rungs:
-        load(rung.settings)  # what a width does not go with is said before the first run
+        load(rung.settings)  # reports, before the first run, settings that a width contradicts
     say_loading()
     from ..experiments.scaling import report, train_ladder
 
@@ -60,7 +60,7 @@ def run(args) -> int:
 
 
 def print_report(result: dict, folder: str) -> None:
-    """The runs, the law with its intervals, and how well the widest was predicted."""
+    """Print the runs, the law with its intervals, and how well the widest run was predicted."""
     console = wide_console()
     table = plain_table(("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""), left=("",))
     for run in result["runs"]:

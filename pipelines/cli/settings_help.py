@@ -17,7 +17,7 @@ def _width() -> int | None:
 
 
 def by_section() -> dict[str, list[FieldDoc]]:
-    """Every setting under its section; `name` and `description` stand in none."""
+    """Every setting under its section; `name` and `description` are under "recipe"."""
     sections: dict[str, list[FieldDoc]] = {}
     for row in describe_fields():
         section, dot, _ = row.name.partition(".")
@@ -26,12 +26,12 @@ def by_section() -> dict[str, list[FieldDoc]]:
 
 
 def sections_help() -> str:
-    """The names of all settings, a line or some for each section."""
+    """The names of all settings, section by section."""
     names = {section: ", ".join(_short(row, section) for row in rows) for section, rows in by_section().items()}
     return aligned(names.items(), _width())
 
 
-# What stands for the fields that the schema does not name.
+# What is shown for the fields that the schema does not name.
 REST = {"model": "every field of the family's config", "training": "every field of TrainingArguments"}
 
 
@@ -41,7 +41,7 @@ def _short(row: FieldDoc, section: str) -> str:
 
 
 def settings_help(section: str | None) -> str | None:
-    """The settings of a section, or of `all`, explained; None for what is no section."""
+    """Explain the settings of a section, or of `all`; None if there is no such section."""
     sections = by_section()
     if section not in (*sections, "all"):
         return None

@@ -48,9 +48,9 @@ def run(args) -> int:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("anyformer sweep starts its runs itself; call it without torchrun or accelerate launch")
-    own = {name: getattr(args, name) for name in ("seeds", "sampler", "runs", "metric", "evaluate", "max_examples")}
+    options = {name: getattr(args, name) for name in ("seeds", "sampler", "runs", "metric", "evaluate", "max_examples")}
     columns = None if args.columns is None else [word.strip() for word in args.columns.split(",")]
-    sweep = read_sweep(args.recipe, args.overrides, columns=columns, **own)
+    sweep = read_sweep(args.recipe, args.overrides, columns=columns, **options)
     settings = sweep.settings
 
     def load(overrides):
@@ -69,8 +69,8 @@ def run(args) -> int:
     plugins = [word for name in args.plugins for word in ("--plugin", name)]
     words = ["train", settings.recipe]
     if settings.evaluate is not None:
-        most = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
-        words = ["evaluate", settings.evaluate, settings.recipe, *most]
+        limit = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
+        words = ["evaluate", settings.evaluate, settings.recipe, *limit]
     words = [*plugins, *words, *["--trust-remote-code"] * args.trust_remote_code, *sweep.fixed]
 
     from ..experiments.columns import check_columns
@@ -103,29 +103,29 @@ def run(args) -> int:
 
 
 def legal(known: list, sweep, leave_out: bool, load) -> list:
-    """Those combinations that make a recipe. Raises UserError for the first that does not, or where none is left.
+    """Return the valid combinations; raise UserError for the first invalid one, or with `leave_out` if none is valid.
 
-    load: settings -> the recipe with them.
+    load: composes the recipe with some settings; raises UserError if they are not valid.
     """
-    found, first = [], None
+    valid, first = [], None
     for combination in known:
         try:
             load([*sweep.fixed, *combination.settings])
-            found.append(combination)
+            valid.append(combination)
         except UserError as error:
             first = first or f"{combination.name}: {error}"
-    if first is None or (leave_out and found):
+    if first is None or (leave_out and valid):
         if first is not None:
-            print(f"{counted(len(known) - len(found), 'combination')} left out; {first}")
-        return found
-    others = len(known) - len(found) - 1
+            print(f"{counted(len(known) - len(valid), 'combination')} left out; {first}")
+        return valid
+    others = len(known) - len(valid) - 1
     more = f", and {counted(others, 'other')} like it" if others else ""
-    way_out = "; --legal-only leaves such combinations out" if found else ""
+    way_out = "; --legal-only leaves such combinations out" if valid else ""
     raise UserError(f"{first}{more}{way_out}")
 
 
 def train(runs, at_once: int) -> int:
-    """Make the runs, on a terminal with the newest line of each; the exit code."""
+    """Train the runs, with the newest line of each on a terminal; return the exit code."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -138,7 +138,7 @@ def train(runs, at_once: int) -> int:
 
 
 def print_table(runs) -> None:
-    """The combinations, the best first."""
+    """Print the combinations, the best first."""
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..words import number_in_words, with_deviation
@@ -150,13 +150,13 @@ def print_table(runs) -> None:
     keys = [key.rpartition(".")[2] for key in varied]
     measured = [name.replace("_", " ") for name in (runs.metric, *columns)]
     table = plain_table([*keys, *measured, "minutes", ""], left=[*keys, ""])
-    for combination, own, mean, deviation in rows:
+    for combination, seed_runs, mean, deviation in rows:
         values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
         figure = "" if mean is None else with_deviation(mean, deviation)
-        seconds = [run.facts["wall_seconds"] for run in own if run.facts.get("wall_seconds")]
+        seconds = [run.facts["wall_seconds"] for run in seed_runs if run.facts.get("wall_seconds")]
         minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
-        states = dict.fromkeys(run.state for run in own if run.state != "finished")
-        known = [[run.columns[name] for run in own if run.columns.get(name) is not None] for name in columns]
+        states = dict.fromkeys(run.state for run in seed_runs if run.state != "finished")
+        known = [[run.columns[name] for run in seed_runs if run.columns.get(name) is not None] for name in columns]
         further = [number_in_words(sum(one) / len(one)) if one else "" for one in known]
         table.add_row(*values, figure, *further, minutes, "; ".join(states))
     console.print(table)

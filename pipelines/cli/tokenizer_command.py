@@ -15,8 +15,8 @@ def add_arguments(add_parser) -> None:
         "  anyformer tokenizer quickstart tokenizer.vocab_size=8192 --beside quickstart --beside gpt2\n"
         "  anyformer tokenizer gpt2 --beside runs/quickstart --on 'texts/*.txt' --json",
     )
-    what = "a recipe (name or YAML file), a folder of a run or a tokenizer, or a Hub repository"
-    parser.add_argument("target", metavar="RECIPE_OR_FOLDER", help=what)
+    target_help = "a recipe (name or YAML file), a folder of a run or a tokenizer, or a Hub repository"
+    parser.add_argument("target", metavar="RECIPE_OR_FOLDER", help=target_help)
     parser.add_argument(
         "words",
         metavar="TEXT",

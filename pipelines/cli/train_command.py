@@ -27,7 +27,7 @@ class SectionHelp(argparse.Action):
 
 
 def epilog() -> str:
-    """Examples, and the names of all settings, which takes every objective: made where help is shown."""
+    """Examples and the names of all settings; made only when help is shown, because it imports every objective."""
     from .settings_help import sections_help
 
     return (
@@ -79,7 +79,7 @@ def run(args) -> int:
     recipe = recipe_of(args)
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
-    if args.launch is not None and not args.print_recipe:  # each process looks at the other options for itself
+    if args.launch is not None and not args.print_recipe:  # each process handles the other options itself
         return _launch(args, recipe)
     if args.extend:
         from ..training.checkpoints.extend_run import extend

@@ -1,4 +1,4 @@
-"""Models of one shape in other sizes: a ladder's, and training.transfer's base. Standard library only."""
+"""A model's sizes at another width, for the ladder of `anyformer scaling` and the base of training.transfer."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from ..errors import UserError, did_you_mean
 from .schema import Recipe
 from .types import show
 
-CHANNELS = ("intermediate_size", "embedding_size", "moe_intermediate_size")  # that keep their share of the width
+CHANNELS = ("intermediate_size", "embedding_size", "moe_intermediate_size")  # they grow in proportion to the width
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", *CHANNELS)
 FIELD = "training.transfer.base"
 
 
 def head_size(fields: dict[str, Any], wanted_by: str) -> int:
-    """Channels of an attention head. Raises UserError where the fields do not say width and heads."""
+    """Channels of an attention head. Raises UserError where the fields lack the width or the heads."""
     for name in ("hidden_size", "num_attention_heads"):
         if fields.get(name) is None:
             raise UserError(f"model.{name} is not set, and {wanted_by}; set it, or name a preset that does")
@@ -20,32 +20,32 @@ def head_size(fields: dict[str, Any], wanted_by: str) -> int:
 
 
 def in_width(fields: dict[str, Any], width: int, setting: str, wanted_by: str = "sizes follow from it") -> dict:
-    """The sizes of a model in another width, of those that its fields say.
+    """The sizes that change when a model gets another width, of those that its fields set.
 
-    Heads keep their size, so that a narrower model has fewer; what else is a number of channels keeps its share of the
-    width. setting: where the width was asked for. Raises UserError for heads that do not come out whole.
+    Heads keep their size, so that a narrower model has fewer; other numbers of channels are scaled with the width.
+    setting: the setting that gives the width. Raises UserError for a width that is no whole number of heads.
     """
-    head, own = head_size(fields, wanted_by), fields["hidden_size"]
+    head, old_width = head_size(fields, wanted_by), fields["hidden_size"]
     if width % head or width < head:
         raise UserError(f"{setting}: {width} is no multiple of {head}, the size of a head of this recipe")
-    found = {"hidden_size": width, "num_attention_heads": width // head}
+    sizes = {"hidden_size": width, "num_attention_heads": width // head}
     heads, groups = fields["num_attention_heads"], fields.get("num_key_value_heads")
     if groups is not None:
-        together = heads // groups
-        found["num_key_value_heads"] = max(1, width // head // together)
-        if width // head % found["num_key_value_heads"]:
+        heads_per_group = heads // groups
+        sizes["num_key_value_heads"] = max(1, width // head // heads_per_group)
+        if width // head % sizes["num_key_value_heads"]:
             raise UserError(
                 f"{setting}: {width} has {width // head} heads, which {groups} key and value heads for {heads} do "
-                f"not divide; choose multiples of {head * together}"
+                f"not divide; choose multiples of {head * heads_per_group}"
             )
     for name in CHANNELS:
         if fields.get(name) is not None:
-            found[name] = max(8, round(fields[name] * width / own / 8) * 8)
-    return found
+            sizes[name] = max(8, round(fields[name] * width / old_width / 8) * 8)
+    return sizes
 
 
 def base_fields(recipe: Recipe) -> dict[str, Any]:
-    """The model's fields in the sizes of training.transfer.base. Raises UserError for a base that is none of it."""
+    """The model's fields in the sizes of training.transfer.base. Raises UserError for an impossible base."""
     base, fields = recipe.training.transfer.base, recipe.model.fields
     for name in base:
         if name not in SIZES:
@@ -56,32 +56,32 @@ def base_fields(recipe: Recipe) -> dict[str, Any]:
         raise UserError(f"{FIELD}.{wrong}={base[wrong]} must be at least 1")
     width, wanted_by = base.get("hidden_size"), f"{FIELD}.hidden_size is compared with it"
     narrow = {} if width is None else in_width(fields, width, f"{FIELD}.hidden_size", wanted_by)
-    found = fields | narrow | base
-    if width is not None and head_size(found, wanted_by) != head_size(fields, wanted_by):
+    resized = fields | narrow | base
+    if width is not None and head_size(resized, wanted_by) != head_size(fields, wanted_by):
         raise UserError(
-            f"{FIELD}={show(base)} has heads of {head_size(found, wanted_by)} channels, and the model of "
+            f"{FIELD}={show(base)} has heads of {head_size(resized, wanted_by)} channels, and the model of "
             f"{head_size(fields, wanted_by)}; rates transfer where heads keep their size"
         )
-    return found
+    return resized
 
 
 def multipliers(config, base) -> dict[str, float]:
-    """The model's fields that differ from its base's. config, base: configs of both, or namespaces.
+    """The multipliers of a model by its growth from its base. config, base: configs of both, or namespaces.
 
     Logits are divided by the growth of the width (Yang et al. 2022, table 8), and what a layer adds to the hidden
     states by the growth of the depth (Dey et al. 2025, CompleteP, alpha = 1).
     """
-    own, of_base = (getattr(c, "embedding_size", None) or c.hidden_size for c in (config, base))
-    found, depth = {}, base.num_hidden_layers / config.num_hidden_layers
-    if own != of_base and hasattr(config, "logit_multiplier"):
-        found["logit_multiplier"] = config.logit_multiplier * of_base / own
+    width, base_width = (getattr(c, "embedding_size", None) or c.hidden_size for c in (config, base))
+    fields, depth = {}, base.num_hidden_layers / config.num_hidden_layers
+    if width != base_width and hasattr(config, "logit_multiplier"):
+        fields["logit_multiplier"] = config.logit_multiplier * base_width / width
     if depth != 1:
-        found["residual_multiplier"] = config.residual_multiplier * depth
-    return found
+        fields["residual_multiplier"] = config.residual_multiplier * depth
+    return fields
 
 
 def check_transfer(recipe: Recipe, config) -> None:
-    """Raise UserError for training.transfer where nothing transfers. config: of the model, as a namespace, or None."""
+    """Raise UserError if training.transfer cannot be used. config: the model's as a namespace; None: a checkpoint."""
     from anyformer.modeling.rules.legality import check_legal
 
     from .introspection import family_config

@@ -1,6 +1,6 @@
-"""What a recipe may change of a checkpoint's config: dropout, what a head reads, and how far rotary positions reach.
+"""The fields of a checkpoint's config that a recipe may change: dropout, pooling and the reach of rotary positions.
 
-Everything else is what its weights were made with.
+All other fields must stay as they were when the weights were trained.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from ..errors import UserError, did_you_mean
 from .checks import check_rope_keys
 from .types import convert
 
-# What each kind of scaling cannot be without; theta is the checkpoint's own unless given.
+# The keys that each kind of scaling needs; rope_theta is the checkpoint's unless it is set.
 ROPE_NEEDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -23,7 +23,7 @@ ROPE_NEEDS = {
 
 
 def checkpoint_field(name: str, value: Any) -> Any:
-    """The checked value of a field `model.name` that stands beside `model.name_or_path`; raise UserError."""
+    """Return the checked value of the field `model.NAME` beside `model.name_or_path`, or raise UserError."""
     where = f"model.{name}"
     if name == "max_position_embeddings":
         value = convert(value, int, where)
@@ -37,7 +37,7 @@ def checkpoint_field(name: str, value: Any) -> Any:
         if value not in POOLER_TYPES:
             raise UserError(f"{where}={value!r} is not known{did_you_mean(value, POOLER_TYPES)}")
         return value
-    if "drop" not in name:  # dropout belongs to the training, not to the weights
+    if "drop" not in name:  # dropout depends on the training, not on the weights
         raise UserError(
             f"{where} cannot be set with model.name_or_path; a checkpoint has its own (dropout, pooler_type, "
             f"rope_parameters and max_position_embeddings can be set)"
@@ -57,7 +57,7 @@ def _rope_parameters(value: dict, where: str) -> dict:
 
 
 def with_fields(config, fields: dict[str, Any], name: str):
-    """The config of the checkpoint `name` with a recipe's `fields` in it, made anew where positions change.
+    """The config of the checkpoint `name` with a recipe's `fields` in it; a new object where positions change.
 
     Raises:
         UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
@@ -82,8 +82,8 @@ def with_fields(config, fields: dict[str, Any], name: str):
     if "rope_parameters" in positions:
         if "rope_type" not in old:
             raise UserError(f"model.rope_parameters: {name} has other ones for each type of layer; keep them")
-        kept = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
-        positions["rope_parameters"] = kept | positions["rope_parameters"]
+        inherited = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
+        positions["rope_parameters"] = inherited | positions["rope_parameters"]
     try:
         return type(config).from_dict(config.to_dict() | positions)
     except (ValueError, KeyError) as error:

@@ -1,6 +1,6 @@
-"""What a recipe's settings allow beside their types and bounds: exclusions, and the model's legality table.
+"""Checks of a recipe beyond types and bounds: settings that exclude each other, and the model's legality table.
 
-Everything here reads the recipe alone; what depends on data or checkpoints is checked where they are opened.
+These checks read only the recipe; what depends on data or checkpoints is checked where they are opened.
 """
 
 import re
@@ -20,7 +20,7 @@ from .types import convert, show, within_bounds
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
 
-# Schedules that lower the learning rate where validations are no better.
+# Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 
 # What to do instead of setting these TrainingArguments fields through `training`.
@@ -65,8 +65,8 @@ OWNED_ARGUMENTS = {
     for argument in arguments
 }
 
-# Bounds of the fields of TrainingArguments that a recipe may set, and that stand in no section above. transformers
-# looks at few of them, and at those after the data has been prepared.
+# Bounds of TrainingArguments fields that a recipe may set and TrainingSection lacks. transformers checks few of them,
+# and only after the data has been prepared.
 ARGUMENT_BOUNDS = {
     "adam_beta1": bounds_of(at_least=0, below=1),
     "adam_epsilon": bounds_of(above=0, at_most=1),
@@ -80,7 +80,7 @@ ARGUMENT_BOUNDS = {
     "ddp_bucket_cap_mb": bounds_of(at_least=1, at_most=100_000),
     "ddp_timeout": bounds_of(at_least=1, at_most=10**8),
 }
-# The same of training.lr_scheduler_kwargs, of whatever schedule of transformers reads them.
+# Bounds of training.lr_scheduler_kwargs, for all schedules of transformers.
 SCHEDULE_BOUNDS = {
     **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate"), bounds_of(at_least=0, at_most=1)),
     **dict.fromkeys(("min_lr", "lr_end", "num_stable_steps", "patience", "cooldown"), bounds_of(at_least=0)),
@@ -89,7 +89,7 @@ SCHEDULE_BOUNDS = {
     "timescale": bounds_of(at_least=1),
     "factor": bounds_of(above=0, below=1),
 }
-# Arguments that nothing reads, or transformers refuses after the data has been prepared, without another setting.
+# Arguments that need another setting: without it they do nothing, or are refused after the data has been prepared.
 READ_WITH = {
     "dataloader_prefetch_factor": "dataloader_num_workers",
     "dataloader_persistent_workers": "dataloader_num_workers",
@@ -100,9 +100,9 @@ READ_WITH = {
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise UserError for the first setting that cannot be run, before anything heavy is imported.
+    """Raise UserError for the first setting that cannot be run, before torch is imported.
 
-    Types and bounds of single settings have been checked when they were read (types.build).
+    Types and bounds of single settings were checked when they were read (types.build).
     """
     objective = objective_of(recipe)
     _check_training(recipe)
@@ -136,7 +136,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_stage(recipe: Recipe) -> None:
-    """Raise UserError for settings of a stage, in their places in the recipe, with which it could not be run."""
+    """Raise UserError if the recipe of a stage cannot be run."""
     objective = objective_of(recipe)
     _check_positions(recipe, objective)
     objective.check()
@@ -147,7 +147,7 @@ def _check_stage(recipe: Recipe) -> None:
 
 
 def _check_derived(objective) -> None:
-    """Raise UserError for settings of examples where none are read."""
+    """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in objective.data_sections():
         if data.bad_rows != "refuse" and objective.section != "task" and objective.special_tokens is not None:
             raise UserError(
@@ -169,12 +169,12 @@ def _check_derived(objective) -> None:
 
 
 def _check_parts(objective, data: DataSection) -> None:
-    """Raise UserError for settings of the parts of labelled examples that have no effect."""
-    given = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
+    """Raise UserError for settings of the splits of labelled examples that have no effect."""
+    names = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
     reads_text = objective.section != "task" and objective.special_tokens is not None
-    if given and (reads_text or data.derive in DERIVED_FROM_TEXT):
+    if names and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
-            f"data.{given[0]}={show(getattr(data, given[0]))} divides labelled examples or images, and "
+            f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
             f"{objective.setting} reads plain text here; remove it"
         )
     if data.test_fraction is not None and (data.test_files or data.test_split):
@@ -185,8 +185,8 @@ def _check_parts(objective, data: DataSection) -> None:
         raise UserError(
             f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
         )
-    if given and not held and data.test_fraction is None:
-        raise UserError(f"data.{given[0]} has no effect where no fraction is held back; set data.validation_fraction")
+    if names and not held and data.test_fraction is None:
+        raise UserError(f"data.{names[0]} has no effect where no fraction is held back; set data.validation_fraction")
     if data.stratify and objective.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
 
@@ -223,8 +223,8 @@ def _check_training(recipe: Recipe) -> None:
     trackers = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     for name in trackers:
         if name not in TRACKERS and not (name == "none" and len(trackers) == 1):
-            given = show(training.report_to)
-            raise UserError(f"training.report_to={given} must be none, or any of {', '.join(TRACKERS)}")
+            shown = show(training.report_to)
+            raise UserError(f"training.report_to={shown} must be none, or any of {', '.join(TRACKERS)}")
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
         raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     if training.max_steps > 0:
@@ -258,7 +258,7 @@ def check_schedule(training: TrainingSection, total: int) -> None:
             f"{total} steps; set training.max_steps above it"
         )
     starts = [0, *training.restarts]
-    total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest stretch
+    total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest part
     warmup = training.warmup_steps
     if warmup >= 1 and warmup > total:
         raise UserError(f"training.warmup_steps={show(warmup)} is more than all {total} steps; below 1 it is a share")
@@ -277,13 +277,13 @@ def check_schedule(training: TrainingSection, total: int) -> None:
 
 def _check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
-    most = getattr(config, "max_position_embeddings", None)
-    if most is None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
         return
     if config.position_encoding == "learned":
-        objective.check_length(most, "model.max_position_embeddings")
+        objective.check_length(positions, "model.max_position_embeddings")
     else:
-        objective.check_context(most)
+        objective.check_context(positions)
 
 
 def _check_evaluation(recipe: Recipe, objective) -> None:
@@ -337,7 +337,7 @@ def config_namespace(recipe: Recipe) -> SimpleNamespace | None:
 
 
 def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
-    """Raise UserError for a special token that a vocabulary of `size` entries does not have."""
+    """Raise UserError for a token id that a vocabulary of `size` entries lacks. size None: not known."""
     for name, value in fields.items():
         ids = value if isinstance(value, list) else [value]
         if name.endswith("_token_id") and not all(i is None or 0 <= i < (size or i + 1) for i in ids):
@@ -355,7 +355,7 @@ def check_model(recipe: Recipe) -> None:
     config = config_namespace(recipe)
     if config is None:
         return
-    # A tokenizer's vocabulary may turn out smaller.
+    # A tokenizer that is yet to be trained may turn out smaller.
     check_token_ids(recipe.model.fields, recipe.model.fields.get("vocab_size") or recipe.tokenizer.vocab_size)
     for name in ("hidden_act", "head_act", "conv_act", "pooler_act"):
         value = getattr(config, name, None)
@@ -368,7 +368,7 @@ def check_model(recipe: Recipe) -> None:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
         raise UserError(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
-    # Not in the table, by which folders of earlier versions are read.
+    # Not in the legality table, which also checks models saved by earlier versions: those must still load.
     for kind, parameters in rope_parameters_of(config).items():
         check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")
     for name in ("attention_pattern", "mlp_pattern"):
@@ -386,7 +386,7 @@ def check_rope_keys(value: dict, where: str) -> None:
 
 
 def with_nearest(sentence: str) -> str:
-    """A refusal of an unknown name, with the name that is meant in place of all known ones where there is one."""
+    """The error for an unknown name, with the nearest known name, if there is one, in place of the whole list."""
     match = re.fullmatch(r"(\S+='(.+)' is not known); known: (.+)", sentence)
     near = None if match is None else nearest(match[2], match[3].split(", "))
     return sentence if near is None else f"{match[1]}; did you mean {near}?"

@@ -1,8 +1,8 @@
 """Recipes: YAML and command-line overrides become one checked `Recipe`.
 
 Layers, later ones winning: the schema's defaults, the model preset, the recipe file, the overrides. Every mistake is
-a UserError of one sentence. Nothing heavy is imported: names and types of config fields and TrainingArguments are read
-from their sources (introspection.py).
+a UserError of one sentence. Neither torch nor transformers is imported: the names and types of config fields and
+TrainingArguments are read from their sources (introspection.py).
 """
 
 import copy
@@ -22,7 +22,7 @@ from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
 from .types import as_mapping, build, convert, show, unknown_key, within_bounds
 
-# Settings of the training section that usual_rates.py chooses where a recipe leaves them open.
+# Settings of the training section that usual_rates.py chooses if a recipe leaves them open.
 LEFT_OPEN = ("learning_rate", "num_train_epochs")
 
 
@@ -35,7 +35,7 @@ PRESET_FACTS = ("description", "parameters", "active_parameters")
 def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
     """Return (family, config fields) of a preset: a file in configs/models, or a path to one.
 
-    What a file says of the architecture beside its fields (PRESET_FACTS) is for listings, and left out.
+    The keys of PRESET_FACTS, which only listings use, are left out.
 
     Raises:
         UserError: no such preset, or a key the family's config does not have.
@@ -63,7 +63,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     except UserError:
         if value.lstrip()[:1] in ("[", "{", '"', "'"):
             raise
-        return path.split("."), value  # a glob such as *.txt is no YAML, but plainly text
+        return path.split("."), value  # a glob such as *.txt is not YAML, but clearly text
 
 
 def _apply_override(data: dict, path: list[str], value: Any) -> None:
@@ -90,11 +90,11 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
     return int(part)
 
 
-# ------------------------------------------------------------------------------------- settings that are gone
+# ------------------------------------------------------------------------------------- removed settings
 
 
-# What saved recipes say that were made when there were more settings, as they spell out every default: the name of a
-# setting, and the one value of it that is done now.
+# Removed settings, which recipes saved by earlier versions still contain because they spell out every default, and for
+# each the value that describes what is done now.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
 UL2 = (
     *((0.15, 3.0, REGULAR), (0.15, 8.0, REGULAR), (0.25, None, SEQUENTIAL)),
@@ -118,13 +118,13 @@ FORMER: dict[str, Any] = {
 
 
 def without_former(recipe: Any) -> Any:
-    """A recipe as plain data without settings that are gone, where their value says what is done now."""
+    """A recipe's plain data without those removed settings whose values describe what is done now."""
     if isinstance(recipe, list):
         return [without_former(item) for item in recipe]
     if not isinstance(recipe, dict):
         return recipe
-    kept = {key: value for key, value in recipe.items() if key not in FORMER or FORMER[key] not in (value, WHATEVER)}
-    return {key: without_former(value) for key, value in kept.items()}
+    rest = {key: value for key, value in recipe.items() if key not in FORMER or FORMER[key] not in (value, WHATEVER)}
+    return {key: without_former(value) for key, value in rest.items()}
 
 
 # ------------------------------------------------------------------------------------------------ composing
@@ -140,7 +140,7 @@ def load_recipe(
 
     Args:
         overrides: texts of the form `section.key=value`, as on the command line.
-        notes: gets a sentence for whatever an override replaces beside its own setting.
+        notes: gets a sentence for each setting that an override replaces beside the one it names.
         sections: settings that win over the recipe's, such as training={"max_steps": 50}; None leaves a section out.
 
     Raises:
@@ -149,12 +149,12 @@ def load_recipe(
     if is_file_of(str(name_or_path), "stories", "steps"):
         raise UserError(f"recipe {str(name_or_path)!r} is a story of several recipes, which train and plan take")
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
-    given = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
-    data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
-    return _compose(data, given)
+    parsed = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, parsed, notes)
+    return _compose(data, parsed)
 
 
-# What says of which data a recipe is, beside the source itself.
+# Settings that describe one source of data, and are dropped with it when an override replaces the source.
 OF_ONE_SOURCE = (
     *("config_name", "revision", "split", "streaming", "text_field", "document"),
     *("validation_files", "validation_split", "test_files", "test_split"),
@@ -162,24 +162,24 @@ OF_ONE_SOURCE = (
 
 
 def _without_replaced_data(data: dict, overrides: list, notes: list[str] | None) -> dict:
-    """The recipe file without its source of data, where the overrides name one of another kind."""
+    """The recipe file, without its source of data if the overrides name a source of another kind."""
     section = data.get("data")
-    given = {path[1]: value for path, value in overrides if path[0] == "data" and len(path) == 2}
-    new = next((kind for kind in SOURCE_KINDS if given.get(kind)), None)
+    replacements = {path[1]: value for path, value in overrides if path[0] == "data" and len(path) == 2}
+    new = next((kind for kind in SOURCE_KINDS if replacements.get(kind)), None)
     if new is None or not isinstance(section, dict):
         return data
-    old = [kind for kind in SOURCE_KINDS if kind != new and section.get(kind) and kind not in given]
+    old = [kind for kind in SOURCE_KINDS if kind != new and section.get(kind) and kind not in replacements]
     if not old or section.get(new):
         return data
     if notes is not None:
-        whose = f"data.{old[0]}" + (f"={show(section[old[0]])}" if old[0] != "mixture" else "")
-        notes.append(f"data.{new}={show(given[new])} replaces the recipe's {whose}")
-    kept = {key: value for key, value in section.items() if key not in (*old, *OF_ONE_SOURCE)}
-    return {**data, "data": kept}
+        replaced = f"data.{old[0]}" + (f"={show(section[old[0]])}" if old[0] != "mixture" else "")
+        notes.append(f"data.{new}={show(replacements[new])} replaces the recipe's {replaced}")
+    remaining = {key: value for key, value in section.items() if key not in (*old, *OF_ONE_SOURCE)}
+    return {**data, "data": remaining}
 
 
 def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Settings given as mappings -> (path, value), as `parse_override` gives them."""
+    """Yield (path, value), as `parse_override` returns them, of settings that are given as mappings."""
     for section, settings in sections.items():
         if isinstance(settings, dict):
             yield from (([section, name], value) for name, value in settings.items())
@@ -190,7 +190,7 @@ def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
 def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
     """Return the recipe of a mapping in the shape of a recipe file, such as `Recipe.to_dict()` gives.
 
-    overrides, sections: as load_recipe's; they win over the mapping's.
+    overrides, sections: as for load_recipe; they win over the mapping's settings.
     """
     return _compose(data, [parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
@@ -201,28 +201,28 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
-        # A checkpoint given on the command line takes the place of the file's architecture and its tokenizer.
+        # A checkpoint from the command line replaces the file's architecture and tokenizer.
         data = {name: section for name, section in data.items() if name not in ("model", "tokenizer")}
-    # The preset lies under the recipe file but overrides may choose it, and overrides may reach into its mappings
-    # (model.rope_parameters.factor): so find its name first, then lay it under, then override.
+    # The recipe file wins over the preset. But overrides may choose the preset, and change single keys of its mappings
+    # (model.rope_parameters.factor): so find its name first, then merge it in, then apply the overrides again.
     final = copy.deepcopy(data)
     for path, value in overrides:
         _apply_override(final, path, copy.deepcopy(value))
-    chosen = convert(as_mapping(final.get("model"), "model").get("preset"), str | None, "model.preset")
-    if chosen is not None:
-        family, under = load_preset(chosen)
+    preset = convert(as_mapping(final.get("model"), "model").get("preset"), str | None, "model.preset")
+    if preset is not None:
+        family, base = load_preset(preset)
         if as_mapping(final.get("tokenizer"), "tokenizer").get("name_or_path") is None:
             # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
-            under = {name: value for name, value in under.items() if name not in ("vocab_size", "output_vocab_size")}
-        under = {"family": family, **under}
+            base = {name: value for name, value in base.items() if name not in ("vocab_size", "output_vocab_size")}
+        base = {"family": family, **base}
         final = copy.deepcopy(data)
-        final["model"] = copy.deepcopy(under) | as_mapping(final.get("model"), "model")
+        final["model"] = copy.deepcopy(base) | as_mapping(final.get("model"), "model")
         for path, value in overrides:
             _apply_override(final, path, copy.deepcopy(value))
-        # Once more, for `model={...}`, which replaces the section.
-        final["model"] = copy.deepcopy(under) | as_mapping(final["model"], "model")
-        if Path(chosen).name != chosen or Path(chosen).suffix:
-            final["model"]["preset"] = None  # the saved recipe must not need somebody's file
+        # Merged again, because `model={...}` replaces the whole section.
+        final["model"] = copy.deepcopy(base) | as_mapping(final["model"], "model")
+        if Path(preset).name != preset or Path(preset).suffix:
+            final["model"]["preset"] = None  # the saved recipe must not depend on a local file
     for key in final:
         if key not in (known := [part.name for part in parts_of_recipe()]):
             raise unknown_key("", key, known)
@@ -234,11 +234,11 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
         recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
-    other = recipe.model.name_or_path
-    if other is None and recipe.teacher is not None and OBJECTIVES[recipe.learned.name].taught == "tokens":
-        other = recipe.teacher.name_or_path
-    if other and not final.get("tokenizer"):
-        recipe.tokenizer.name_or_path = other
+    checkpoint = recipe.model.name_or_path
+    if checkpoint is None and recipe.teacher is not None and OBJECTIVES[recipe.learned.name].taught == "tokens":
+        checkpoint = recipe.teacher.name_or_path
+    if checkpoint and not final.get("tokenizer"):
+        recipe.tokenizer.name_or_path = checkpoint
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose
 
@@ -249,7 +249,7 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
 
 
 def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, ObjectiveSettings | None]:
-    """(objective, task), exactly one of which is not None: the settings that the chosen name has."""
+    """Return (objective, task), exactly one of which is not None: the settings of the chosen objective or task."""
     for section, value in given.items():
         if isinstance(value, str):
             raise UserError(f"{section}={show(value)} is not a section of settings; write {section}.name={value}")
@@ -261,21 +261,21 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
     cls = OBJECTIVES.get(name) if isinstance(name, str) else None
     if cls is None or cls.section != section:
         raise _unknown_name(section, name, cls)
-    own = {row.name for row in fields(cls.Settings)}
-    data = {key: value for key, value in data.items() if key in own or not _is_idle(section, name, key, value)}
+    known = {row.name for row in fields(cls.Settings)}
+    data = {key: value for key, value in data.items() if key in known or not _is_idle(section, name, key, value)}
     settings = build(cls.Settings, {**data, "name": name}, section)
     return (settings, None) if section == "objective" else (None, settings)
 
 
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
-    """The error for a name that is none of the section's."""
+    """The error for a name that no objective or task of the section has. found: its class in the other section."""
     if found is not None:
         other = f"{found.section}.name={name}"
         return UserError(f"{section}.name={name} belongs into the section {found.section}; write {other}")
     from .find_setting import find_setting
 
     known = names_of(section)
-    meant = find_setting(str(name)) if nearest(str(name), known) is None else None  # distillation is a section
+    meant = find_setting(str(name)) if nearest(str(name), known) is None else None  # distillation -> section teacher
     near = f"; did you mean {meant}?" if meant else did_you_mean(str(name), known)
     return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
 
@@ -286,13 +286,13 @@ def names_of(section: str) -> list[str]:
 
 
 def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
-    """Whether a setting of another objective says nothing: of a recipe whose objective was replaced by an override.
+    """Whether a setting of another objective has its default, as in a recipe whose objective an override replaced.
 
-    Raises UserError where it says something, which would have no effect.
+    Raises UserError for any other value, because it would have no effect.
     """
     owners = owners_of(key, names_of(section))
     if not owners:
-        return False  # `build` names the nearest setting
+        return False  # `build` refuses it and names the nearest setting
     defaults = [getattr(OBJECTIVES[owner].Settings(), key) for owner in owners]
     if value is None or any(value == default for default in defaults):
         return True
@@ -300,21 +300,21 @@ def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
 
 
 def owners_of(key: str, names: Sequence[str]) -> list[str]:
-    """Those of the objectives or tasks `names` that have a setting."""
+    """Those of the objectives or tasks `names` that have the setting `key`."""
     return [name for name in names if any(row.name == key for row in fields(OBJECTIVES[name].Settings))]
 
 
 def of_others(path: str, name: str, key: str, owners: Sequence[str]) -> UserError:
-    """The error for a setting of other objectives in the section `path`, which is of the objective `name`."""
+    """The error for a setting of other objectives (`owners`) in the section `path` of the objective `name`."""
     whose = f"it belongs to {' and '.join(owners)}"
     return UserError(f"{path}.{key} has no effect with {path}.name={name}; {whose}, remove it")
 
 
 def _model_section(data: Any) -> ModelSection:
     data = as_mapping(data, "model")
-    own = {f.name for f in fields(ModelSection)} - {"fields"}
-    section: ModelSection = build(ModelSection, {k: v for k, v in data.items() if k in own}, "model", rest="fields")
-    rest = {key: value for key, value in data.items() if key not in own}
+    known = {f.name for f in fields(ModelSection)} - {"fields"}
+    section: ModelSection = build(ModelSection, {k: v for k, v in data.items() if k in known}, "model", rest="fields")
+    rest = {key: value for key, value in data.items() if key not in known}
     if section.name_or_path is not None:
         for name in ("preset", "family"):
             if getattr(section, name) is not None:
@@ -323,23 +323,23 @@ def _model_section(data: Any) -> ModelSection:
 
         section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
     elif section.family is None:
-        if rest:  # more likely a misspelt name of ours than a config field
-            near = did_you_mean(str(next(iter(rest))), own, "model.")
+        if rest:  # more likely a misspelt setting of ModelSection than a config field
+            near = did_you_mean(str(next(iter(rest))), known, "model.")
             raise UserError(f"model.{next(iter(rest))}: no model.preset or model.family says whose field this is{near}")
         raise UserError("model names no architecture; set model.preset, model.family or model.name_or_path")
     else:
-        section.fields = _config_fields(rest, section.family, "model", own)
+        section.fields = _config_fields(rest, section.family, "model", known)
     return section
 
 
 def _config_fields(data: dict, family: str, where: str, own: set[str] = frozenset()) -> dict[str, Any]:
     known = introspection.family_fields(family) | introspection.plugin_fields()
-    found = {}
+    converted = {}
     for key, value in data.items():
         if key not in known:
             raise _no_field(str(key), family, where, known, own)
-        found[key] = convert(value, known[key].type, f"model.{key}" if where == "model" else f"{where}: {key}")
-    return found
+        converted[key] = convert(value, known[key].type, f"model.{key}" if where == "model" else f"{where}: {key}")
+    return converted
 
 
 def _no_field(key: str, family: str, where: str, known: dict, own: set[str]) -> UserError:
@@ -361,15 +361,15 @@ def _training_section(data: Any) -> TrainingSection:
     for key in data:
         if key in OWNED_ARGUMENTS:
             raise UserError(f"training.{key} cannot be set; {OWNED_ARGUMENTS[key]}")
-    if data.get("learning_rate") == "auto":  # which _compose chooses
+    if data.get("learning_rate") == "auto":  # then usual_rates.choose sets it
         data = {name: value for name, value in data.items() if name != "learning_rate"}
-    own = {f.name for f in fields(TrainingSection)}
-    known = {k: f for k, f in introspection.training_argument_fields().items() if k not in own | set(OWNED_ARGUMENTS)}
+    ours = {f.name for f in fields(TrainingSection)}
+    known = {k: f for k, f in introspection.training_argument_fields().items() if k not in ours | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
     for key, value in section.extra.items():
         where = f"training.{key}"
         section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
-    # As TrainingArguments has it: who names a backend or a mode of torch.compile wants it.
-    given = [section.extra.get(f"torch_compile_{name}") for name in ("backend", "mode")]
-    section.torch_compile |= given != [None, None]
+    # As in TrainingArguments, naming a backend or mode of torch.compile turns it on.
+    compile_options = [section.extra.get(f"torch_compile_{name}") for name in ("backend", "mode")]
+    section.torch_compile |= compile_options != [None, None]
     return section

@@ -1,4 +1,4 @@
-"""The data section of a recipe: settings, and which of them exclude each other. Standard library only."""
+"""The data section of a recipe: its settings, and checks for those that exclude each other. Standard library only."""
 
 import codecs
 import re
@@ -54,7 +54,7 @@ class MixtureSource(SourceSection):
 
 @dataclass
 class CleanSettings:
-    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths in characters."""
+    """What is left out of plain text before it is tokenised (data/cleaning.py); lengths are in characters."""
 
     exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
     near_duplicates: float | None = doc(
@@ -75,7 +75,7 @@ class CleanSettings:
     decontaminate_words: int = doc("words in a row, without case and punctuation", 13, at_least=4, at_most=100)
 
 
-# Those of data.derive that read any source of plain text.
+# The values of data.derive that read plain text, from any source.
 DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
 
 
@@ -152,13 +152,13 @@ class DataSection(SourceSection):
 
 
 def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]) -> None:
-    given = [name for name in SOURCE_KINDS[:3] if getattr(source, name) is not None]
-    given += ["mixture"] if mixture else []
-    among = "source, files, dataset" + (" and mixture" if path == "data" else "")
-    if not given:
-        raise UserError(f"{path} names no data; set one of {among}")
-    if len(given) > 1:
-        names = [f"{path}.{name}" for name in given]
+    kinds = [name for name in SOURCE_KINDS[:3] if getattr(source, name) is not None]
+    kinds += ["mixture"] if mixture else []
+    choices = "source, files, dataset" + (" and mixture" if path == "data" else "")
+    if not kinds:
+        raise UserError(f"{path} names no data; set one of {choices}")
+    if len(kinds) > 1:
+        names = [f"{path}.{name}" for name in kinds]
         raise UserError(f"{' and '.join(names)} are both set; keep one and set the other to null")
     if source.source is not None and source.source not in SOURCES:
         raise UserError(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
@@ -171,12 +171,12 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
 
 
 def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
-    """Raise UserError for validation data of one source of a mixture that exclude other settings."""
+    """Raise UserError if the validation data of a mixture's source contradict other settings."""
     names = ("validation_files", "validation_split", "validation_fraction")
-    given = [f"{path}.{name}" for name in names if getattr(source, name) is not None]
-    given += [f"data.{name}" for name in names[:2] if given and getattr(data, name) is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} are both set; keep one and set the other to null")
+    settings = [f"{path}.{name}" for name in names if getattr(source, name) is not None]
+    settings += [f"data.{name}" for name in names[:2] if settings and getattr(data, name) is not None]
+    if len(settings) > 1:
+        raise UserError(f"{' and '.join(settings)} are both set; keep one and set the other to null")
     if source.validation_split is not None and source.dataset is None:
         raise UserError(f"{path}.validation_split={show(source.validation_split)} has no effect without {path}.dataset")
 
@@ -185,7 +185,7 @@ def _check_encoding(source: SourceSection, path: str) -> None:
     field = f"{path}.encoding={show(source.encoding)}"
     try:
         codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
-    except (LookupError, ValueError):  # also of idna, which is for names of hosts
+    except (LookupError, ValueError):  # ValueError: idna, a codec for host names
         raise UserError(f"{field} is no encoding that Python knows, such as utf-8, latin-1, cp1252 or utf-16") from None
     files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
     if source.encoding != "utf-8" and not any(files):
@@ -203,8 +203,8 @@ def check_data(data: DataSection) -> None:
         _check_validation(source, f"data.mixture.{i}", data)
     weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
     if data.derive is not None and weighted is not None:
-        given = f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)}"
-        raise UserError(f"{given} has no effect with data.derive={data.derive}, which reads all; leave it out")
+        setting = f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)}"
+        raise UserError(f"{setting} has no effect with data.derive={data.derive}, which reads all; leave it out")
     if data.weights_by != "tokens" and (data.streaming or not data.mixture):
         why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
         raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
@@ -219,15 +219,15 @@ def check_data(data: DataSection) -> None:
     if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
     if data.shuffle_buffer is not None:
-        of = f"data.shuffle_buffer={data.shuffle_buffer}"
+        key = f"data.shuffle_buffer={data.shuffle_buffer}"
         if not data.streaming:
-            raise UserError(f"{of} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
+            raise UserError(f"{key} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
         if any(source.max_documents for source in (data, *data.mixture)):
-            raise UserError(f"{of} reads several files at a time, so that max_documents has no first ones; remove one")
+            raise UserError(f"{key} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
 def check_clean(objective, data: DataSection) -> None:
-    """Raise UserError for settings that exclude each other or have no effect; no file is touched."""
+    """Raise UserError for settings of data.clean that exclude each other or have no effect; no file is touched."""
     clean = data.clean
     reads_text = objective.section != "task" and objective.special_tokens is not None
     if not reads_text and data.derive not in DERIVED_FROM_TEXT:

@@ -1,4 +1,4 @@
-"""Where two recipes differ, and whether a run of one goes on with the other."""
+"""Differences between two recipes, and whether a run of one can be resumed with the other."""
 
 import fnmatch
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show
 
-# Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
+# Settings of the length of a run; a longer run may continue a finished one (training/checkpoints/extend_run.py).
 LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
 
-# Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
+# Settings that do not change the mathematics of a run: only these may differ between a run and its resumption.
 FREE_ON_RESUME = [
     "name",
     "description",
@@ -47,7 +47,7 @@ FREE_ON_RESUME = [
     "training.debug",
     "training.ddp_timeout",
     "training.gradient_checkpointing",
-    # They act where a run would have ended, and only report elsewhere.
+    # These either act at a step where the run would have ended, or only report.
     "training.bad_step",
     "training.max_bad_steps",
     "training.*_spike",
@@ -57,7 +57,7 @@ FREE_ON_RESUME = [
 
 
 def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
-    """A recipe as plain data, one level deep: {"training.learning_rate": 0.003, ...}."""
+    """A recipe's plain data flattened: {"training.learning_rate": 0.003, ...}."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     flat = {}
@@ -67,35 +67,35 @@ def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """The first of `resume_differences` in words, but the length of the run last; None: the same run."""
-    found = min(resume_differences(old, new), key=lambda difference: difference[0] in LENGTH, default=None)
-    return None if found is None else f"{found[0]} is {show(found[1])} there and {show(found[2])} here"
+    """The first of `resume_differences` in words, those of the run's length last; None: the runs are the same."""
+    first = min(resume_differences(old, new), key=lambda difference: difference[0] in LENGTH, default=None)
+    return None if first is None else f"{first[0]} is {show(first[1])} there and {show(first[2])} here"
 
 
 def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The settings in which two `Recipe.to_dict()`s would train differently: path, value in `old`, value in `new`.
 
-    Keys one of them lacks (written by another version) count as their defaults.
+    A key that one of them lacks (because another version wrote it) counts as its default.
     """
     before, after = (flat_settings(_numbered(without_former(without_signatures(side)))) for side in (old, new))
     names = {section: new[section].get("name") for section in LEARNED if isinstance(new.get(section), dict)}
     learned = {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(learned)
-    of_data = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
-    for path in before.keys() ^ after.keys():  # of sections in lists: data.mixture.0.name, task.parts.0.data.name
+    data_defaults = {f"data.{row.name}": default_of(row) for row in fields(DataSection)}
+    for path in before.keys() ^ after.keys():  # of lists: data.mixture.0.name, task.parts.0.data.name
         section, name = path.split(".")[-3:-1], path.split(".")[-1]
         if "data" in section or "mixture" in section:
-            defaults.setdefault(path, of_data.get(f"data.{name}"))
+            defaults.setdefault(path, data_defaults.get(f"data.{name}"))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
             continue
-        there, here = (side.get(path, defaults.get(path)) for side in (before, after))
-        if there != here:
-            yield path, there, here
+        old_value, new_value = (side.get(path, defaults.get(path)) for side in (before, after))
+        if old_value != new_value:
+            yield path, old_value, new_value
 
 
 def _numbered(value: Any) -> Any:
-    """Lists of sections as sections that are named by their numbers."""
+    """Replace each list of sections by a mapping from their numbers to them."""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         value = {str(number): item for number, item in enumerate(value)}
     return {key: _numbered(item) for key, item in value.items()} if isinstance(value, dict) else value

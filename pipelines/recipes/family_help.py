@@ -1,4 +1,4 @@
-"""The fields of a family's config as help and documentation show them; bounds and choices are those of the rules."""
+"""Descriptions of a family's config fields; their choices and bounds come from the rules that check configs."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Every setting as help and documentation show it; the text stands beside each field alone."""
+"""Descriptions of all settings for help and documentation, read from the fields of the schema."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,7 +17,7 @@ WHAT = {
 
 @dataclass(frozen=True)
 class FieldDoc:
-    """One setting as help and documentation show it. owners: the objectives or tasks that have it; else empty."""
+    """The description of one setting. owners: the objectives or tasks that have it; empty for all other settings."""
 
     name: str
     type: str
@@ -27,7 +27,7 @@ class FieldDoc:
 
 
 def describe_fields() -> Iterator[FieldDoc]:
-    """Yield every setting of the schema in order; the text stands beside each field alone."""
+    """Yield the description of every setting, in the order of the schema."""
     for section in parts_of_recipe():
         cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
         if section.name in LEARNED:
@@ -39,7 +39,7 @@ def describe_fields() -> Iterator[FieldDoc]:
 
 
 def _describe_learned(section: str) -> Iterator[FieldDoc]:
-    """The name, then the settings of every objective or task: each once, with the names of those that have it."""
+    """Describe `name`, then the settings of all objectives or tasks; a setting that several share comes once."""
     names = names_of(section)
     yield FieldDoc(f"{section}.name", ", ".join(map(repr, names)), DEFAULT_NAMES[section], WHAT[section])
     described: dict[tuple, FieldDoc] = {}
@@ -54,7 +54,7 @@ def _describe_learned(section: str) -> Iterator[FieldDoc]:
 
 
 def describe_objective(name: str) -> Iterator[FieldDoc]:
-    """The settings of one objective or task beside its name."""
+    """Yield the settings of one objective or task, without its `name`."""
     cls = OBJECTIVES[name]
     yield from (row for row in _describe(cls.Settings, cls.section) if row.name != f"{cls.section}.name")
 
@@ -69,6 +69,6 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
         if inner is not None and get_origin(row.type) is not list:
             yield from _describe(inner, f"{path}.{row.name}")
-        elif inner is not None:  # of data.mixture's entries only what a plain source does not have
+        elif inner is not None:  # of an entry of data.mixture: only the fields that a plain source lacks
             base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
             yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)

@@ -1,4 +1,4 @@
-"""In which section a setting stands: for those that are written without it, or in another one."""
+"""Finds the section of a setting that is written without a section, or in the wrong one."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,7 +9,7 @@ from . import introspection, schema
 
 
 def find_setting(key: str) -> str | None:
-    """`section.key` of the setting that is called `key`, here or elsewhere; None: no section has one."""
+    """`section.key` of the setting that anyformer or another library calls `key`; None: no section has it."""
     for name in (key, *ALIASES.get(key.lower().replace("-", "_"), ())):
         section, _, bare = name.partition(".") if "." in name else ("", "", name)
         for path, names in _sections().items():
@@ -25,7 +25,7 @@ def families_with(name: str) -> list[str]:
 
 @cache
 def _sections() -> dict[str, frozenset[str]]:
-    """The settings of each section, the section that is likelier meant first."""
+    """The settings of each section; the sections that are likelier meant come first."""
     return {
         "training": frozenset(_names(schema.TrainingSection)) | introspection.training_argument_fields().keys(),
         "objective": frozenset(_learned("objective")),
@@ -46,7 +46,7 @@ def _names(cls: type) -> Iterator[str]:
 
 
 def _learned(section: str) -> Iterator[str]:
-    """The settings of every objective or task but `name`, which every section could have."""
+    """The settings of all objectives or tasks but `name`, which is in too many sections to find one by it."""
     from ..plugins import OBJECTIVES
 
     for _, cls in OBJECTIVES.items():

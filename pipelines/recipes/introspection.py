@@ -1,4 +1,4 @@
-"""Settings as readers see them: fields of our sections, and those that are read from Python sources.
+"""Fields of settings: `doc` declares those of our sections; the rest is read from Python sources.
 
 `modeling/configuration*.py` and transformers' TrainingArguments are the only places that say which fields exist, but
 importing either costs seconds; parsing them costs milliseconds.
@@ -17,12 +17,12 @@ from anyformer.modeling.traits import own_fields
 
 from .secrets import without_signatures
 
-OURS = "anyformer_"  # before a family's name in its model_type
+OURS = "anyformer_"  # the prefix of a family's model_type
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
 
 def show(value: Any) -> str:
-    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
+    """Return `value` as a recipe writes it, for errors and logs: shortened, and without signatures of URLs."""
     text = (
         {True: "true", False: "false", None: "null"}[value]
         if value is None or value is True or value is False
@@ -32,7 +32,7 @@ def show(value: Any) -> str:
 
 
 def bounds_of(**limits: float) -> dict[str, float]:
-    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
+    """Return {"at least": 1} for `at_least=1`: the words that users read, by which types.OUTSIDE checks values."""
     return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
 
 
@@ -40,9 +40,9 @@ LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
 
 
 def doc(help: str, default: Any = None, **kwargs) -> Any:
-    """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
+    """A dataclass field with the help text that `--help` and the documentation show, and the bounds of its value.
 
-    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
+    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: bounds that it must not reach.
     """
     limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
     metadata = {"help": help, "bounds": bounds_of(**limits)}
@@ -102,18 +102,18 @@ def _default(node: ast.expr | None) -> Any:
 @cache
 def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
     paths = (path,) if isinstance(path, str) else path
-    found = {}
-    for each in paths:
-        text = Path(each).read_text(encoding="utf-8")
-        for node in ast.parse(text, filename=each).body:
+    classes = {}
+    for file in paths:
+        text = Path(file).read_text(encoding="utf-8")
+        for node in ast.parse(text, filename=file).body:
             if isinstance(node, ast.ClassDef):
-                node.lines = text.splitlines()  # of the file, whose comments are in no tree
-                found[node.name] = node
-    return found
+                node.lines = text.splitlines()  # of the whole file, because syntax trees have no comments
+                classes[node.name] = node
+    return classes
 
 
 def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceField]:
-    """Return the annotated fields of class `name` in the file or files `path`, its base classes' there first."""
+    """Return the annotated fields of class `name` in the file or files `path`, those of its base classes first."""
     node = _classes(path)[name]
     fields: dict[str, SourceField] = {}
     for base in node.bases:
@@ -128,7 +128,7 @@ def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceFiel
 
 
 def class_texts(path: str | tuple[str, ...], name: str) -> list[str]:
-    """The docstrings of class `name` in the file or files `path`, those of its base classes there first."""
+    """The docstrings of class `name` in the file or files `path`, those of its base classes first."""
     node = _classes(path)[name]
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(path)]
     return [text for base in bases for text in class_texts(path, base)] + [ast.get_docstring(node) or ""]
@@ -136,15 +136,15 @@ def class_texts(path: str | tuple[str, ...], name: str) -> list[str]:
 
 def class_constants(path: str | tuple[str, ...], name: str) -> dict[str, Any]:
     """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
-    found = {}
+    constants = {}
     for row in _classes(path)[name].body:
         if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and isinstance(row.value, ast.Constant):
-            found[row.targets[0].id] = row.value.value
-    return found
+            constants[row.targets[0].id] = row.value.value
+    return constants
 
 
 def _transformers_file(name: str) -> str:
-    # find_spec of a top-level package finds it without running it.
+    # find_spec locates a top-level package without importing it.
     return str(Path(importlib.util.find_spec("transformers").origin).parent / name)
 
 
@@ -169,7 +169,7 @@ def family_texts(family: str) -> list[str]:
 
 
 def family_config(family: str, fields: dict[str, Any]) -> SimpleNamespace:
-    """A family's config as a namespace, nothing derived: the defaults, and `fields` in their place."""
+    """A family's config as a namespace: the defaults, overridden by `fields`; nothing is derived from other fields."""
     defaults = {name: field.default for name, field in family_fields(family).items()}
     return SimpleNamespace(**(defaults | {"model_type": OURS + family} | fields))
 
@@ -181,7 +181,7 @@ def _config_files() -> tuple[str, ...]:
 
 
 def plugin_fields() -> dict[str, SourceField]:
-    """Return the config fields, of any type, of position schemes and kinds of attention that plug-ins have added."""
+    """Return the config fields that plug-ins' position schemes and kinds of attention have added; any type fits."""
     ours = set().union(*map(family_fields, family_names()))
     return {name: SourceField(name, Any) for name in own_fields() - ours}
 
@@ -204,9 +204,9 @@ def schedule_names() -> set[str]:
 
 @cache
 def rope_keys() -> set[str]:
-    """Return the settings of rotary positions, those included that transformers before 5.23 reads and does not list."""
+    """Return the settings of rotary positions, with those that transformers before 5.23 reads but does not list."""
     listed = class_fields(_transformers_file("modeling_rope_utils.py"), "RopeParameters").keys()
-    return {*listed, "mscale", "mscale_all_dim", "truncate"} - {"mrope_section"}  # which is of images among texts
+    return {*listed, "mscale", "mscale_all_dim", "truncate"} - {"mrope_section"}  # it is for images among texts
 
 
 @cache

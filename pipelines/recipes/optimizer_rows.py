@@ -1,7 +1,7 @@
-"""Optimizers that `training.optim` can name: a row says what other code asks of one, such as the bytes of its states.
+"""Optimizers that `training.optim` can name, with the properties that other code needs, such as the size of a state.
 
-An optimizer of transformers without a row, or of a plug-in (plugins.py), is taken for one of which nothing is known.
-Standard library only: recipes are checked by these rows.
+Nothing is assumed of an optimizer without a row, which comes from transformers or from a plug-in (plugins.py). This
+module imports only the standard library, because recipes are checked with it.
 """
 
 import pkgutil
@@ -20,19 +20,19 @@ FUSED = "adamw_torch_fused"
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What is known of an optimizer.
+    """An optimizer and its properties.
 
     Attributes:
         name: the value of training.optim.
-        runs_as: for a name that transformers does not know: what TrainingArguments.optim is in its place.
-        meaning: of such a name, in the help of training.optim.
+        runs_as: the value of TrainingArguments.optim in place of a name that transformers does not know.
+        meaning: the explanation of such a name in the help of training.optim.
         code: "module:class" of an OwnOptimizer, imported when a run begins; None: transformers builds the optimizer.
-        elementwise: whether it looks at each number of a weight alone, so that it does not matter who holds which.
-        whole_matrices: whether its step needs a matrix whole, as DeepSpeed, which flattens weights, never has it.
-        gathers: whether it brings together matrices that processes share as DTensor (engines/split_matrices.py).
-        bytes_per_parameter: of its states, beside the weights; None: not known.
+        elementwise: whether it updates each element of a weight independently, so that weights can be split anywhere.
+        whole_matrices: whether its step needs whole matrices; DeepSpeed, which flattens weights, never has them.
+        gathers: whether it assembles matrices that are sharded as DTensor (engines/split_matrices.py).
+        bytes_per_parameter: size of its state, without the weights; None: not known.
         reads_arguments: whether it reads training.optim_args.
-        rates: {field of the training section and of the log: word for readers} of learning rates of its own.
+        rates: its further learning rates: {field of the training section and of the log: name for readers}.
     """
 
     name: str
@@ -78,12 +78,12 @@ RATES = {field: word for row in ROWS.values() for field, word in row.rates.items
 
 
 class OwnOptimizer(ABC):
-    """An optimizer with code of its own, as a recipe's training section sets it. A subclass has `build`.
+    """Base class of the optimizers that anyformer itself builds; a subclass implements `build`.
 
-    Its own settings come by training.optim_args (`section.extra`), or are fields of TrainingSection.
+    Its settings are training.optim_args (`section.extra`) or fields of TrainingSection.
 
     Args:
-        row: its row. section: the training section of the recipe.
+        row: the optimizer's row. section: the training section of the recipe.
     """
 
     def __init__(self, row: Optimizer, section):
@@ -91,33 +91,33 @@ class OwnOptimizer(ABC):
 
     @abstractmethod
     def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> "torch.optim.Optimizer":
-        """The optimizer of the model's trainable parameters, of which those named in `decayed` have weight decay."""
+        """Return the optimizer of the model's trainable parameters; those named in `decayed` have weight decay."""
 
     def state_bytes(self, model) -> int:
-        """Bytes of its states of all trained parameters."""
+        """Bytes of the optimizer's state for all trained parameters."""
         return (self.row.bytes_per_parameter or 0) * model.num_parameters(only_trainable=True)
 
     def words(self) -> str:
-        """What a run's start says of it: its name, and settings."""
+        """The optimizer's name and settings, as printed when a run begins."""
         return self.row.name
 
     def describe(self, model) -> str | None:
-        """One line about what it does with this model; None: nothing is to be said."""
+        """One line about what it does with this model; None: there is nothing to say."""
         return None
 
     def rates_of(self, optimizer: "torch.optim.Optimizer") -> dict[str, float]:
-        """{name in the log: learning rate}, as the schedule has set them; {}: the first group's is that of all."""
+        """{name in the log: current learning rate}; {}: all groups have the rate of the first."""
         return {}
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """The row of `training.optim`; where it has none, a row that knows nothing but the name."""
+    """The row of `training.optim`; if there is none, a row with nothing but the name."""
     if name in ROWS:
         return ROWS[name]
     return Optimizer(name, FUSED if name in OPTIMIZERS else None)
 
 
 def own_optimizer(section) -> OwnOptimizer | None:
-    """What builds a training section's optimizer where that has code of its own; None: transformers does."""
+    """The OwnOptimizer of a training section; None: transformers builds the optimizer."""
     row = optimizer_of(section.optim)
     return None if row.code is None else pkgutil.resolve_name(row.code)(row, section)

@@ -1,4 +1,4 @@
-"""What a recipe says itself: a composed recipe spells out every default, of which most readers need none."""
+"""The settings that a recipe itself makes. A composed recipe also spells out all defaults, which few readers need."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,9 +11,9 @@ from .schema import LEARNED, Recipe
 
 
 def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a composed recipe, as Recipe.to_dict gives it, that its preset and the defaults do not say.
+    """The settings of a composed recipe (Recipe.to_dict) that differ from its preset and from the defaults.
 
-    Composed again they give the same recipe. Sections with nothing of their own are left out.
+    Composing them again gives the same recipe. Sections without such settings are left out.
     """
     defaults = Recipe().to_dict()
     own = {name: value for name, value in recipe.items() if not isinstance(value, dict) and value != defaults.get(name)}
@@ -26,12 +26,12 @@ def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:
             known = {} if cls is None else asdict(cls.Settings())
             known.pop("name", None)
         elif section == "model" and settings.get("preset") is not None:
-            with suppress(UserError):  # of another version
+            with suppress(UserError):  # the preset of another version
                 family, fields = load_preset(settings["preset"])
                 known |= {"family": family, **fields}
         elif section == "evaluation":
             cls = OBJECTIVES.get((recipe.get("task") or recipe.get("objective") or {}).get("name"))
             known |= {} if cls is None else {"metrics": list(cls.default_metrics)}
-        kept = {name: value for name, value in settings.items() if name not in known or value != known[name]}
-        own |= {section: kept} if kept else {}
+        changed = {name: value for name, value in settings.items() if name not in known or value != known[name]}
+        own |= {section: changed} if changed else {}
     return {name: own[name] for name in recipe if name in own}

@@ -12,10 +12,10 @@ from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
 FIELD = "training.parallelism"
-SHARDED = ("dp_replicate", "dp_shard")  # which split weights, and not the work on a row
+SHARDED = ("dp_replicate", "dp_shard")  # they split weights, not the computation of a row
 OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, by transformers' names for them
-COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
-# What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
+COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # their product is the number of processes
+# Values of --launch: transformers' device mesh, DeepSpeed for sp (Ulysses), accelerate's FSDP2 for cp (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 
 
@@ -24,28 +24,28 @@ def processes_of(settings: ParallelismSettings) -> int:
 
 
 def sharing_rows(settings: ParallelismSettings | None) -> int:
-    """How many processes read the same rows."""
+    """The number of processes that read the same rows."""
     return 1 if settings is None else settings.tp * settings.pp * settings.sp * settings.cp
 
 
 def reading_together(settings: ParallelismSettings | None) -> int:
-    """How many of these get the same batch from their loaders; of those of sp and cp each gets a part of it."""
+    """The number of processes whose loaders give the same batch; those of sp and cp get different parts of it."""
     return 1 if settings is None else settings.tp * settings.pp
 
 
 def engine_of(settings: ParallelismSettings) -> str:
-    """MESH, ULYSSES or RING."""
+    """The engine that the settings need: MESH, ULYSSES or RING."""
     return ULYSSES if settings.sp > 1 else RING if settings.cp > 1 else MESH
 
 
 def words_of(settings: ParallelismSettings) -> str:
-    """{tp: 2}: what is set, as a recipe writes it."""
+    """The sizes above 1 as a recipe writes them, such as {tp: 2}."""
     names = [name for name in (*COUNTED, "ep") if getattr(settings, name) > 1]
     return "{" + ", ".join(f"{name}: {getattr(settings, name)}" for name in names) + "}"
 
 
 def check_processes(settings: ParallelismSettings, count: int, asked_by: str) -> None:
-    """Raise UserError unless the processes are as many as the settings take. asked_by: --nproc 4, WORLD_SIZE=4."""
+    """Raise UserError unless the settings take `count` processes. asked_by: what set it, such as --nproc 4."""
     needed = processes_of(settings)
     if needed == count:
         return
@@ -96,7 +96,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
 
 
 def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
-    """Raise UserError for LoRA beside anything but FSDP2, which splits the frozen weights and not the adapter."""
+    """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
     other = next((name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1), None)
     if other is not None:
         raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {other}")
@@ -133,7 +133,7 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
     length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
     if not OBJECTIVES[recipe.learned.name].in_parts_of_rows:
         raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_with('in_parts_of_rows')}")
-    parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # of a ring each has one from either end of a row
+    parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # a ring's process has one from either end of a row
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
     if recipe.training.audit_samples:
@@ -161,7 +161,7 @@ def _check_pipeline(words: str, recipe: Recipe) -> None:
 
 
 def check_model_shares(settings: ParallelismSettings, config) -> None:
-    """Raise UserError for a model that cannot be shared so. config: its config, ours or native, or a namespace."""
+    """Raise UserError for a model that the settings cannot split. config: ours or native, or a namespace."""
     words = f"{FIELD}={words_of(settings)}"
     ours = getattr(config, "model_type", None) in FAMILIES
     if settings.tp > 1 and (not ours or _splits_heads(config)):
@@ -189,7 +189,7 @@ def _check_divides(config, names: tuple[str, ...], name: str, size: int, words: 
 
 
 def _splits_heads(config) -> bool:
-    """Whether tensor parallelism shares the heads of attention; else each process has them all."""
+    """Whether tensor parallelism splits the attention heads; otherwise each process computes all of them."""
     scheme = POSITION_SCHEMES[config.position_encoding]
     return scheme.splits_heads and all(ATTENTION_KINDS[kind].splits_heads for kind in attention_kinds(config))
 
@@ -214,7 +214,7 @@ def _check_stages(stages: int, config, ours: bool, experts, words: str) -> None:
 
 
 def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> None:
-    """What processes that share each row need: attention over the whole of it, without masks or score biases."""
+    """Raise UserError for a model with windows or score biases: sp and cp split only attention to whole rows."""
     if not ours:
         return
     if config.model_type != "anyformer_decoder":

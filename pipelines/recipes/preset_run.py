@@ -1,4 +1,4 @@
-"""What a name is planned as: a recipe, or the run that a preset, which is none, is made into."""
+"""The recipe for a name that `anyformer plan` gets: a recipe, or one made for a model preset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +11,15 @@ from .introspection import family_row
 from .recipe_files import shipped
 from .schema import Recipe
 
-LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
+LONGEST_ROW, USUAL_ROW = 4096, 512  # tokens a row: at most, and for a preset without max_position_embeddings
 
 
 def planned_recipe(
     name: str, overrides: Sequence[str] = (), notes: list[str] | None = None, **sections: dict[str, Any] | None
 ) -> tuple[Recipe, bool]:
-    """(the recipe of a name, or one made for a preset of that name; whether it is the preset's).
+    """Return (recipe, whether it was made for a preset) for the name of a recipe or preset.
 
-    Raises UserError for a name of neither, and whatever `load_recipe` does.
+    Raises UserError if there is neither, and the errors of `load_recipe`.
     """
     presets, recipes = shipped("models"), shipped("recipes")
     is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
@@ -29,12 +29,12 @@ def planned_recipe(
         near = did_you_mean(name, [*recipes, *presets])
         raise UserError(f"{name!r} is neither a recipe, nor a file, nor a preset{near}")
     family, fields = load_preset(name)
-    # A preset is no run: it is planned for the family's usual objective, rows of its own length, one on each device.
+    # A preset is only a model: plan the family's usual objective, rows of the model's full length, one per device.
     learned = OBJECTIVES[family_row(family).objective]
     run, tokenizer = {learned.section: {"name": learned.name}}, {}
     if "objective" in run:
-        most = fields.get("max_position_embeddings") or USUAL_ROW
-        run = {"objective": run["objective"] | {"sequence_length": min(most, LONGEST_ROW)}}
+        positions = fields.get("max_position_embeddings") or USUAL_ROW
+        run = {"objective": run["objective"] | {"sequence_length": min(positions, LONGEST_ROW)}}
         tokenizer = {"vocab_size": fields["vocab_size"]} if "vocab_size" in fields else {"type": "char"}
     vocabulary = {key: fields[key] for key in ("vocab_size", "output_vocab_size") if key in fields}
     data = {

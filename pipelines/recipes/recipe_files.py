@@ -31,8 +31,8 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
     """Return (mapping, stem) of a file, or of a shipped one where `name_or_path` is a bare name.
 
     Args:
-        folder: where shipped ones stand, "recipes" or "models".
-        noun: what the user calls it, for errors.
+        folder: the folder of configs/ with the shipped ones, such as "recipes" or "models".
+        noun: what it is, for errors.
 
     Raises:
         UserError: no such file, not readable, not YAML, or not a mapping.
@@ -55,7 +55,7 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
 
 
 def text_of(path: Path, what: str) -> str:
-    """The text of a file of settings. Raises UserError, beginning with `what`, where it is none."""
+    """The text of a settings file. Raises UserError, beginning with `what`, if it cannot be one."""
     try:
         if path.is_dir():
             raise UserError(f"{what} is a folder; give the file in it")
@@ -64,7 +64,7 @@ def text_of(path: Path, what: str) -> str:
         size = path.stat().st_size
         if size > MOST_CHARACTERS:
             raise UserError(f"{what} has {size:,} bytes, and no file of settings has more than {MOST_CHARACTERS:,}")
-        return path.read_text(encoding="utf-8") if size else ""  # those of /proc have none, and some wait for ever
+        return path.read_text(encoding="utf-8") if size else ""  # files of /proc have size 0, and some block forever
     except UnicodeDecodeError as error:
         raise UserError(f"{what} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -72,17 +72,17 @@ def text_of(path: Path, what: str) -> str:
 
 
 def recipe_beside(folder: str | Path) -> Path | None:
-    """The recipe of the run in whose folder a model is, or whose checkpoint it is; None where there is none."""
+    """The recipe.yaml in a model's folder, or above it if the model is a checkpoint of a run; None: there is none."""
     folder = Path(folder).expanduser()
     return next((file for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if file.is_file()), None)
 
 
 def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
-    """Whether the word names a YAML of configs/FOLDER that is no recipe's name, or a file with a line `key: ...`."""
+    """Whether it is a file with a line `KEY: ...`, or a name in configs/FOLDER that no shipped recipe has."""
     path = Path(name_or_path).expanduser()
     if path.is_file():
         try:
             return any(line.startswith(f"{key}:") for line in text_of(path, "").splitlines())
-        except UserError:  # load_recipe has a sentence for it
+        except UserError:  # load_recipe reports it
             return False
     return name_or_path in shipped(folder) and name_or_path not in shipped("recipes")

@@ -1,8 +1,8 @@
 """The recipe's sections as dataclasses: field names, types, defaults and the help text users read.
 
-Standard library only: the command line checks a recipe with it before anything heavy is imported.
-Two sections take more fields than stand here: `model` takes every field of the chosen family's config, and `training`
-every field of transformers' TrainingArguments (compose.py reads both from their source).
+It imports only the standard library, so that the command line can check a recipe before torch is loaded.
+Two sections accept further fields: `model` every field of the chosen family's config, and `training` every field of
+transformers' TrainingArguments (compose.py reads both from their source).
 """
 
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -15,8 +15,8 @@ from .introspection import doc, family_names
 from .optimizer_rows import ROWS
 from .secrets import without_signatures
 
-LEARNED = ("objective", "task")  # the sections that say what is learned
-# What a section that gives no name means.
+LEARNED = ("objective", "task")  # the sections that say what the model learns
+# The objective or task of a section that sets no `name`.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
 
@@ -74,7 +74,7 @@ class ObjectiveSettings:
 
 @dataclass
 class TeacherSection:
-    """Another model, from whose answers this one learns beside the labels (Hinton et al. 2015)."""
+    """Distillation: a trained model whose predictions are learned beside the labels (Hinton et al. 2015)."""
 
     name_or_path: str = doc("a trained model: the folder of a finished run, or a repository on the Hub", "")
     weight: float = doc("share of the teacher in the loss; the labels have the rest", 0.5, above=0, at_most=1)
@@ -99,7 +99,7 @@ class TeacherSection:
 
 @dataclass
 class LoraSettings:
-    """LoRA (Hu et al. 2021): matrices of low rank are trained beside the weights of a checkpoint, which stay."""
+    """LoRA (Hu et al. 2021): low-rank matrices are trained beside the frozen weights of a checkpoint."""
 
     r: int = doc("rank of the trained matrices", 16, at_least=1, at_most=2**16)
     alpha: float = doc("what they add is scaled by alpha / r", 32, above=0)
@@ -116,7 +116,7 @@ class LoraSettings:
 
 @dataclass
 class PartNorms:
-    """Norms that the gradients of parts of the model are clipped to, each part by itself; 0: it is not clipped."""
+    """The gradient norm to which each part of the model is clipped separately; 0: the part is not clipped."""
 
     embeddings: float = doc("tables of tokens and positions; of a tied head, too", 1.0, zero_or_at_least=1e-6)
     layers: float = doc("all layers together", 1.0, zero_or_at_least=1e-6)
@@ -125,7 +125,7 @@ class PartNorms:
 
 @dataclass
 class TransferSettings:
-    """Rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
+    """Learning rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
 
     base: dict[str, int] = doc(
         "sizes of the model that the rates were chosen for: hidden_size, num_hidden_layers or both; what is not named "
@@ -135,7 +135,7 @@ class TransferSettings:
 
 @dataclass
 class ParallelismSettings:
-    """How the processes of a run share its model and its rows. The product of all but ep is their number."""
+    """How the processes of a run share its model and rows; their number is the product of all sizes but ep."""
 
     dp_replicate: int = doc("groups of processes with a whole model each, and rows of their own (HSDP)", 1, at_least=1)
     dp_shard: int = doc(
@@ -165,7 +165,7 @@ class ParallelismSettings:
 
 @dataclass
 class TrainingSection:
-    """The fields with a default or a meaning of our own; every other field of TrainingArguments is accepted, too."""
+    """Settings whose default or meaning is anyformer's; `extra` takes every other field of TrainingArguments."""
 
     output_dir: str = doc("folder of the run: checkpoints, metrics, final model")
     seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0, at_most=2**32 - 1)
@@ -276,7 +276,7 @@ class TrainingSection:
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})
 
 
-MINIMAL_PAIRS = "minimal_pairs"  # the setting, the section of a suite, and the metric
+MINIMAL_PAIRS = "minimal_pairs"  # the name of the setting, of a suite's section, and of the metric
 
 
 @dataclass
@@ -308,7 +308,7 @@ class MinimalPairsSettings:
     max_pairs: int | None = doc("at most so many pairs, spread over all", at_least=1)
 
     def check(self, where: str) -> None:
-        """Raise UserError where they name no pairs, or both files and a data set. where: how the error names them."""
+        """Raise UserError unless exactly one of files and dataset is set. where: the section's name in the error."""
         if (self.files is None) == (self.dataset is None):
             raise UserError(f"{where} needs files or dataset, one of the two; such as {where}.files=pairs.jsonl")
 
@@ -362,7 +362,7 @@ class EvaluationSection:
 
 @dataclass
 class StageSection:
-    """A stretch of the training's steps with settings of its own; null: as the recipe says (stage_plan.py)."""
+    """A range of training steps with its own settings (stage_plan.py); null: the recipe's setting applies."""
 
     until: float | None = doc("the step after which the stage ends; at most 1: a share of training.max_steps", above=0)
     sequence_length: int | None = doc("tokens per row", at_least=2, at_most=2**24)
@@ -419,26 +419,26 @@ class Recipe:
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 
-    # Whether code that comes with a checkpoint may run. No setting: the option --trust-remote-code sets it, and no
-    # recipe file can, since a file may be a stranger's as well.
+    # Whether code that comes with a checkpoint may run. It is not a setting: --trust-remote-code or the Python API sets
+    # it, and a recipe file cannot, because the file may come from a stranger.
     trust_remote_code: bool = field(default=False, repr=False, compare=False)
-    # Values that are not the recipe's own words, and why they are what they are; its own words are not in it.
+    # {dotted setting: reason} of the values that anyformer chose or converted; the recipe's own values are not in it.
     chosen: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def learned(self) -> ObjectiveSettings:
-        """The settings of what is learned: those of the task, else of the objective."""
+        """The settings of the task, or of the objective if there is no task."""
         return self.objective if self.task is None else self.task
 
     @property
     def learned_section(self) -> str:
-        """The section in which they stand: "objective" or "task"."""
+        """The section of `learned`: "objective" or "task"."""
         return "objective" if self.task is None else "task"
 
     def to_dict(self) -> dict[str, Any]:
         """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal.
 
-        Addresses are without their signatures and tokens: this is what is saved, compared and published.
+        URLs lose their signatures and tokens, because the result is saved, compared and published.
         """
         data = asdict(self)
         del data["trust_remote_code"], data["chosen"]
@@ -454,7 +454,7 @@ class Recipe:
 
 
 def parts_of_recipe() -> list[Field]:
-    """The sections and settings that a recipe file may name at its top."""
+    """The sections and settings that a recipe file may have at its top level."""
     return [part for part in fields(Recipe) if part.name not in ("trust_remote_code", "chosen")]
 
 

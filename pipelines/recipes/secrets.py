@@ -1,7 +1,7 @@
-"""Secrets: text in the form of a key or a password, which no recipe may hold and nothing published does.
+"""Finds keys and passwords by their form, so that none gets into a recipe or into anything published.
 
-A recipe is written into recipe.yaml, run.json, README.md and every checkpoint. Signed addresses, which a run needs, may
-stand in it; what is written has them without their signatures.
+A recipe is written into recipe.yaml, run.json, README.md and every checkpoint. It may contain signed URLs, because a
+run needs them; they are written without their signatures.
 """
 
 import re
@@ -20,20 +20,20 @@ FORMS = {
     "a password in an address": r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@",
 }
 _PATTERNS = {words: re.compile(form) for words, form in FORMS.items()}
-# An address with a query; a point or a quote behind it belongs to the sentence that it stands in.
+# A URL with a query; a period or quote after it belongs to the sentence around the URL.
 _QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?#]*)[?#](\S*[^\s.,:;'\"])")
-# Names of parameters that open an address to whoever has them, with what they sign (S3, Google, Alibaba, Tencent).
+# Query parameters that give access to a URL, and those that they sign (S3, Google, Alibaba, Tencent).
 _SIGNED = re.compile(
     r"x-(amz|goog|oss|cos|ms)-.*|(aws|google|oss)access(key)?id|key-pair-id|policy|expires|sig|auth|authorization|hmac|jwt"
     r"|.*(signature|token|secret|credential|passw|api[-_]?key).*",
     re.IGNORECASE,
 )
-# Beside Azure's `sig`: what it signs.
+# The parameters that Azure's `sig` signs.
 _AZURE = re.compile(r"s[veprtis]|spr|srt|sdd|sip|sk(oid|tid|[tesv])")
 
 
 def check_no_secret(value: Any, path: str) -> None:
-    """Raise UserError where a setting, or one within it, holds a secret; the sentence does not repeat it."""
+    """Raise UserError where a setting, or one within it, holds a secret; the error does not repeat it."""
     if isinstance(value, dict):
         for key, item in value.items():
             check_no_secret(item, f"{path}.{key}" if path else str(key))
@@ -49,7 +49,7 @@ def check_no_secret(value: Any, path: str) -> None:
 
 
 def without_signatures(value: Any) -> Any:
-    """Plain data (mappings, lists, texts, numbers) with addresses that have no signature or token in their queries."""
+    """Return plain data (mappings, lists, texts, numbers) without the signatures and tokens in queries of URLs."""
     if isinstance(value, dict):
         return {key: without_signatures(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -62,5 +62,5 @@ def _unsigned(match: re.Match) -> str:
     names = [unquote(parameter.partition("=")[0]) for parameter in parameters]
     if not any(map(_SIGNED.fullmatch, names)):
         return match[0]
-    kept = [p for p, name in zip(parameters, names) if not (_SIGNED.fullmatch(name) or _AZURE.fullmatch(name))]
-    return f"{address}?{'&'.join(kept)}" if kept else address
+    unsigned = [p for p, name in zip(parameters, names) if not (_SIGNED.fullmatch(name) or _AZURE.fullmatch(name))]
+    return f"{address}?{'&'.join(unsigned)}" if unsigned else address

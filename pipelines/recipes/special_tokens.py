@@ -1,7 +1,7 @@
-"""What recipes are checked with of a tokenizer that is trained: its special tokens, and where they stand around a text.
+"""Special tokens of tokenizers that a recipe trains, and their places around a text (values of tokenizer.framing).
 
-none: nothing stands around a text. cls_sep: CLS a SEP, of a pair CLS a SEP b SEP. eos: a END, of a pair a END b END.
-Standard library only: recipes are checked with it.
+none: no tokens around a text. cls_sep: CLS a SEP, for a pair CLS a SEP b SEP. eos: a END, for a pair a END b END.
+This module imports only the standard library, because recipes are checked with it.
 """
 
 from .schema import TokenizerSection
@@ -10,10 +10,10 @@ END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
 
-# Types that can write every text, so that nothing is unknown to them: the entries this takes, and what these are.
+# Types that can encode any text, and so need no unknown token: how many entries this takes, and which they are.
 WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
 
-# Settings, and the types that make no use of them.
+# Settings, and the types that ignore them.
 WITHOUT_EFFECT = {
     "lowercase": ("byte_bpe", "bpe_byte_fallback", "char"),
     "min_frequency": ("unigram", "char"),
@@ -26,11 +26,11 @@ def sentinel(number: int) -> str:
 
 
 def special_tokens(section: TokenizerSection) -> list[str]:
-    """Special tokens of a tokenizer trained for this section, in order of their ids. No framing counts as `none`."""
+    """Special tokens of a tokenizer trained for this section, in order of their ids. framing null counts as `none`."""
     unknown = [] if section.type in WRITES_EVERY_TEXT else [UNKNOWN]
     framed = section.framing == "cls_sep"
-    own = [CLS, SEP, PAD, *unknown, MASK] if framed else [END, PAD, *unknown]
-    return [*own, *section.special_tokens, *map(sentinel, range(section.sentinels or 0))]
+    tokens = [CLS, SEP, PAD, *unknown, MASK] if framed else [END, PAD, *unknown]
+    return [*tokens, *section.special_tokens, *map(sentinel, range(section.sentinels or 0))]
 
 
 def begin_and_end(framing: str | None) -> tuple[str | None, str]:
@@ -39,7 +39,7 @@ def begin_and_end(framing: str | None) -> tuple[str | None, str]:
 
 
 def template(framing: str | None) -> dict[str, str] | None:
-    """The text and the pair of texts as a tokenizers post-processor writes them, with segment numbers; or None."""
+    """Templates of a text and of a pair for a post-processor of tokenizers, with segment ids; None: no tokens."""
     if framing == "cls_sep":
         return {"single": f"{CLS}:0 $A:0 {SEP}:0", "pair": f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1"}
     if framing == "eos":

@@ -1,7 +1,7 @@
-"""Stages of a run: which steps each has, and the recipe as it is in each. Nothing here imports torch.
+"""Stages of a run: the steps and the recipe of each one. Nothing here imports torch.
 
-A stage is the recipe with the stage's own settings in their places; so whatever counts, checks or makes something of a
-recipe does so of a stage. What the stages share is the run: its steps, the peak of its learning rate, its validation.
+A stage's recipe is the run's with the stage's settings in their places, so that all code for recipes works for stages.
+The stages share the run's number of steps, peak learning rate and validation.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,15 +14,15 @@ from ..plugins import objective_of
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
-OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # what says something of a stage's own schedule alone
+OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # settings of a stage's learning rate schedule
 LENGTH = "sequence_length"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage with its steps: those after the first `begin` steps of the run, up to step `end`.
+    """A stage, which has the steps `begin` + 1 to `end` of the run.
 
-    number: from 0. recipe: with the settings of the stage, and without stages.
+    number: counted from 0. recipe: the run's with the settings of the stage, and without stages.
     """
 
     number: int
@@ -38,14 +38,14 @@ class Stage:
     @property
     def warmup(self) -> int:
         """Steps of its warm-up."""
-        asked = self.section.warmup_steps
-        if asked is None:
-            asked = 0 if self.number else self.recipe.training.warmup_steps
-        return int(asked) if asked >= 1 else int(-(-self.steps * asked // 1))
+        warmup_steps = self.section.warmup_steps
+        if warmup_steps is None:
+            warmup_steps = 0 if self.number else self.recipe.training.warmup_steps
+        return int(warmup_steps) if warmup_steps >= 1 else int(-(-self.steps * warmup_steps // 1))
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
-    """The stages of a recipe in turn; [] where it has none."""
+    """The stages of a recipe in order; [] if it has none."""
     ends = [end_of(section.until, recipe.training.max_steps) for section in recipe.stages]
     rows = enumerate(zip(recipe.stages, [0, *ends], ends))
     return [Stage(number, section, begin, end, recipe_of(recipe, section)) for number, (section, begin, end) in rows]
@@ -60,7 +60,7 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     changed = {name: value for name, value in vars(section).items() if value is not None}
     training = {name: changed[name] for name in ("global_batch_size", "per_device_train_batch_size") if name in changed}
     if "global_batch_size" in training:
-        training["gradient_accumulation_steps"] = 1  # it follows from the stage's rows
+        training["gradient_accumulation_steps"] = 1  # it follows from global_batch_size
     if "weight_decay" in changed:
         training["weight_decay"] = changed["weight_decay"]
     learned = recipe.learned if LENGTH not in changed else replace(recipe.learned, **{LENGTH: changed[LENGTH]})
@@ -68,13 +68,13 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     return replace(recipe, stages=[], training=training, **{recipe.learned_section: learned})
 
 
-# ------------------------------------------------------------------------------------------------- what cannot be
+# --------------------------------------------------------------------------------------------------- checks
 
 
 def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     """Raise UserError for the first setting of recipe.stages that cannot be run.
 
-    check: raises UserError for a recipe, with the settings of a stage in their places, that could not be run.
+    check: is called with the recipe of each stage; raises UserError if it cannot be run.
     """
     _check_borders(recipe)
     _check_around(recipe)
@@ -117,7 +117,7 @@ def _check_borders(recipe: Recipe) -> None:
 
 
 def _check_around(recipe: Recipe) -> None:
-    """Raise UserError for settings beside the stages with which they do not go."""
+    """Raise UserError for settings of the recipe that cannot be combined with stages."""
     training, objective = recipe.training, objective_of(recipe)
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
@@ -155,10 +155,10 @@ def _check_rates(recipe: Recipe) -> None:
     for stage, rates in rates_of(recipe):
         where, section = f"stages.{stage.number}", stage.section
         if stage.warmup > stage.steps:
-            asked = f"{where}.warmup_steps={show(section.warmup_steps)}"
+            setting = f"{where}.warmup_steps={show(section.warmup_steps)}"
             if section.warmup_steps is None:
-                asked = f"training.warmup_steps={show(training.warmup_steps)}"
-            raise UserError(f"{asked} is more than the {stage.steps} steps of {where}")
+                setting = f"training.warmup_steps={show(training.warmup_steps)}"
+            raise UserError(f"{setting} is more than the {stage.steps} steps of {where}")
         if rates.peak == 0:
             raise UserError(
                 f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
@@ -171,7 +171,7 @@ def _check_rates(recipe: Recipe) -> None:
 
 
 class StageRates(NamedTuple):
-    """Shares of the peak learning rate: where the stage begins, after its warm-up, at its end."""
+    """Shares of the peak learning rate: at the beginning of a stage, after its warm-up and at its end."""
 
     begin: float
     peak: float
@@ -179,16 +179,16 @@ class StageRates(NamedTuple):
 
 
 def rates_of(recipe: Recipe) -> list[tuple[Stage, StageRates]]:
-    """Each stage with its rates, where the stages say their learning rates."""
-    found, level = [], 0.0
+    """Each stage with its rates; for stages that set `learning_rate`."""
+    rates, level = [], 0.0
     for stage in stages_of(recipe):
         section, before = stage.section, level
         peak = section.peak
         if peak is None:
             peak = 1.0 if stage.number == 0 or stage.warmup else before
         level = peak if section.learning_rate == "constant" else section.min_lr_rate
-        found.append((stage, StageRates(before, peak, level)))
-    return found
+        rates.append((stage, StageRates(before, peak, level)))
+    return rates
 
 
 def _check_mixture(data: DataSection, section: StageSection, where: str) -> None:
@@ -220,7 +220,7 @@ def _check_batch(training: TrainingSection, section: StageSection, where: str) -
 
 @contextmanager
 def of_stage(number: int) -> Iterator[None]:
-    """Whatever UserError the block raises says of which stage it is."""
+    """Prefix the message of a UserError in the block with the stage's name."""
     try:
         yield
     except UserError as error:

@@ -11,7 +11,7 @@ from ..errors import UserError
 # YAML 1.1, which PyYAML reads, wants a dot and a signed exponent in a float and takes `1e-4` for text. This is
 # YAML 1.2's rule (core schema, section 10.3.2).
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.inf|\.nan")
-MOST_CHARACTERS = 2**22  # of a file of settings, each alias counted as what it stands for
+MOST_CHARACTERS = 2**22  # of a settings file, with its aliases expanded
 FLOAT_TAG, DATE_TAG = "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
 
 
@@ -32,13 +32,13 @@ class StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice, first in line {seen[key]}", key_node.start_mark
                 )
-            if isinstance(key, Hashable):  # SafeLoader itself explains the others
+            if isinstance(key, Hashable):  # SafeLoader refuses keys that are not hashable
                 seen[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep=deep)
 
 
 def _characters(node, counted: dict[int, int | None]) -> int:
-    """The length of what a node says, about; counted: of nodes, by id; None: of those that this node is in."""
+    """The approximate length of a node, aliases expanded. counted: lengths by id of node; None: an enclosing node."""
     if counted.get(id(node), 0) is None:
         raise yaml.constructor.ConstructorError(None, None, "an alias stands for what it is in", node.start_mark)
     if id(node) not in counted:
@@ -66,14 +66,14 @@ StrictDumper.add_representer(str, StrictDumper.represent_str)
 
 
 def _resolvers(inherited: dict) -> dict:
-    kept = {
+    resolvers = {
         first: [(tag, pattern) for tag, pattern in rows if tag not in (FLOAT_TAG, DATE_TAG)]
         for first, rows in inherited.items()
     }
     for first in "-+.0123456789":
-        # In front: a float is decided before the integer patterns see it.
-        kept[first] = [(FLOAT_TAG, re.compile(rf"(?:{FLOAT.pattern})\Z")), *kept.get(first, [])]
-    return kept
+        # In front, because floats must be tried before the integer patterns.
+        resolvers[first] = [(FLOAT_TAG, re.compile(rf"(?:{FLOAT.pattern})\Z")), *resolvers.get(first, [])]
+    return resolvers
 
 
 StrictLoader.yaml_implicit_resolvers = _resolvers(yaml.SafeLoader.yaml_implicit_resolvers)
@@ -96,7 +96,7 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise UserError(f"{origin}:{mark.line + 1}: {problem}{hint}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: {' '.join(str(error).split())}") from None
-    except (ValueError, RecursionError) as error:  # an impossible number such as 0o9, or brackets nested without end
+    except (ValueError, RecursionError) as error:  # an impossible number such as 0o9, or brackets nested too deeply
         raise UserError(f"{origin}: not readable as YAML ({error})") from None
 
 

@@ -1,4 +1,4 @@
-"""The YAML of a suite: a list of tasks, each a recipe with settings that win over the recipe's."""
+"""The YAML of a suite: a list of tasks, each a recipe with settings that override it."""
 
 import json
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ SECTIONS = ("model", "data", "objective", "task", "training", "evaluation")  # o
 
 @dataclass
 class SuiteTask:
-    """One entry of a suite. settings: those that win over the recipe's, as the command line has them."""
+    """One entry of a suite. settings: overrides of the recipe, in the form section.key=value."""
 
     recipe: str = doc("a YAML file, or the name of a shipped recipe")
     name: str | None = doc("what results are called; null: the recipe's name")
@@ -26,7 +26,7 @@ class SuiteTask:
 
     @property
     def title(self) -> str:
-        """What its results are called."""
+        """The name of its results."""
         return self.name or Path(self.recipe).stem
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def read_suite(name_or_path: str) -> Suite:
     """The suite of a YAML file or a shipped name.
 
     Raises:
-        UserError: no such suite, no tasks in it, an unknown key, or two tasks of one name.
+        UserError: no such suite, no tasks in it, an unknown key, or two tasks with the same name.
     """
     data, stem = read_yaml_file(name_or_path, "suites", "suite")
     where = f"suite {stem}"
@@ -70,14 +70,14 @@ def read_suite(name_or_path: str) -> Suite:
 
 def _task(entry: Any, where: str, folder: Path) -> SuiteTask:
     entry = {"recipe": entry} if isinstance(entry, str) else as_mapping(entry, where)
-    own = [known.name for known in fields(SuiteTask) if known.name != "settings"]
-    refuse_unknown(entry, [*own, *SECTIONS], where)
+    keys = [known.name for known in fields(SuiteTask) if known.name != "settings"]
+    refuse_unknown(entry, [*keys, *SECTIONS], where)
     if not isinstance(entry.get("recipe"), str):
         raise UserError(f"{where}: recipe={show(entry.get('recipe'))} must name a recipe")
-    task = build(SuiteTask, {key: value for key, value in entry.items() if key in own}, where)
+    task = build(SuiteTask, {key: value for key, value in entry.items() if key in keys}, where)
     beside = folder / task.recipe
     task.recipe = str(beside) if beside.is_file() else task.recipe
     for section in SECTIONS:
-        given = as_mapping(entry.get(section), f"{where}.{section}")
-        task.settings += [f"{section}.{key}={json.dumps(value)}" for key, value in given.items()]
+        overrides = as_mapping(entry.get(section), f"{where}.{section}")
+        task.settings += [f"{section}.{key}={json.dumps(value)}" for key, value in overrides.items()]
     return task

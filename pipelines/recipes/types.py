@@ -1,4 +1,4 @@
-"""Values from YAML checked against type annotations; every mismatch is one sentence with the full dotted name."""
+"""Checks values from YAML against type annotations; each error is one sentence with the setting's dotted name."""
 
 import math
 import types
@@ -35,7 +35,7 @@ def type_words(annotation: Any) -> str:
 def convert(value: Any, annotation: Any, path: str) -> Any:
     """Return `value` as the annotated type; `path` is its dotted name.
 
-    Integers become floats where a float is wanted, mappings become dataclasses. Nothing else is converted.
+    Integers become floats where the annotation is float, mappings become dataclasses. Nothing else is converted.
 
     Raises:
         UserError: a value of another type, an unknown choice or an unknown key.
@@ -83,14 +83,14 @@ def _convert_union(value: Any, arms: tuple, annotation: Any, path: str) -> Any:
     container = type(value) if isinstance(value, (list, dict)) else None
     for arm in arms:
         if container is not None and (get_origin(arm) is container or (container is dict and is_dataclass(arm))):
-            return convert(value, arm, path)  # its error names the bad entry, which says more than the union's
+            return convert(value, arm, path)  # its error names the wrong entry, unlike the error for the whole union
         try:
             return convert(value, arm, path)
         except UserError:
             continue
     named = [arm for arm in arms if get_origin(arm) is Literal]
     if len(arms) == 2 and type(None) in arms:
-        convert(value, next(arm for arm in arms if arm is not type(None)), path)  # raises the plain type's sentence
+        convert(value, next(arm for arm in arms if arm is not type(None)), path)  # raises the error for the plain type
     choices = [c for arm in named for c in get_args(arm)]
     near = did_you_mean(str(value), map(str, choices)) if choices and isinstance(value, str) else ""
     hint = "" if near else "".join(_hint(value, arm) for arm in arms)
@@ -98,7 +98,7 @@ def _convert_union(value: Any, arms: tuple, annotation: Any, path: str) -> Any:
 
 
 def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
-    """The error for a key no section has: its dotted name, and the setting that is meant, here or elsewhere."""
+    """The error for an unknown key: its dotted name, and the setting most likely meant, here or in another section."""
     from ..aliases import ours_for
     from .find_setting import find_setting
 
@@ -122,9 +122,9 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
     """Return dataclass `cls` filled from a mapping, unset fields at their defaults.
 
     Args:
-        cls: where it has a class method `chosen(mapping, path)`, the dataclass is what that returns.
+        cls: the dataclass, or one whose class method `chosen(mapping, path)` returns the dataclass to use.
         path: dotted name of the section, empty for the whole recipe.
-        rest: field that takes every other key, if its name is in `allow` (checked by the caller against its type).
+        rest: the field that collects the keys in `allow`; the caller checks the types of their values.
 
     Raises:
         UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
@@ -170,5 +170,5 @@ def bounds_words(field) -> str:
 
 
 def default_of(field) -> Any:
-    """Return a dataclass field's default, a fresh one where it is made by a factory."""
+    """Return a dataclass field's default, a new object if it has a default factory."""
     return field.default_factory() if field.default_factory is not MISSING else field.default

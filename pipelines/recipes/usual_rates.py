@@ -1,8 +1,8 @@
-"""Learning rate and epochs of a recipe that leaves them open, by what is trained; and what epochs are in steps.
+"""Default learning rates and epochs by what is trained, for recipes that set none; and epochs converted to steps.
 
-As papers and examples have them: BERT and run_glue.py of transformers 2e-5 to 5e-5 over three epochs, LoRA 1e-4 to 2e-4
-(Hu et al. 2021, Dettmers et al. 2023), decoders that learn instructions 2e-5 (Taori et al. 2023). A few hundred
-examples need more passes (Mosbach et al. 2021, who make 20).
+The values are those of papers and examples: 2e-5 to 5e-5 over three epochs for BERT and transformers' run_glue.py, 1e-4
+to 2e-4 for LoRA (Hu et al. 2021, Dettmers et al. 2023), 2e-5 for decoders that learn instructions (Taori et al. 2023).
+A few hundred examples need more epochs (Mosbach et al. 2021 train for 20).
 """
 
 import json
@@ -15,7 +15,7 @@ from ..words import counted, epochs_of
 from .schema import Recipe
 from .types import show
 
-ENOUGH_STEPS, MOST_EPOCHS = 250, 20  # of fine-tuning on few examples
+ENOUGH_STEPS, MOST_EPOCHS = 250, 20  # for fine-tuning on few examples
 PRETRAINED_EPOCHS = 3.0
 RATES = {
     "fresh weights": 1e-3,
@@ -27,7 +27,7 @@ RATES = {
 
 
 def what_is_trained(recipe: Recipe) -> str:
-    """The key of RATES."""
+    """What a recipe trains, as a key of RATES."""
     objective, name = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
     if name is None:
         return "fresh weights"
@@ -35,49 +35,49 @@ def what_is_trained(recipe: Recipe) -> str:
         return "an adapter (LoRA)"
     if objective.special_tokens is None:
         return "a pretrained image model"
-    try:  # the classes that the config of a folder names; whoever loads it says what is wrong
+    try:  # the classes named in a local folder's config; errors are reported when the model is loaded
         heads = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))["architectures"] or []
     except (OSError, ValueError, KeyError, TypeError):
         heads = []
-    heads = [objective.auto_class, *heads]  # the first may depend on the model, and is no text then
+    heads = [objective.auto_class, *heads]  # where auto_class depends on the model it is a property, not text
     is_decoder = any(str(head).endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
     return "a pretrained decoder" if is_decoder else "a pretrained encoder"
 
 
 def choose(recipe: Recipe, left_open: set[str]) -> None:
-    """Set the learning rate where it is left open; epochs of a checkpoint stay open until rows are known (`settled`).
+    """Set the open learning rate; the epochs of a checkpoint become "auto" until the rows are known (`settled`).
 
-    left_open: those of learning_rate and num_train_epochs that the recipe does not set, or sets to auto.
+    left_open: which of learning_rate and num_train_epochs the recipe does not set, or sets to auto.
     """
-    what, training = what_is_trained(recipe), recipe.training
+    kind, training = what_is_trained(recipe), recipe.training
     if "learning_rate" in left_open:
-        training.learning_rate = RATES[what] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
-        recipe.chosen["training.learning_rate"] = f"usual for {what}"
+        training.learning_rate = RATES[kind] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
+        recipe.chosen["training.learning_rate"] = f"usual for {kind}"
     if "num_train_epochs" in left_open and training.max_steps < 1:
         training.num_train_epochs = 1.0 if recipe.model.name_or_path is None else "auto"
-        recipe.chosen["training.num_train_epochs"] = f"usual for {what}"
+        recipe.chosen["training.num_train_epochs"] = f"usual for {kind}"
 
 
 def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
-    """The recipe with numbers in place of `auto` and of epochs; its rows are passed over often enough.
+    """The recipe with numbers in place of `auto` and steps in place of epochs; few rows get more epochs.
 
     per_epoch: optimizer steps of a pass over the data; None: not known.
     """
     if recipe.training.num_train_epochs == "auto":
         labelled = recipe.task is not None and recipe.model.name_or_path is not None
         epochs, chosen = PRETRAINED_EPOCHS if labelled else 1.0, dict(recipe.chosen)
-        more = 0.0 if per_epoch is None else float(min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch)))
-        if more > epochs and recipe.training.max_steps < 1:
-            few = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
-            epochs, chosen["training.num_train_epochs"] = more, few
+        needed = 0.0 if per_epoch is None else float(min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch)))
+        if needed > epochs and recipe.training.max_steps < 1:
+            reason = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
+            epochs, chosen["training.num_train_epochs"] = needed, reason
         recipe = replace(recipe, training=replace(recipe.training, num_train_epochs=epochs), chosen=chosen)
     return in_steps(recipe, per_epoch)
 
 
 def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
-    """The recipe with steps and validations in place of epochs, and in `chosen` why; itself where it names no epochs.
+    """The recipe with steps and validations in place of epochs; `chosen` tells from which epochs they were converted.
 
-    per_epoch: optimizer steps of a pass over the data. Raises UserError where it is None, not known, and asked for.
+    per_epoch: optimizer steps of a pass over the data; None: not known, and UserError where the recipe names epochs.
     """
     training, evaluation, chosen = recipe.training, recipe.evaluation, dict(recipe.chosen)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""A convolutional network of a vision transformer's size, as the baseline that the notes compare with.
+"""A convolutional network of a vision transformer's size, the baseline that the notes compare with.
 
-It is transformers' own ResNet (He et al. 2016) of basic blocks, written without training, with the image processor, the
-classes and nearly the parameters of a run that there is. Recipes begin from it (model.name_or_path), so that images,
-steps and metrics are the recipe's:
+The script writes an untrained ResNet of transformers (He et al. 2016, basic blocks) with the image processor, the
+classes and nearly the number of parameters of an existing run. Recipes start from it (model.name_or_path), so that
+images, steps and metrics are the recipe's:
 
     anyformer train fashion_mnist_vit
     python scripts/baselines/cnn.py runs/cnn_untrained --like runs/fashion_mnist_vit
@@ -26,7 +26,7 @@ def network(width: int, like) -> ResNetForImageClassification:
 
 
 def parameters(model) -> int:
-    """How many numbers the model learns."""
+    """The model's number of parameters."""
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -42,13 +42,13 @@ def main() -> None:
     anyformer.register()
     like = AutoModelForImageClassification.from_pretrained(args.like)
     with torch.device("meta"):
-        wanted = parameters(like)
-        width = min(range(8, 257, 4), key=lambda width: abs(parameters(network(width, like.config)) - wanted))
+        size = parameters(like)
+        width = min(range(8, 257, 4), key=lambda width: abs(parameters(network(width, like.config)) - size))
     torch.manual_seed(args.seed)
     model = network(width, like.config)
     model.save_pretrained(args.folder)
     AutoImageProcessor.from_pretrained(args.like).save_pretrained(args.folder)
-    print(f"{args.folder}: {parameters(model):,} parameters for {wanted:,} of {args.like}, {width} wide")
+    print(f"{args.folder}: {parameters(model):,} parameters for {size:,} of {args.like}, {width} wide")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""An LSTM of a transformer's size, as the baseline that the notes compare with: a plug-in, and a script.
+"""An LSTM of a transformer's size, the baseline that the notes compare with: a plug-in and a script.
 
-As a plug-in it makes the two classes known to transformers' Auto classes; as a script it writes a model without
-training, with the tokenizer, the head and nearly the parameters of a run that there is. Recipes begin from it
+The plug-in registers the two classes with transformers' Auto classes. The script writes an untrained model with the
+tokenizer, the kind of head and nearly the number of parameters of an existing run. Recipes start from that model
 (model.name_or_path), so that data, tokens, steps and metrics are the recipe's:
 
     python scripts/baselines/lstm.py runs/lstm_untrained --like runs/quickstart
     anyformer --plugin scripts/baselines/lstm.py sweep scripts/baselines/lstm_or_transformer.yaml
 
-It reads the rows that a transformer reads; its state begins anew with each of several documents in a row, where
-position_ids do. MFU counts linear layers alone, and so says little of it.
+It reads the same rows as a transformer; its state restarts with each document in a row, which is where position_ids
+restart. MFU counts only linear layers, so it says little about an LSTM.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NAME = "lstm_baseline"
 
 
 class LstmConfig(Config):
-    """hidden_size: of embeddings and states alike, because the head is the embedding."""
+    """hidden_size: the size of embeddings and of states, because the head is tied to the embedding."""
 
     model_type = NAME
 
@@ -83,7 +83,7 @@ class LstmModel(PreTrainedModel):
 
 
 class LstmForCausalLM(LstmModel):
-    """The next token from the state after each."""
+    """Predicts the next token from the state after each token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -110,7 +110,7 @@ class LstmForCausalLM(LstmModel):
 
 
 class LstmForSequenceClassification(LstmModel):
-    """The class of a text from the mean of the states after its tokens."""
+    """Predicts the class of a text from the mean of the states after its tokens."""
 
     def __init__(self, config):
         PreTrainedModel.__init__(self, config)
@@ -123,9 +123,9 @@ class LstmForSequenceClassification(LstmModel):
 
     def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
         states = self.model(input_ids)
-        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        kept = kept[..., None].to(states.dtype)
-        logits = self.score((states * kept).sum(1) / kept.sum(1).clamp_min(1))
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = mask[..., None].to(states.dtype)
+        logits = self.score((states * mask).sum(1) / mask.sum(1).clamp_min(1))
         loss = None if labels is None else cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -136,7 +136,7 @@ AutoModelForSequenceClassification.register(LstmConfig, LstmForSequenceClassific
 
 
 def width_of(parameters: int, vocabulary: int, layers: int) -> int:
-    """The hidden size at which an LSTM with a tied head has nearly so many parameters."""
+    """The hidden size at which an LSTM with a tied head comes closest to this number of parameters."""
 
     def size(width):
         return vocabulary * width + layers * (8 * width * width + 8 * width)
@@ -171,8 +171,8 @@ def main() -> None:
     model = (LstmForSequenceClassification if classifies else LstmForCausalLM)(config)
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
-    found = sum(p.numel() for p in model.parameters())
-    print(f"{args.folder}: {found:,} parameters for {size:,} of {args.like}, {width} wide")
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{args.folder}: {count:,} parameters for {size:,} of {args.like}, {width} wide")
 
 
 if __name__ == "__main__":

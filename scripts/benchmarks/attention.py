@@ -15,9 +15,9 @@ ROWS = ("plain", "packed", "window", "packed window")
 
 def documents(length: int) -> torch.Tensor:
     """(1, T): positions that restart at each document of 50 to 400 tokens."""
-    drawn, row = torch.Generator().manual_seed(0), []
+    generator, row = torch.Generator().manual_seed(0), []
     while len(row) < length:
-        row += range(int(torch.randint(50, 400, (1,), generator=drawn)))
+        row += range(int(torch.randint(50, 400, (1,), generator=generator)))
     return torch.tensor([row[:length]])
 
 
@@ -37,7 +37,7 @@ def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int)
     }
     config = MistralConfig(**sizes, sliding_window=WINDOW) if "window" in rows else LlamaConfig(**sizes)
     torch.manual_seed(0)
-    # The backend's name is kept in the config, which models share.
+    # A model's backend is written into its config, so each model needs a copy.
     models = {
         f"native {name}": AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=name)
         for name in ("sdpa", "anyformer")

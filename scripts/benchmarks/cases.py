@@ -32,8 +32,8 @@ class Case:
     """What is timed against what.
 
     build(setting, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
-    tiny: sizes that replace a shape's for a test of the case. clock, warm, same: of `method.compare`.
-    memory: whether peak memory is measured, by torch's profiler; a goal is of the share that "ours" needs of a peer's.
+    tiny: sizes that replace a shape's for a test of the case. clock, warm, same: as in `method.compare`.
+    memory: whether peak memory is measured, by torch's profiler; a goal limits the share of a peer's that "ours" needs.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Case:
     same: Callable = method.close
 
     def tiny_shapes(self) -> list[Shape]:
-        """Shapes with tiny sizes, those that are then the same once."""
+        """The shapes with tiny sizes, without duplicates."""
         return list({str(shape): shape for shape in (Shape(each.sizes | self.tiny) for each in self.shapes)}.values())
 
     def described(self) -> str:
@@ -82,11 +82,11 @@ TINY_TEXT = {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "pr
 
 def decoder(dtype: str, length: int) -> Shape:
     layers, batch, vocab = {256: (4, 4, 8192), 1024: (2, 2, 8192), 2048: (1, 1, 2048)}[length]
-    wanted = goals("ours compiled", {256: 1.0, 1024: 1.2, 2048: 1.35}[length], "native compiled")
+    shape_goals = goals("ours compiled", {256: 1.0, 1024: 1.2, 2048: 1.35}[length], "native compiled")
     if (dtype, length) == ("fp32", 256):
-        wanted = goals("ours compiled", 1.2, "native")
+        shape_goals = goals("ours compiled", 1.2, "native")
     sizes = {"dtype": dtype, "length": length, "vocab": vocab} | SMALL | {"layers": layers, "batch": batch}
-    return Shape(sizes, wanted)
+    return Shape(sizes, shape_goals)
 
 
 def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
@@ -148,7 +148,7 @@ CASES = [
     Case(
         "head_loss",
         steps.head_loss,
-        [  # in fp32 three quarters of the full logits' time are products that both make
+        [  # in fp32 three quarters of the full logits' time are matrix products that both variants compute
             Shape({"dtype": dtype, "tokens": 1024, "vocab": 32000, "hidden": 384}, wanted)
             for dtype, wanted in (("fp32", {}), ("bf16", goals("ours", 1.5, "full logits")))
         ],
@@ -175,7 +175,7 @@ CASES = [
         ],
         {"length": 48, "hidden": 32},
         rounds=3,
-        same=not_compared,  # another function each
+        same=not_compared,  # each computes another function
     ),
     Case(
         "generate",

@@ -40,7 +40,7 @@ sys.exit(f"not from the commit: {foreign}" if foreign else max(codes))
 
 @dataclass(frozen=True)
 class Result:
-    """What one run gave."""
+    """The results of one run."""
 
     losses: list[float]
     metrics: dict
@@ -110,10 +110,10 @@ def train(commit: str, folder: Path, families: list[str], steps: int) -> dict[st
 def verdict(a: Result, b: Result) -> str:
     """`equal`, or what differs."""
     differing = [step for step, (x, y) in enumerate(zip(a.losses, b.losses, strict=True), start=1) if x != y]
-    found = [f"{len(differing)} losses, first at step {differing[0]}"] if differing else []
-    found += ["metrics"] if a.metrics != b.metrics else []
-    found += ["weights"] if a.weights != b.weights else []
-    return "equal" if not found else f"DIFFERENT: {'; '.join(found)}"
+    differences = [f"{len(differing)} losses, first at step {differing[0]}"] if differing else []
+    differences += ["metrics"] if a.metrics != b.metrics else []
+    differences += ["weights"] if a.weights != b.weights else []
+    return "equal" if not differences else f"DIFFERENT: {'; '.join(differences)}"
 
 
 def print_table(commits: list[str], results: list[dict[str, Result]]) -> bool:

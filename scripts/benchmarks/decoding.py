@@ -1,4 +1,4 @@
-"""Generating, native and ours."""
+"""Text generation by native models and by ours."""
 
 import torch
 from models import model_of
@@ -9,16 +9,16 @@ def generate(setting, dtype: str, batch: int, prompt: int, tokens: int, cache: s
     """Greedy tokens of the same call. cache: "static": of a fixed size, with the step of one token compiled."""
     sizes |= {"length": prompt + tokens}
     ids = torch.randint(sizes["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0)).to(setting.device)
-    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "min_new_tokens": tokens}
-    asked |= {"do_sample": False, "pad_token_id": 0, "use_cache": True}
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "min_new_tokens": tokens}
+    arguments |= {"do_sample": False, "pad_token_id": 0, "use_cache": True}
     if cache == "static":
         compiled = CompileConfig(fullgraph=False)
-        compiled._compile_all_devices = True  # transformers compiles on GPUs alone unless told otherwise
-        asked |= {"cache_implementation": "static", "compile_config": compiled}
-    found = {}
+        compiled._compile_all_devices = True  # by default transformers compiles only on GPUs
+        arguments |= {"cache_implementation": "static", "compile_config": compiled}
+    variants = {}
     for name in ("native", "ours"):
         model = model_of("decoder", name, sizes, setting.device).eval()
         if dtype == "bf16":
             model.to(torch.bfloat16)
-        found[name] = lambda model=model: model.generate(ids, **asked)
-    return found
+        variants[name] = lambda model=model: model.generate(ids, **arguments)
+    return variants

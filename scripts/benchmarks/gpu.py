@@ -53,9 +53,9 @@ def run_part(name: str, device: str, tiny: bool) -> None:
 
 
 def print_use(name: str, step, seconds: float) -> None:
-    """Peak memory and, of a step on whole rows of text, tokens per second and MFU (PaLM's convention).
+    """Print peak memory and, for a step on whole rows of text, tokens per second and MFU (PaLM's convention).
 
-    Memory counts what all variants hold at rest. Models differ in what they leave out of padded rows.
+    Memory includes what all variants hold at rest. Padded rows have no rates: models skip different parts of them.
     """
     import torch
     from anyformer.pipelines.accounting.flops import FlopCount, count_tokens, peak_flops
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     p.add_argument("--tiny", action="store_true", help="sizes for a test of this command")
     p.add_argument("--only", nargs="+", choices=CHECKS + SPEED, metavar="PART", help=", ".join(CHECKS + SPEED))
-    p.add_argument("--part", choices=CHECKS + SPEED, help=argparse.SUPPRESS)  # of the command's own processes
+    p.add_argument("--part", choices=CHECKS + SPEED, help=argparse.SUPPRESS)  # for the command's own processes
     args = p.parse_args(argv)
     if args.part:
         run_part(args.part, args.device, args.tiny)

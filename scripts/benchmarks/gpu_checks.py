@@ -1,4 +1,4 @@
-"""Checks of gpu.py: the laws of `anyformer check` on a GPU for the models of the tests' zoo, and no waits for it."""
+"""Checks of gpu.py: the laws of `anyformer check` on a GPU, and how often a training step waits for the GPU."""
 
 import contextlib
 import traceback
@@ -14,16 +14,16 @@ from models import FAMILIES, Step, batch_of, model_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_subject import ZooSubject
 
-# What a kernel of a device can get wrong; the other laws are about Python.
+# The laws that a device's kernels can break; the other laws are about Python code.
 OF_A_DEVICE = ("packing", "padding", "cache", "checkpointing", "backends", "device", "compiled", "dtypes")
-ZOO_FP32 = 1e-3  # the zoo's weights are large, so that each one counts, and carry rounding far
+ZOO_FP32 = 1e-3  # the zoo's weights are large, so that each one matters; this amplifies rounding
 SIZES = {"hidden": 256, "heads": 4, "channels": 512, "layers": 4, "experts": 8, "vocab": 512, "image": 64}
 SIZES |= {"length": 192, "targets": 96, "batch": 4}  # heads of 64 channels, which every kernel takes
 TINY = SIZES | {"hidden": 64, "heads": 2, "layers": 1, "length": 48, "targets": 24}
 
 
 class Report:
-    """Prints a row for each check. A check that raises is a row, too, and the next one goes on."""
+    """Prints a row for each check. A check that raises gets a row, too, and the next check follows."""
 
     def __init__(self, device: str, tiny: bool):
         self.device, self.tiny, self.sizes = device, tiny, TINY if tiny else SIZES
@@ -42,13 +42,13 @@ class Report:
 
 
 def laws(report: Report) -> None:
-    """The laws of a device, asked of each model of the tests' zoo."""
-    asked = [name for name in LAWS if name in OF_A_DEVICE and not (report.tiny and name == "compiled")]
+    """Ask the laws in OF_A_DEVICE of each model of the tests' zoo."""
+    law_names = [name for name in LAWS if name in OF_A_DEVICE and not (report.tiny and name == "compiled")]
     for variant in ZOO[:: max(1, len(ZOO) // 5)] if report.tiny else ZOO:
         with report.part(f"{variant}"):
             subject = ZooSubject(variant, variant.model(torch.float32).to(report.device))
             subject.tolerance = subject.fp32_tolerance = ZOO_FP32
-            for name in asked:
+            for name in law_names:
                 answer = ask(subject, name)
                 worst = answer.worst
                 off = "" if worst.difference is None else f": {worst.difference:.1e}, at most {worst.tolerance:.1e}"
@@ -58,11 +58,11 @@ def laws(report: Report) -> None:
 
 # ------------------------------------------------------------------------------------------- waiting for the device
 
-READS = {"masked": 2}  # which positions are labelled, and how often; nothing else waits for the device
+READS = {"masked": 2}  # waits allowed for a family: for the labelled positions and their number; others have none
 
 
 class Reads(TorchDispatchMode):
-    """Operations whose result or whose shape the host reads, by name: what would wait for a GPU."""
+    """Records the operations whose result or shape the host reads, by name; these would wait for a GPU."""
 
     NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive")
 
@@ -74,15 +74,15 @@ class Reads(TorchDispatchMode):
         name = function.name().split("::")[-1].split(".")[0]
         if name in self.NAMES:
             frame = [f for f in traceback.extract_stack() if "/torch/" not in f.filename and f.filename != __file__][-1]
-            if "one_hot(" not in frame.line:  # whose numbers are checked on a CPU only
+            if "one_hot(" not in frame.line:  # its numbers are checked only on a CPU
                 self.found.append(f"{Path(frame.filename).name}:{frame.lineno} {name}")
         return function(*args, **kwargs or {})
 
 
 def host_reads(step, device: str) -> list[str]:
-    """Where the host waits for the device within one call of `step`: the driver's own count on CUDA.
+    """The places where the host waits for the device within one call of `step`, as torch warns of them on CUDA.
 
-    On a CPU nobody waits: counted are the operations that would.
+    On a CPU nothing waits; the result is then the operations that would wait for a GPU.
     """
     if device != "cuda":
         with Reads() as reads:
@@ -109,6 +109,6 @@ def syncs(report: Report) -> None:
             step = Step(model_of(family, "ours", report.sizes, report.device), batch, "bf16")
             for _ in range(2):
                 step()
-            reads, most = host_reads(step, report.device), READS.get(family, 0)
-            result = "ok" if len(reads) <= most else "failed"
-            report.row(f"{family}: host syncs per step", result, f"{len(reads)}, at most {most}; {sorted(set(reads))}")
+            reads, limit = host_reads(step, report.device), READS.get(family, 0)
+            result = "ok" if len(reads) <= limit else "failed"
+            report.row(f"{family}: host syncs per step", result, f"{len(reads)}, at most {limit}; {sorted(set(reads))}")

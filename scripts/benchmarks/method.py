@@ -32,7 +32,7 @@ GUARD = "guard"
 GUARD_RANGE = (0.97, 1.03)
 TOLERANCE = 1e-4  # relative, in fp32
 BF16_TOLERANCE = 5e-3  # autocast rounds each product to 8 bits
-SHORTEST = 0.3  # seconds a timing should last at least: shorter variants are called several times for one
+SHORTEST = 0.3  # seconds that a timing should last at least; shorter variants are called several times in one
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ def compare(
     tolerance: float = TOLERANCE,
     same: Callable = close,
 ) -> dict[str, Timing]:
-    """Time `variants` in rotated order, the first of which is the reference; the guard is under GUARD.
+    """Time `variants`, the first of which is the reference, in rotated order; the guard's timing is under GUARD.
 
     Args:
-        clock: calls a variant once. warm: calls of each before the rounds, 1 or more.
+        clock: times one call of a variant. warm: calls of each variant before the rounds, 1 or more.
         shortest: None: SHORTEST.
-        tolerance, same: of the results of the first calls (see `require_equal`).
+        tolerance, same: for comparing the results of the first calls (see `require_equal`).
     """
     shortest = SHORTEST if shortest is None else shortest
     reference, names = next(iter(variants)), list(variants)
@@ -163,10 +163,10 @@ def compare(
         for number in range(rounds):
             turn, taken = number % len(names), {}
             for name in names[turn:] + names[:turn]:
-                made = [clock(variants[name]) for _ in range(calls[name])]
-                taken[name] = sum(call.seconds for call in made) / len(made)
-                del made
-                gc.collect()  # or what a variant leaves behind slows the one that always comes after it
+                timed_calls = [clock(variants[name]) for _ in range(calls[name])]
+                taken[name] = sum(call.seconds for call in timed_calls) / len(timed_calls)
+                del timed_calls
+                gc.collect()  # otherwise a variant's garbage slows the variant that always comes after it
             for name in names:
                 timings[name].seconds.append(taken[name])
                 timings[name].ratios.append(taken[reference] / taken[name])
@@ -176,25 +176,25 @@ def compare(
 
 
 def relative_to(timings: dict, peer: str, variant: str) -> Timing:
-    """`variant`'s ratios to another one of the same rounds instead of to the reference."""
+    """The ratios of `variant` to `peer` instead of to the reference, in the same rounds."""
     pairs = zip(timings[peer].seconds, timings[variant].seconds)
-    return Timing(timings[variant].seconds, [theirs / own for theirs, own in pairs])
+    return Timing(timings[variant].seconds, [theirs / ours for theirs, ours in pairs])
 
 
 def peak_bytes(step: Callable) -> int:
     """Most bytes that torch's CPU allocator holds during `step` beyond those it began with."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    held = most = 0
+    held = peak = 0
     for event in recorded.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
-            most = max(most, held)
-    return most
+            peak = max(peak, held)
+    return peak
 
 
 def instruction_sets() -> list[str]:
-    """Those of this CPU that decide a benchmark."""
+    """The instruction sets of this CPU that matter to benchmarks."""
     known = torch.cpu.get_capabilities()
     return [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if known.get(name)]
 

@@ -25,7 +25,7 @@ def common(hidden: int, layers: int, heads: int, **_) -> dict:
 
 
 def decoder(vocab: int, hidden: int, length: int, **sizes) -> tuple:
-    """(class, config) of LLaMA, untied; so the others for their architectures."""
+    """Return (class, config) of LLaMA, untied. The functions below return those of other architectures."""
     return LlamaForCausalLM, LlamaConfig(
         vocab_size=vocab,
         intermediate_size=-(-8 * hidden // (3 * 64)) * 64,
@@ -37,7 +37,7 @@ def decoder(vocab: int, hidden: int, length: int, **sizes) -> tuple:
 
 
 def moe(vocab: int, heads: int, length: int, experts: int, channels: int, **sizes) -> tuple:
-    """Mixtral with two experts a token. Its balance loss, another formula than ours, is left out."""
+    """Mixtral with two experts a token. Its balance loss is left out, because its formula differs from ours."""
     return MixtralForCausalLM, MixtralConfig(
         vocab_size=vocab,
         intermediate_size=channels,
@@ -83,7 +83,7 @@ FAMILIES = {each.__name__: each for each in (decoder, moe, masked, seq2seq, vit)
 
 
 def model_of(family: str, variant: str, sizes: dict, device: str = "cpu"):
-    """A model of fixed random weights, in fp32.
+    """A model with fixed random weights, in fp32.
 
     variant: "ours", or "native" and the kind of attention (sdpa where none is named) or, in a moe, of experts (`loop`:
     one expert after the other).
@@ -138,7 +138,7 @@ class Step:
         self.device = next(iter(batch.values())).device.type
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
         self.forward = model
-        if is_compiled and self.device == "cuda":  # layer by layer: a graph of 24 layers is compiled for minutes
+        if is_compiled and self.device == "cuda":  # layer by layer: compiling one graph of 24 layers takes minutes
             for layers in [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]:
                 for layer in layers:
                     layer.compile(dynamic=False)
@@ -156,7 +156,7 @@ class Step:
 
 
 def forward_backward(model, batch: dict, dtype: str):
-    """A function that makes the gradients anew and returns the loss."""
+    """Return a function that computes the gradients from zero and returns the loss."""
 
     def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Setting:
-    """What a case is built on."""
+    """Where a case runs."""
 
     device: str = "cpu"
 
@@ -23,7 +23,7 @@ class Setting:
 def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int | None = None, tiny: bool = False):
     """Print the rows of one shape of a case; return (variants, timings)."""
     torch.compiler.reset()
-    what, dtype = str(shape) or case.name, shape.sizes.get("dtype", "fp32")
+    label, dtype = str(shape) or case.name, shape.sizes.get("dtype", "fp32")
     variants = case.build(setting, **shape.sizes)
     timings = method.compare(
         variants,
@@ -35,16 +35,16 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
         case.same,
     )
     reference, void = next(iter(variants)), method.void_reason(timings, dtype, setting.device)
-    print(method.guard_row(what, reference, timings, void))
+    print(method.guard_row(label, reference, timings, void))
     measured = case.memory and setting.device == "cpu"
     peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
     for name in list(variants)[1:]:
         for peer in dict.fromkeys([reference, *(peer for variant, peer in shape.goals if variant == name)]):
             timing = method.relative_to(timings, peer, name)
-            print(method.row(what, name, peer, timing, shape.goals.get((name, peer)), void))
+            print(method.row(label, name, peer, timing, shape.goals.get((name, peer)), void))
             if peaks:
                 has_goal = name == "ours" and isinstance(case.memory, method.Goal) and not tiny
-                print(method.memory_row(what, name, peer, peaks, case.memory if has_goal else None))
+                print(method.memory_row(label, name, peer, peaks, case.memory if has_goal else None))
     sys.stdout.flush()
     return variants, timings
 

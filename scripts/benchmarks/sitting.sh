@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every case of cases.py in one sitting, on a CPU with nothing else running: an hour and a half of one thread.
 #   bash scripts/benchmarks/sitting.sh FOLDER
-# FOLDER gets NAME.md for each, and all of them as sitting.md. What is there is not measured again: the same command
-# goes on after an interruption. A case with a void row is measured once more; the first one is kept as NAME.void.
+# FOLDER gets NAME.md for each case, and all of them as sitting.md. Existing files are not measured again: the same
+# command goes on after an interruption. A case with a void row is measured again; its first result is kept as NAME.void.
 set -euo pipefail
 folder=${1:?usage: sitting.sh FOLDER}
 mkdir -p "$folder"

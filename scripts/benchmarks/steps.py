@@ -23,11 +23,11 @@ def full_logits(hidden, weight, labels):
 
 def head_loss(setting, dtype: str, tokens: int, vocab: int, hidden: int) -> dict:
     """Forward and backward of `hidden @ weight.T` and its cross-entropy."""
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    states = torch.randn(tokens, hidden, generator=drawn).to(setting.device, kind).requires_grad_()
-    weight = (torch.randn(vocab, hidden, generator=drawn) * 0.05).to(setting.device, kind).requires_grad_()
-    labels = torch.randint(vocab, (tokens,), generator=drawn).to(setting.device)
+    states = torch.randn(tokens, hidden, generator=generator).to(setting.device, kind).requires_grad_()
+    weight = (torch.randn(vocab, hidden, generator=generator) * 0.05).to(setting.device, kind).requires_grad_()
+    labels = torch.randint(vocab, (tokens,), generator=generator).to(setting.device)
 
     def step(loss) -> torch.Tensor:
         states.grad = weight.grad = None
