@@ -1,8 +1,10 @@
 """The plan of a recipe's run, made without data or weights: parameters, bytes on each device, FLOPs, time, cost."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -385,8 +387,15 @@ def stage_of_recipe(recipe: Recipe) -> str | None:
         return "fsdp" if engine == RING or parallelism.dp_shard > 1 else "none"
     if extra.get("fsdp"):
         return "fsdp"
-    engine = extra.get("deepspeed")
-    return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
+    deepspeed = extra.get("deepspeed")
+    if isinstance(deepspeed, str) and deepspeed.removesuffix(OFFLOAD) in STAGES:
+        return deepspeed.removesuffix(OFFLOAD)
+    if isinstance(deepspeed, str) and Path(deepspeed).is_file():
+        deepspeed = json.loads(Path(deepspeed).read_text())
+    if isinstance(deepspeed, dict):
+        stage = (deepspeed.get("zero_optimization") or {}).get("stage", 0)
+        return f"zero{stage}" if stage else "none"
+    return None
 
 
 def check_devices(parallelism, devices: Devices) -> None:

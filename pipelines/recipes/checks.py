@@ -203,8 +203,10 @@ def _check_heads(recipe: Recipe, objective) -> None:
     if modules and objective.auto_class != "AutoModelForCausalLM":
         raise UserError(f"model.num_nextn_predict_layers={modules} predicts next tokens, unlike {objective.setting}")
     if modules and smoothing:
-        said = f"training.label_smoothing_factor={smoothing} leaves out model.num_nextn_predict_layers={modules}"
-        raise UserError(f"{said}; remove one of them")
+        raise UserError(
+            f"training.label_smoothing_factor={smoothing} leaves out model.num_nextn_predict_layers={modules}; remove "
+            f"one of them"
+        )
 
 
 def _check_training(recipe: Recipe) -> None:

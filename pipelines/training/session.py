@@ -128,14 +128,14 @@ class Session:
         """The collator for an objective's rows under this engine."""
         return self.engine.collator(objective.collator(self.data.packed))
 
-    def adjusts(self, recipe: Recipe, model) -> list[Callable]:
-        """Functions (optimizer, model) that change the learning rates of a new optimizer's groups."""
+    def adjust(self, recipe: Recipe, model) -> Callable | None:
+        """The function (optimizer, model) that scales a new optimizer's rates by training.transfer, if that is set."""
         from .models import transferred
         from .transfer import scale_rates
 
         if recipe.training.transfer is None:
-            return []
-        return [partial(scale_rates, scales=transferred(recipe, self.data, model))]
+            return None
+        return partial(scale_rates, scales=transferred(recipe, self.data, model))
 
     def trainer(
         self,
@@ -179,7 +179,7 @@ class Session:
             processing_class=self.data.processor,
             engine=self.engine,
             run_identity=self.identity_text(),
-            adjusts=self.adjusts(recipe, model),
+            adjust=self.adjust(recipe, model),
             optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, recipe) if own_schedule else None,
             patience=recipe.evaluation.patience,

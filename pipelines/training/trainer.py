@@ -6,7 +6,7 @@ second and MFU are logged; a new best model is saved at once, whatever save_step
 function in its own file, called where Trainer has a hook. The engine (engines/) decides how processes share the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class AnyformerTrainer(Trainer):
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        adjusts: functions (optimizer, model) that change the learning rates of a new optimizer's parameter groups.
+        adjust: function (optimizer, model) that changes the learning rates of a new optimizer's groups; None: nothing.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         shifts_labels: whether labels are aligned with the inputs, so that the first label of a row never counts.
         scorer: computes metrics from logits and labels (see EvaluationSums); None: only the loss is measured.
@@ -97,7 +97,7 @@ class AnyformerTrainer(Trainer):
         self,
         *,
         run_identity: str = "{}",
-        adjusts: Sequence[Callable] = (),
+        adjust: Callable | None = None,
         parts_of=None,
         shifts_labels: bool = True,
         scorer=None,
@@ -112,7 +112,7 @@ class AnyformerTrainer(Trainer):
         trusts_checkpoints: bool = False,
         **kwargs,
     ):
-        self.shares, self.adjusts, self.trusts_checkpoints = shares, adjusts, trusts_checkpoints
+        self.shares, self.adjust, self.trusts_checkpoints = shares, adjust, trusts_checkpoints
         section = section or TrainingSection(stall_minutes=None, router_warning=None)
         self.engine = engine or OneProcess(section)
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
@@ -333,8 +333,8 @@ class AnyformerTrainer(Trainer):
             self.optimizer = self.own_optimizer.build(built, set(self.get_decay_parameter_names(built)), self.args)
         with refusals():
             optimizer = super().create_optimizer(model)
-        for adjust in self.adjusts if fresh else ():
-            adjust(optimizer, built)
+        if fresh and self.adjust is not None:
+            self.adjust(optimizer, built)
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):

@@ -172,8 +172,10 @@ def test_backends_of_one_model_are_measured_apart():
     assert by["eager"].chosen.total > by["sdpa"].chosen.total  # whose scores are not kept
 
 
-def test_offloaded_states_are_counted_as_their_stage():
+def test_states_are_counted_in_the_stage_of_deepspeeds_name_or_file(tmp_path):
     assert stage_of_recipe(load_recipe("gpt2_small", ["training.deepspeed=zero3_offload"])) == "zero3"
+    (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert stage_of_recipe(load_recipe("gpt2_small", [f"training.deepspeed={tmp_path / 'mine.json'}"])) == "zero2"
 
 
 def test_shares_of_devices_add_up():

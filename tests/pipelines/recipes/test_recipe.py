@@ -411,6 +411,7 @@ NONSENSE |= {"dataloader_persistent_workers": "true"}
         (["tokenizer.sentinels=1000000000000"], "tokenizer.sentinels=1000000000000 must be at most 100000"),
         (["model={family: moe}", "model.router_aux_loss_coef=1e30"], "model.router_aux_loss_coef=1e+30 must be at"),
         (["model.position_encoding=learned", "objective.sequence_length=2048"], "model.max_position_embeddings=1024"),
+        (["objective.evaluation_overlap=256"], "evaluation_overlap=256 leaves no token to predict in a row of"),
     ],
 )  # fmt: skip
 def test_settings_that_exclude_each_other_are_refused(overrides, words):
