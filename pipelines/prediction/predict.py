@@ -65,8 +65,8 @@ class Prediction:
         """A hash of the model's name and files, the rows and the settings."""
         place = Path(self.recipe.model.name_or_path)
         files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(place.glob("*.*"))]
-        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens]
-        commit = getattr(self.objective.config, "_commit_hash", None)  # of a model on the Hub, which has no files here
+        settings, config = [self.columns.renamed, self.batch_size, self.max_new_tokens], self.objective.config
+        commit = getattr(config, "_commit_hash", None)  # of a model on the Hub, which has no files here
         return sha([str(place), files, commit, self.rows.identity(), settings])
 
     def finished(self, device) -> FinishedModel:
