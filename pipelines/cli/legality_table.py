@@ -61,10 +61,10 @@ def legality_markdown() -> str:
 
 INTRODUCTION = """# What goes together
 
-Positions down, kinds of attention across. "yes": with every norm placement and feed-forward layer named above the
-table; a number: refused, for the reason under the table. The table is printed by `anyformer list --legal`, from the
-rules by which a config is refused; tests build, train, save and load every "yes" on every attention backend, and see
-every other combination refused with its sentence."""
+Rows are position schemes, columns are kinds of attention. "yes": allowed with every norm placement and feed-forward
+layer named above the table. A number: refused, for the reason under the table. `anyformer list --legal` prints this
+table from the rules that refuse a config. Tests build, train, save and load every "yes" on every attention backend,
+and check that every other combination is refused with its sentence."""
 
 
 def family_markdown(rows: list[Cell]) -> list[str]:
