@@ -196,6 +196,7 @@ NOT_RUN = [
     NotRun("anyformer sweep quickstart ", "three runs; test_sweep.py makes tiny ones", sweep_composes),
     NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
+    NotRun("anyformer convert models/smollm2 ", "a model of a package; test_convert.py has its own", arguments_parse),
     NotRun(
         "anyformer train imdb_classify model.name_or_path=runs/imdb_mlm 'training.lora=",
         "PEFT is no part of the dev extra; test_lora.py runs it",
