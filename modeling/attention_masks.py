@@ -53,12 +53,12 @@ def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
 
 
 def first_tokens(attention_mask, document_ids):
-    """Index of the first token of each token's document (B, T), or of each row behind padding (B, 1); None: 0."""
+    """Index of the first token of each token's document (B, T), or of each row behind padding (B,); None: 0."""
     if document_ids is not None:
         return torch.searchsorted(document_ids, document_ids)
     if attention_mask is None or attention_mask.ndim != 2:
         return None
-    return (attention_mask.cumsum(-1) == 0).sum(-1, keepdim=True)
+    return (attention_mask.cumsum(-1) == 0).sum(-1)
 
 
 def counted_from(first, mask_function):
@@ -67,7 +67,7 @@ def counted_from(first, mask_function):
         return mask_function
 
     def counted(batch_idx, head_idx, q_idx, kv_idx):
-        start = first[batch_idx, q_idx if first.shape[1] > 1 else 0]
+        start = first[batch_idx] if first.ndim == 1 else first[batch_idx, q_idx]
         return mask_function(batch_idx, head_idx, q_idx - start, kv_idx - start)
 
     counted.takes_tensors = getattr(mask_function, "takes_tensors", False)
