@@ -391,7 +391,10 @@ def stage_of_recipe(recipe: Recipe) -> str | None:
     if isinstance(deepspeed, str) and deepspeed.removesuffix(OFFLOAD) in STAGES:
         return deepspeed.removesuffix(OFFLOAD)
     if isinstance(deepspeed, str) and Path(deepspeed).is_file():
-        deepspeed = json.loads(Path(deepspeed).read_text())
+        try:
+            deepspeed = json.loads(Path(deepspeed).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"training.deepspeed={deepspeed!r} cannot be read as JSON ({error})") from error
     if isinstance(deepspeed, dict):
         stage = (deepspeed.get("zero_optimization") or {}).get("stage", 0)
         return f"zero{stage}" if stage else "none"

@@ -16,7 +16,7 @@ from ..recipes.types import as_mapping, build
 
 SPLITS = ("test", "validation")
 # The only settings of a training's `extra` that affect how a model is run.
-RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
+RUNNING = ("per_device_eval_batch_size", "fp16", "use_cpu")
 
 
 def evaluation_recipe(

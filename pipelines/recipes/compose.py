@@ -6,6 +6,7 @@ TrainingArguments are read from their sources (introspection.py).
 """
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -58,12 +59,16 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     path = path.strip()
     if not equals or not path or any(not part for part in path.split(".")):
         raise UserError(f"override {text!r} is not of the form section.key=value")
+    is_text = value.lstrip()[:1] not in ("[", "{", '"', "'")
     try:
-        return path.split("."), parse_yaml(value, path)
+        parsed = parse_yaml(value, path)
     except UserError:
-        if value.lstrip()[:1] in ("[", "{", '"', "'"):
+        if not is_text:
             raise
         return path.split("."), value  # a glob such as *.txt is not YAML, but clearly text
+    if is_text and "#" in value and (parsed is None or isinstance(parsed, str)):
+        return path.split("."), value.strip()  # the shell gives a value without comments
+    return path.split("."), parsed
 
 
 def _apply_override(data: dict, path: list[str], value: Any) -> None:
@@ -230,6 +235,8 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
     recipe.objective, recipe.task = _learned_sections(learned)
+    if recipe.teacher is not None:
+        recipe.teacher.name_or_path = os.path.expanduser(recipe.teacher.name_or_path)
     left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
     recipe.model, recipe.training = _model_section(model), _training_section(training)
     if recipe.evaluation.metrics is None:
@@ -316,6 +323,7 @@ def _model_section(data: Any) -> ModelSection:
     section: ModelSection = build(ModelSection, {k: v for k, v in data.items() if k in known}, "model", rest="fields")
     rest = {key: value for key, value in data.items() if key not in known}
     if section.name_or_path is not None:
+        section.name_or_path = os.path.expanduser(section.name_or_path)
         for name in ("preset", "family"):
             if getattr(section, name) is not None:
                 raise UserError(f"model.{name} and model.name_or_path are both set; a checkpoint has an architecture")
@@ -366,6 +374,7 @@ def _training_section(data: Any) -> TrainingSection:
     ours = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in ours | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
+    section.output_dir = os.path.expanduser(section.output_dir)  # as TrainingArguments does
     for key, value in section.extra.items():
         where = f"training.{key}"
         section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)

@@ -28,6 +28,7 @@ FREE_ON_RESUME = [
     "data.bad_rows",
     "data.test_files",
     "data.test_split",
+    "objective.*evaluation_overlap",
     "training.output_dir",
     "training.resume",
     "training.audit_samples",

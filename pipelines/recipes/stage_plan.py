@@ -4,6 +4,7 @@ A stage's recipe is the run's with the stage's settings in their places, so that
 The stages share the run's number of steps, peak learning rate and validation.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
 OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # settings of a stage's learning rate schedule
-LENGTH = "sequence_length"
+LENGTH, OVERLAP = "sequence_length", "evaluation_overlap"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     if "weight_decay" in changed:
         training["weight_decay"] = changed["weight_decay"]
     learned = recipe.learned if LENGTH not in changed else replace(recipe.learned, **{LENGTH: changed[LENGTH]})
+    if getattr(learned, OVERLAP, 1) >= changed.get(LENGTH, math.inf):
+        learned = replace(learned, **{OVERLAP: 1})  # validations have rows of the recipe's own length
     training = replace(recipe.training, **training)
     return replace(recipe, stages=[], training=training, **{recipe.learned_section: learned})
 

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line, need_package
 from ..plugins import less_is_better
-from ..recipes.checks import check_schedule
+from ..recipes.checks import FOLLOWS_VALIDATIONS, check_schedule
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import sharing_rows
@@ -125,7 +125,9 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
     micro_batch: rows of a forward pass. accumulated: forward passes of a step. total: steps of the run; None: unknown.
     """
     section = recipe.training
-    scheduler, scheduler_kwargs = schedule(section, total)
+    (scheduler, scheduler_kwargs), less = schedule(section, total), less_is_better(recipe.evaluation.best_metric)
+    if scheduler in FOLLOWS_VALIDATIONS:
+        scheduler_kwargs = {"mode": "min" if less else "max"} | scheduler_kwargs
     values = {
         "output_dir": section.output_dir,
         "seed": section.seed,
@@ -154,7 +156,7 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,
-        "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
+        "greater_is_better": not less,
         **safe_values(device),
     }
     if device == "cuda" and section.parallelism is not None and section.parallelism.fsdp_cpu_offload:

@@ -27,8 +27,8 @@ def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, di
         name = "cosine_with_min_lr"
     if name == "wsd":
         name = "warmup_stable_decay"
-    if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
-        share = section.decay_steps
+    if name == "warmup_stable_decay":
+        share = kwargs.get("num_decay_steps", section.decay_steps)
         if share < 1 and total_steps is None:
             raise UserError("training.decay_steps below 1 is a share of training.max_steps, which is not set")
         kwargs["num_decay_steps"] = round(share * total_steps) if share < 1 else int(share)

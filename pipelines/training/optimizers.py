@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 from transformers import TrainingArguments
+from transformers.pytorch_utils import Conv1D
 
 from ..accounting.precision import prefers_bf16
 from ..recipes.optimizer_rows import OwnOptimizer
@@ -27,10 +28,11 @@ class BatchedMuon(torch.optim.Muon):
 
     Args:
         dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
+        transposed: the parameters that are stored as (inputs, outputs); others are (outputs, inputs).
     """
 
-    def __init__(self, params, dtype: torch.dtype, **settings):
-        params = list(params)
+    def __init__(self, params, dtype: torch.dtype, transposed=(), **settings):
+        params, self.transposed = list(params), {id(parameter) for parameter in transposed}
         super().__init__([{"params": [p for p in params if p.ndim == 2]}], **settings)
         if stacked := [p for p in params if p.ndim == 3]:
             self.add_param_group({"params": stacked})
@@ -50,16 +52,25 @@ class BatchedMuon(torch.optim.Muon):
                     if "momentum_buffer" not in state:
                         state["momentum_buffer"] = torch.zeros_like(parameter)
                     parts = map(matrices_of, (parameter, parameter.grad, state["momentum_buffer"]))
-                    alike[parameter.shape[-2:], split_of(parameter)] += zip(*parts)
-            for (shape, split), matrices in alike.items():
+                    is_transposed = id(parameter) in self.transposed
+                    alike[parameter.shape[-2:], split_of(parameter), is_transposed] += zip(*parts)
+            for (shape, split, is_transposed), matrices in alike.items():
                 size = max(1, MOST_NUMBERS // shape.numel())
                 size = size if split is None else split.together(size, len(matrices))
                 for start in range(0, len(matrices), size):
-                    self._step_matrices(*zip(*matrices[start : start + size]), shape, split, group)
+                    some = zip(*matrices[start : start + size])
+                    self._step_matrices(*some, shape, split, group, is_transposed)
         return loss
 
     def _step_matrices(
-        self, parameters: tuple, gradients: tuple, buffers: tuple, shape: torch.Size, split: Split | None, group: dict
+        self,
+        parameters: tuple,
+        gradients: tuple,
+        buffers: tuple,
+        shape: torch.Size,
+        split: Split | None,
+        group: dict,
+        is_transposed: bool,
     ):
         momentum = group["momentum"]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
@@ -68,12 +79,12 @@ class BatchedMuon(torch.optim.Muon):
         matrices = parts if split is None else split.some_whole(parts, shape)
         directions = orthogonalized(matrices, group["ns_coefficients"], group["ns_steps"], group["eps"])
         directions = directions if split is None else split.shares(directions, shape, len(parts))
-        rows, columns = shape
+        outputs, inputs = reversed(shape) if is_transposed else shape
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
             parameters,
             directions.to(parameters[0].dtype).split([len(p) for p in parameters]),
-            alpha=-group["lr"] * math.sqrt(max(1, rows / columns)),
+            alpha=-group["lr"] * math.sqrt(max(1, outputs / inputs)),
         )
 
 
@@ -93,12 +104,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW as one optimizer with their groups and states.
 
     A schedule scales the learning rate of each group from its own peak. Either optimizer is None if it would have no
-    parameters: a LoRA adapter may consist only of matrices in the blocks.
+    parameters: a LoRA adapter may consist only of matrices in the blocks. lr: the rate of which schedules with a least
+    rate (`min_lr`, `lr_end`) take that as a share.
     """
 
-    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None):
+    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None, lr: float):
         self.parts = {name: part for name, part in (("muon", muon), ("adamw", adamw)) if part is not None}
-        super().__init__([p for part in self.parts.values() for g in part.param_groups for p in g["params"]], {})
+        parameters = [p for part in self.parts.values() for g in part.param_groups for p in g["params"]]
+        super().__init__(parameters, {"lr": lr})
         self._share_groups()
 
     def _share_groups(self):
@@ -140,6 +153,12 @@ def muon_parameter_names(model: torch.nn.Module) -> set[str]:
     return {n for n, p in model.named_parameters() if id(p) in inside - others}
 
 
+def stored_transposed(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Weights stored as (inputs, outputs): those of GPT-2's Conv1D, and of some experts of transformers."""
+    modules = [m for m in model.modules() if isinstance(m, Conv1D) or getattr(m, "is_transposed", False)]
+    return [parameter for module in modules for parameter in module.parameters(recurse=False)]
+
+
 def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay, betas, eps) -> MuonWithAdamW:
     """Muon for the hidden matrices, AdamW for the rest (with weight decay only for the names in `decay_names`)."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -154,8 +173,9 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     dtype = torch.bfloat16 if prefers_bf16(next(model.parameters()).device.type) else torch.float32
     hidden = [trainable[n] for n in trainable if n in matrices]
     return MuonWithAdamW(
-        BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay) if hidden else None,
+        BatchedMuon(hidden, dtype, stored_transposed(model), lr=muon_lr, weight_decay=weight_decay) if hidden else None,
         torch.optim.AdamW(others, lr=adamw_lr, betas=betas, eps=eps, fused=True) if others else None,
+        adamw_lr,
     )
 
 

@@ -10,13 +10,14 @@ from transformers import TrainingArguments
 
 from ..data.reference import weights_identity
 from ..data.rows import Rows
+from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
-from ..recipes.parallelism import check_processes
+from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
@@ -101,6 +102,12 @@ class Session:
         if total is not None:
             check_schedule(recipe.training, total)
         check_rows_can_be_shared(recipe, rows)
+        batch = self.arguments.train_batch_size * data_ranks(recipe.training, self.arguments.world_size)
+        if self.arguments.dataloader_drop_last and not rows.is_stream and len(rows) < batch:
+            raise UserError(
+                f"training.parallelism={words_of(recipe.training.parallelism)} needs whole batches of {batch} rows, "
+                f"and the data has {len(rows)}; lower training.per_device_train_batch_size"
+            )
         ranks = data_ranks(recipe.training, self.arguments.world_size)
         self.stages = stage_runs(self.data.stages, ranks, rows_of(self.arguments))
         for run in self.stages:

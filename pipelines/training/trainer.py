@@ -370,9 +370,12 @@ class AnyformerTrainer(Trainer):
 
     def log_final(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the finished model that its evaluation has not logged yet."""
-        logged = {name for line in self.state.log_history if line["step"] == self.state.global_step for name in line}
-        if metrics.keys() - logged:
-            self.log({name: value for name, value in metrics.items() if name not in logged})
+        logged = {}
+        for line in self.state.log_history:
+            logged |= line if line["step"] == self.state.global_step else {}
+        fresh = {name: value for name, value in metrics.items() if logged.get(name) != value}
+        if fresh:
+            self.log(fresh)
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # ThroughputLog counts them, without waiting for the device

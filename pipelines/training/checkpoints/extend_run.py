@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import UserError
 from ...recipes.checks import check_recipe
 from ...recipes.differences import LENGTH, resume_differences
+from ...recipes.global_batch import SETTINGS
 from ...recipes.schema import Recipe, StageSection, TrainingSection
 from ...recipes.stage_plan import OF_RATE, rates_of, stages_of
 
@@ -78,8 +79,10 @@ def extend(recipe: Recipe) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{setting} holds no run to extend; train it first, without --extend") from None
     restarts = section_of(stored).restarts
-    extended = replace(recipe, training=replace(recipe.training, restarts=restarts))
-    if restarts and next(resume_differences(stored, extended.to_dict()), None) is None:
+    extended = replace(recipe, training=replace(recipe.training, restarts=restarts)).to_dict()
+    # Whether a step has as many rows, divided otherwise, is checked when the run goes on.
+    same = stored | {"training": stored["training"] | {name: extended["training"][name] for name in SETTINGS}}
+    if restarts and next(resume_differences(same, extended), None) is None:
         recipe.training.restarts = restarts
         return
     old = schedule_of(stored)

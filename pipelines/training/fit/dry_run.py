@@ -1,5 +1,6 @@
 """The dry run: one training step with all that a run does around it, in a temporary folder."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,7 +100,7 @@ def try_step(session, model) -> tuple:
             trainer.train()
         batch = micro_batch * ranks
         facts = {
-            "loss": next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry),
+            "loss": next((entry["loss"] for entry in trainer.state.log_history if "loss" in entry), math.nan),
             "finite": step.finite,
             "where": "" if run is None else f" of stage {run.stage.number + 1}",
             "rows": batch if rows.is_stream else min(batch, len(rows)),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ...adapters import is_adapter
 from ...backends import backends_of
@@ -37,7 +38,8 @@ def describe_model(model, engine: Engine) -> str:
     sizes = [f"{type(plain(model)).__name__}, {short_number(parameters)} parameters{at_work}"]
     if (layers := getattr(config, "num_hidden_layers", None)) is not None:  # convolutions have stages instead
         sizes += [f"{counted(layers, 'layer')}, width {config.hidden_size}"]
-        sizes += [counted(config.num_attention_heads, "head")]
+    if (heads := getattr(config, "num_attention_heads", None)) is not None:  # state-space models have none
+        sizes += [counted(heads, "head")]
     return ", ".join([*sizes, what_it_reads(config)])
 
 
@@ -126,12 +128,12 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     for name, value in run.get("metrics", {}).items():
         split, _, metric = name.partition("_")
         shown = "no number" if value is None else with_interval(metric, value, run.get("data", {}).get(split, {}))
-        table.add_row(name.replace("_", " "), shown)
+        table.add_row(Text(name.replace("_", " ")), Text(shown))
     console.print(table)
     for sentence in interpret(run):
         print_facts([("note", sentence)])
     for sample in run.get("samples", []):
-        console.rule(objective.sample_title(sample["prompt"]), align="left")
+        console.rule(Text(objective.sample_title(sample["prompt"])), align="left")  # [/INST] is no markup of rich
         console.print(sample["text"], markup=False)
         if "reference" in sample:
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
