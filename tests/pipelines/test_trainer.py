@@ -189,3 +189,23 @@ def test_bf16_autocast_and_gradient_checkpointing_train(make_trainer):
     losses = [h["loss"] for h in trainer.state.log_history if "loss" in h]
     assert losses[-1] < losses[0]
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("schedule", [("cosine", {"min_lr": 2e-4}), ("polynomial", {"lr_end": 2e-4, "power": 1.0})])
+def test_muon_takes_schedules_that_end_at_a_least_rate(make_trainer, schedule):
+    name, kwargs = schedule
+    name = "cosine_with_min_lr" if name == "cosine" else name
+    trainer = make_trainer(optim="muon", learning_rate=1e-3, lr_scheduler_type=name, lr_scheduler_kwargs=kwargs)
+    trainer.create_optimizer_and_scheduler(num_training_steps=4)
+    for _ in range(4):
+        trainer.lr_scheduler.step()
+    rates = {group["initial_lr"]: group["lr"] for group in trainer.optimizer.param_groups}
+    assert rates[1e-3] == pytest.approx(2e-4) and all(rate == pytest.approx(0.2 * peak) for peak, rate in rates.items())
+
+
+def test_a_metric_of_the_finished_model_is_logged_beside_another_value_of_that_step(make_trainer):
+    trainer = make_trainer(max_steps=1, save_steps=1)
+    trainer.log({"validation_bleu": 0.0, "validation_loss": 2.0})
+    trainer.log_final({"validation_bleu": 0.2, "validation_loss": 2.0})
+    assert [line.get("validation_bleu") for line in trainer.state.log_history] == [0.0, 0.2]
+    assert "validation_loss" not in trainer.state.log_history[-1]

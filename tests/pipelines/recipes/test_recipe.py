@@ -328,6 +328,14 @@ def test_every_bound_is_enforced():
         assert re.fullmatch(rf"{path}={wrong}(\.0)? must be {words} {limit}", message)
 
 
+def test_a_value_of_the_command_line_keeps_its_signs_and_its_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    overrides = ["training.output_dir=~/run #1", "model.name_or_path=~/base", "training.learning_rate=1e-3 # high"]
+    recipe = load_recipe("trec_tuned", overrides)
+    assert recipe.training.output_dir == "/home/me/run #1" and recipe.model.name_or_path == "/home/me/base"
+    assert recipe.training.learning_rate == 1e-3
+
+
 @pytest.mark.parametrize("argument", OWNED_ARGUMENTS)
 def test_arguments_we_own_are_refused_with_the_setting_to_use(argument):
     assert sentence("quickstart", f"training.{argument}=1").startswith(f"training.{argument} cannot be set; ")

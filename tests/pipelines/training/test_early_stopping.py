@@ -3,6 +3,7 @@
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.arguments import training_arguments
 from processes import end_in_micro_batch, logged_losses
 from run_folders import facts_of, lines_of
 from task_data import task_recipe
@@ -135,6 +136,9 @@ def test_a_schedule_that_follows_validations_needs_their_metric(tmp_path, comman
     losses = [entry["loss"] for entry in facts["validations"]]
     assert losses.index(min(losses)) == facts["best_step"] // 2 - 1
     assert command("evaluate", tmp_path / "run") == 0
+    for metric, mode in {"loss": "min", "accuracy": "max"}.items():
+        arguments = training_arguments(load_recipe(str(recipe), [f"evaluation.best_metric={metric}"]))
+        assert arguments.lr_scheduler_kwargs["mode"] == mode
 
 
 def test_patience_needs_something_to_improve(tmp_path):

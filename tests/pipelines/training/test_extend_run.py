@@ -78,6 +78,9 @@ def test_a_run_that_has_decayed_is_extended_by_a_stretch_of_its_own(recipe, caps
     capsys.readouterr()
     train(file, "training.max_steps=14", "--extend")  # the same command shows the result
     assert "is finished already" in capsys.readouterr().out
+    halves = ("training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2")
+    train(file, "training.max_steps=14", "--extend", *halves)  # as many rows in a step, divided otherwise
+    assert "is finished already" in capsys.readouterr().out
     train(file, "training.max_steps=16", "--extend")
     assert json.loads((folder / "run.json").read_text())["recipe"]["training"]["restarts"] == [8, 14]
 
@@ -133,3 +136,9 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again_over_its_model(re
         shutil.rmtree(checkpoint)
     train(file, "training.max_steps=12", code=2)
     assert "and none of its checkpoints" in capsys.readouterr().err and weights_of(folder) == before
+
+
+def test_a_share_of_steps_is_a_share_by_either_name():
+    one, other = recipe_with("wsd", decay_steps=0.2), recipe_with("wsd", lr_scheduler_kwargs={"num_decay_steps": 0.2})
+    shares = [share_of_steps(recipe, 100) for recipe in (one, other)]
+    assert [shares[0](step) for step in range(100)] == [shares[1](step) for step in range(100)]

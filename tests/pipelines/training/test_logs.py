@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
+from anyformer.pipelines.training.log.summary import print_result
 from run_folders import lines_of
 from transformers import get_scheduler
 
@@ -193,3 +195,11 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
         (norms,) = layers_of(line).values()
         assert [*norms] == [1, 2] and min(norms.values()) > 0
     assert "Gradient norm by layer" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_samples_may_look_like_markup(capsys, tmp_path):
+    run = {"steps": 1, "wall_seconds": 1.0, "world_size": 1}
+    run["samples"] = [{"prompt": "[INST] hi [/INST]", "text": "[/b]"}]
+    objective = SimpleNamespace(sample_title="sample after {}".format, how_to_use=str, picture=None)
+    print_result(tmp_path, run, objective)
+    assert "sample after [INST] hi [/INST]" in capsys.readouterr().out

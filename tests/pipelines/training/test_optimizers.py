@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from anyformer import (
     AnyformerDecoderForCausalLM,
@@ -216,3 +217,15 @@ ROWS_COLUMNS = {
 def test_muon_of_matrices_that_processes_share_is_that_of_whole_ones(sizes, of_matrices, of_experts, tmp_path):
     found = run_ranks(math.prod(sizes), steps_on_shares, {2: of_matrices, 3: of_experts}, sizes, folder=tmp_path)
     assert max(found) < 1e-12
+
+
+def test_weights_stored_as_inputs_and_outputs_take_the_steps_of_linear_layers():
+    linear, conv = torch.nn.Linear(8, 32), Conv1D(32, 8)
+    with torch.no_grad():
+        conv.weight.copy_(linear.weight.T)
+    models = [torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}) for layer in (linear, conv)]
+    gradient = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    linear.weight.grad, conv.weight.grad = gradient, gradient.T.clone()
+    for model in models:
+        build(model).step()
+    torch.testing.assert_close(conv.weight.T, linear.weight, atol=1e-2, rtol=1e-2)  # bf16, where it is fast
