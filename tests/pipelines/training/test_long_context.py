@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation import position_perplexity
 from anyformer.pipelines.evaluation.position_perplexity import trained_length
 from anyformer.pipelines.recipes.checkpoint_overrides import with_fields
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -47,7 +48,7 @@ def base(tmp_path) -> str:
 
 
 @pytest.mark.slow
-def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys):
+def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     recipe, long = str(tmp_path / "recipe.yaml"), str(tmp_path / "long")
     longer = ["objective.sequence_length=96", *STRETCHED]
@@ -71,6 +72,9 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
     assert first["tokens_before"][-1] > 90 and len(first["perplexity"]) == len(first["tokens_before"])
     assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(position_perplexity, "nll_by_position", lambda *_: torch.full((95,), 1e9, dtype=torch.float64))
+    assert main(["evaluate", base, recipe, *measure, before]) == 0  # of a diverged run
+    assert set(json.loads(Path(before).read_text())["perplexity"]) == {None}
 
 
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "none"])
