@@ -154,9 +154,7 @@ def test_a_tie_is_no_point_and_shares_of_groups_add_up(tmp_path):
     of_groups = shares_of_groups(open_pairs(MinimalPairsSettings(files=str(path))), right)
     assert list(of_groups["phenomenon"]) == ["kind 1", "kind 2", "kind 0"]  # a pair of no group is in none
     path = write_lines(tmp_path / "none.jsonl", [PAIRS[0], {"good": "a", "bad": "b"}])
-    with pytest.raises(
-        UserError, match=r"minimal_pairs.files: .*none.jsonl, line 2 has no column 'phenomenon'"
-    ):
+    with pytest.raises(UserError, match=r"minimal_pairs.files: .*none.jsonl, line 2 has no column 'phenomenon'"):
         open_pairs(MinimalPairsSettings(files=str(path)))
 
 
