@@ -145,7 +145,7 @@ def continue_text(
     Args:
         model: in evaluation mode.
         do_sample: draw tokens (temperature 0.8 unless given); False: greedy, or beam search with `num_beams` > 1.
-            None: a decoder draws, an encoder-decoder searches as its generation config says.
+            None: a decoder draws, an encoder-decoder searches, with one beam as its generation config says.
         seed: for drawing tokens; the same seed gives the same text on the same machine.
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
@@ -182,10 +182,11 @@ def continue_text(
 
 def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `generate` for choosing tokens. answers: whether the model is an encoder-decoder."""
+    told = do_sample is not None or num_beams > 1  # else an encoder-decoder's generation config decides
     if do_sample is None:
         do_sample = not answers or any(value is not None for value in drawn.values())
     options = {}
-    if do_sample or not answers:
+    if told or do_sample or not answers:
         options |= {"do_sample": do_sample, "num_beams": num_beams}
     if do_sample:
         options |= {"temperature": DEFAULT_TEMPERATURE}

@@ -1,5 +1,6 @@
 """`anyformer check`: does a model keep its promises?"""
 
+from os.path import expanduser
 from pathlib import Path
 
 from ..checks.laws import LAWS, laws_named
@@ -30,7 +31,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--laws", metavar="NAMES", help="laws to ask, such as packing,padding (default: all)")
     parser.add_argument("--real", action="store_true", help="ask the model's own weights, in fp32, instead of a twin")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu (default) or cuda")
-    parser.add_argument("--html", metavar="FILE", help="page to write")
+    parser.add_argument("--html", type=expanduser, metavar="FILE", help="page to write")
     add_json(parser)
 
 
@@ -59,12 +60,13 @@ def run(args) -> int:
             name, subject = args.model, subject_of(args.model, **options)
         report = report_of(subject, name, laws)
         answer.append(report.to_dict())
-        print_report(report)
-        if args.html is not None:
+        if args.html is not None:  # before anything is printed: the reader of a pipe may leave early
             from ..checks.checks_page import page_of
             from ..storage.atomic import write_atomically
 
             write_atomically(Path(args.html), page_of([report.to_dict()], f"Check of {report.name}"))
+        print_report(report)
+        if args.html is not None:
             print(f"written to {args.html}")
     return 0 if report.holds else 1
 

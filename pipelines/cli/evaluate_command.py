@@ -1,6 +1,7 @@
 """`anyformer evaluate`: a model on a task or a suite, or two models compared on a task."""
 
 from collections.abc import Callable
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,12 @@ def add_arguments(add_parser) -> None:
     add_overrides(parser)
     parser.add_argument("--split", choices=("test", "validation"), help="data to measure on (default: test, if any)")
     parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
-    parser.add_argument("--output", metavar="FILE", help="JSON to write (default: MODEL/evaluation-TASK.json)")
-    parser.add_argument("--predictions", metavar="FILE", help="JSONL to write: place, texts, prediction, reference")
+    of_output, of_predictions = (
+        "JSON to write (default: MODEL/evaluation-TASK.json)",
+        "JSONL to write: place, texts, prediction, reference",
+    )
+    parser.add_argument("--output", type=expanduser, metavar="FILE", help=of_output)
+    parser.add_argument("--predictions", type=expanduser, metavar="FILE", help=of_predictions)
     _add_few_shot(parser)
     parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
@@ -102,9 +107,10 @@ def run(args) -> None:
     with json_alone(args.json) as answer:
         if (measured := measure(args)) is not None:
             result, show, *files = measured
-            show(result)
+            written = _write(result, *files, args.predictions)  # before it is shown: a pipe's reader may leave early
             answer.append(result.facts())
-            _write(result, *files, args.predictions)
+            show(result)
+            print(*written, sep="\n", end="\n" * bool(written))
     if of_one:
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
@@ -200,12 +206,18 @@ def _pairs(args) -> Measured:
     return result, print_pairs, output, (result.answers,)
 
 
+def _against(first: Path, second: Path) -> str:
+    """How a comparison's file names the second model: by its last name, or by all where it lies in another folder."""
+    beside = first.parent == second.parent or len(second.parts) == 1
+    return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
+
+
 def _compare(args) -> Measured:
     from ..evaluation.request import choose_split
 
     recipes = [_recipe(args, model) for model in args.models]
     split = choose_split(recipes[0], args.split)
-    output = _output(args, recipes[0].name, f"against-{Path(args.models[1]).name}")
+    output = _output(args, recipes[0].name, _against(*map(Path, args.models)))
     say_loading()
     from ..evaluation.compare import compare_models, print_comparison
 
@@ -228,18 +240,23 @@ def _suite(args) -> Measured:
     return evaluate_suite(suite, model, recipes), print_suite, output, ()
 
 
-def _write(result, output: Path | None, answers: tuple, predictions: str | None) -> None:
-    """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file."""
+def _write(result, output: Path | None, answers: tuple, predictions: str | None) -> list[str]:
+    """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file.
+
+    Returns sentences that say where all is.
+    """
     from ..evaluation.evaluate import with_examples, write_json, write_lines
 
+    written = []
     if output is not None:
         write_json(result.facts(), output)
-        print(f"written to {output}")
+        written.append(f"written to {output}")
     if predictions is not None:
         predicted, *source = answers
         write_lines(with_examples(predicted, *source) if source else predicted, Path(predictions))
-        print(f"predictions are in {predictions}")
+        written.append(f"predictions are in {predictions}")
     if hasattr(result, "suite") and output is not None and output.parent == Path(result.model).expanduser():
         from ..publishing.model_card import write_model_card
 
-        print(f"model card: {write_model_card(output.parent)}")
+        written.append(f"model card: {write_model_card(output.parent)}")
+    return written

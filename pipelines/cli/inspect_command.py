@@ -1,5 +1,6 @@
 """`anyformer inspect`: a page that shows what a model attends to."""
 
+from os.path import expanduser
 from pathlib import Path
 
 from .output import say_loading
@@ -21,7 +22,9 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--word", help="a part of each text: which tokens look at it")
     parser.add_argument("--layers", type=whole_numbers, help="layers whose maps are shown, such as 0,5 (default: all)")
     parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
-    parser.add_argument("--out", help="the page to write (default %(default)s)", default="inspect.html")
+    parser.add_argument(
+        "--out", type=expanduser, default="inspect.html", help="the page to write (default %(default)s)"
+    )
 
 
 def run(args) -> None:

@@ -1,6 +1,7 @@
 """`anyformer predict`: a model's answers to rows without labels."""
 
 import sys
+from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
@@ -25,7 +26,8 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("files", metavar="FILE", nargs="+", help="tables, images, texts, folders of them, or patterns")
-    parser.add_argument("--out", metavar="FILE", help="file to write: .jsonl, .csv or .parquet (default: JSON lines)")
+    of_out = "file to write: .jsonl, .csv or .parquet (default: JSON lines)"
+    parser.add_argument("--out", type=expanduser, metavar="FILE", help=of_out)
     parser.add_argument(
         "--columns",
         metavar="NAME=COLUMN",

@@ -1,5 +1,6 @@
 """`anyformer report`: the page of a run, or of several compared."""
 
+from os.path import expanduser
 from pathlib import Path
 
 from ..errors import need_package
@@ -17,8 +18,10 @@ def add_arguments(add_parser) -> None:
         "  anyformer report runs/quickstart --figures figures",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run (its output_dir)")
-    parser.add_argument("--out", help="the page to write (default: RUN/report.html; of several runs comparison.html)")
-    parser.add_argument("--figures", metavar="FOLDER", help="draw the curves there, as PNG and SVG (needs matplotlib)")
+    of_page = "the page to write (default: RUN/report.html; of several runs comparison.html)"
+    of_figures = "draw the curves there, as PNG and SVG (needs matplotlib)"
+    parser.add_argument("--out", type=expanduser, help=of_page)
+    parser.add_argument("--figures", type=expanduser, metavar="FOLDER", help=of_figures)
 
 
 def run(args) -> None:

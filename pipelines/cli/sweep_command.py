@@ -1,6 +1,7 @@
 """`anyformer sweep`: a recipe with every combination of some settings, and which of them is best."""
 
 import os
+from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
@@ -35,7 +36,8 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--evaluate", metavar="MODEL", help="measure this model with each combination, train none")
     parser.add_argument("--max-examples", type=at_least(1), metavar="N", help="--evaluate: at most so many examples")
     parser.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
+    of_out = "folder of the runs (default: the recipe's output_dir-sweep)"
+    parser.add_argument("--out", type=expanduser, metavar="FOLDER", help=of_out)
     parser.add_argument("--legal-only", action="store_true", help="leave out combinations that exclude each other")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
 

@@ -2,8 +2,9 @@
 
 import argparse
 import time
+from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .output import say_loading
 from .parser import add_recipe, at_least, recipe_of, seeds_of
 
@@ -20,9 +21,13 @@ class SectionHelp(argparse.Action):
     """`--help`: the parser's help; `--help training`: the settings of a section; `--help all`: every setting."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        from .settings_help import settings_help
+        from ..recipes.recipe_files import shipped
+        from .settings_help import by_section, settings_help
 
-        print(settings_help(values) or parser.format_help(), end="")
+        explained = settings_help(values)
+        if explained is None and values is not None and values not in shipped("recipes") and not Path(values).exists():
+            raise UserError(f"--help {values}: no such section{did_you_mean(values, [*by_section(), 'all'])}")
+        print(explained or parser.format_help(), end="")
         parser.exit()
 
 

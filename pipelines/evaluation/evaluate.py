@@ -42,15 +42,17 @@ from .result import Result, with_bounds
 class Evaluation(Result):
     """The metrics of a task.
 
-    examples: the number of rows. rows: what they are called, such as "examples". metrics: name -> number. signatures:
-    metric -> the settings and versions that its number depends on, if it names any. intervals: metric -> {"low",
-    "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each example, if
-    there are references, and its "part" if one run has several tasks. compared: what the metrics were computed from.
-    backends: what computed attention and experts. classes: as Objective.class_report.
+    examples: the number of rows. max_examples: the limit on them that was asked for. rows: what they are called, such
+    as "examples". metrics: name -> number. signatures: metric -> the settings and versions that its number depends on,
+    if it names any. intervals: metric -> {"low", "high", "method"}, its 95 % confidence interval. answers: {"row",
+    "prediction", "reference"} of each example, if there are references, and its "part" if one run has several tasks.
+    compared: what the metrics were computed from. backends: what computed attention and experts. classes: as
+    Objective.class_report.
     """
 
     split: str
     examples: int
+    max_examples: int | None
     rows: str
     metrics: dict[str, float]
     signatures: dict[str, str]
@@ -68,7 +70,7 @@ class PreparedEvaluation:
     """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
     names: metrics to report. rows: of the split. train: rows of the training split, where a metric needs them. chosen:
-    the numbers of the rows that are measured. source: what the rows were made from.
+    the numbers of the rows that are measured, at most max_examples. source: what the rows were made from.
     """
 
     recipe: Recipe
@@ -79,6 +81,7 @@ class PreparedEvaluation:
     train: Rows | None
     chosen: list[int]
     source: Any
+    max_examples: int | None = None
 
     def load_model(self):
         """The model, in evaluation mode. Raises UserError where it cannot be loaded, or lacks the head."""
@@ -119,7 +122,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     data.objective.keeps_scores = True
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
-    return PreparedEvaluation(recipe, split, data.objective, names, *of_splits)
+    return PreparedEvaluation(recipe, split, data.objective, names, *of_splits, max_examples)
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
@@ -157,6 +160,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         [answer for comparison in compared for answer in answers_of(objective, comparison)],
         split=split,
         examples=len(chosen),
+        max_examples=prepared.max_examples,
         rows=f"{objective.row_noun}s",
         metrics=metrics,
         signatures=objective.signatures,

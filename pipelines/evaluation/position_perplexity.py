@@ -3,7 +3,6 @@
 Only rows that lie within one document are measured, so every position is averaged over the same rows.
 """
 
-import json
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ..recipes.schema import Recipe
 from ..reporting.charts import by_position
 from ..reporting.figures import draw
 from ..storage.checkpoints import write_atomically
+from ..storage.json_text import json_text
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched
@@ -58,12 +58,13 @@ def evaluate_by_position(
         "split": split,
         "data": rows.name,
         "rows": len(whole),
+        "max_examples": max_examples,
         "trained_length": trained_length(name, config),
         **in_buckets(sums / len(whole)),
         "seconds": round(time.time() - started, 1),
         "recipe": recipe.to_dict(),
     }
-    write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(output, json_text(result) + "\n")
     picture = output.with_suffix(".png")
     draw(by_position({name: [result]}), [name], picture, width=6.4, height=3.8)
     print(f"{name}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")

@@ -6,6 +6,8 @@ from pathlib import Path
 from ..reporting.run_log import BY_POSITION_FILE, read_run
 from .workers import Command, run_commands
 
+UNKNOWN = -1  # the limit on rows of a file that does not say it
+
 
 def measure_by_position(
     runs: list[Path],
@@ -25,7 +27,7 @@ def measure_by_position(
     for folder in runs:
         measurement = read_run(folder).by_position
         has_length = (measurement.get("recipe") or {}).get("objective", {}).get("sequence_length") == length
-        if not (has_length and (max_examples is None or measurement["rows"] <= max_examples)):
+        if not (has_length and measurement.get("max_examples", UNKNOWN) == max_examples):
             limit = [] if max_examples is None else ["--max-examples", str(max_examples)]
             words = [*plugins, "evaluate", str(folder), f"objective.sequence_length={length}", "--by-position", *limit]
             words += ["--output", str(folder / BY_POSITION_FILE)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..recipes.base_width import head_size, in_width
 from ..recipes.schema import Recipe
+from .sweep_file import setting
 
 FEWEST = 6  # runs that a law is fitted to, at least: one more than it has parameters
 OF_IT = "a ladder is made of it"
@@ -56,6 +57,6 @@ def ladder(recipe: Recipe, widths: list[int], steps: list[int]) -> list[Rung]:
         for count in steps:
             folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
             settings = [f"model.{name}={value}" for name, value in sizes.items()]
-            settings += [f"training.max_steps={count}", f"training.output_dir={folder}"]
+            settings += [f"training.max_steps={count}", setting("training.output_dir", str(folder))]
             rungs.append(Rung(width, count, settings, folder))
     return sorted(rungs, key=lambda rung: (rung.width * rung.steps, rung.width))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..storage.model_folder import files_of_answers
 from .samplers import Combination
 from .sweep import Run, SweepRuns
 
@@ -14,11 +15,11 @@ from .sweep import Run, SweepRuns
 class Measurement(Run):
     """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
 
-    expected: (the recipe with which it is measured, as plain data; when the model was written). A file that agrees with
-    both is not made again.
+    expected: (what its file says of the measurement: the recipe and the limit on examples; when the model was written).
+    A file that agrees with both is not made again.
     """
 
-    expected: tuple[dict[str, Any], float] = ({}, 0.0)
+    expected: tuple[dict[str, Any], int] = ({}, 0)
 
     @property
     def file(self) -> Path:
@@ -30,11 +31,12 @@ class Measurement(Run):
 
     def is_known(self) -> bool:
         """Whether the file holds the result of this model with these settings."""
-        recipe, written = self.expected
-        if not self.file.is_file() or self.file.stat().st_mtime < written:
+        facts, written = self.expected
+        if not self.file.is_file() or self.file.stat().st_mtime_ns < written:
             return False
         try:
-            return json.loads(self.file.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe))
+            result = json.loads(self.file.read_text(encoding="utf-8"))
+            return {name: result[name] for name in facts} == json.loads(json.dumps(facts))
         except (ValueError, KeyError, TypeError):
             return False  # damaged: it is measured again
 
@@ -56,8 +58,8 @@ class SweepMeasurements(SweepRuns):
     def __init__(self, *args, load: Callable, **kwargs):
         super().__init__(*args, **kwargs)
         self.load = load
-        config = Path(self.sweep.settings.evaluate).expanduser() / "config.json"
-        self.written = config.stat().st_mtime if config.is_file() else 0.0
+        files = files_of_answers(Path(self.sweep.settings.evaluate).expanduser())
+        self.written = max((path.stat().st_mtime_ns for path in files), default=0)
 
     def metric_asked_for(self) -> tuple[str, str, str]:
         """As in SweepRuns, but without a split: `evaluate` measures one split and does not put it before a metric."""
@@ -66,7 +68,8 @@ class SweepMeasurements(SweepRuns):
 
     def runs_of(self, combination: Combination) -> list[Run]:
         """One measurement for the combination, as no seed would change it."""
-        expected = self.load([*self.sweep.fixed, *combination.settings]).to_dict(), self.written
+        recipe = self.load([*self.sweep.fixed, *combination.settings]).to_dict()
+        expected = {"recipe": recipe, "max_examples": self.sweep.settings.max_examples}, self.written
         return [Measurement(combination, None, self.folder / combination.name, expected=expected)]
 
     def question(self) -> dict[str, Any]:

@@ -18,10 +18,14 @@ MORE_TRIES = 50  # draws for each combination, as a draw may repeat an earlier o
 
 @dataclass(frozen=True)
 class Combination:
-    """One point of a sweep. values: {setting: value}, with `variant` where the sweep has variants."""
+    """One point of a sweep. values: {setting: value}, with `variant` where the sweep has variants.
+
+    alike: settings with another value in the sweep that a folder's name would write as this one.
+    """
 
     values: dict[str, Any]
     settings: tuple[str, ...]
+    alike: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -30,11 +34,16 @@ class Combination:
         parts = []
         for key, short, value in zip(self.values, bare, self.values.values()):
             label = key if bare.count(short) > 1 else short
-            parts.append(value if key == VARIANT else f"{label}={written(value)}")
-        name = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", ",".join(parts)).strip("-.")
+            apart = f"-{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}" if key in self.alike else ""
+            parts.append((value if key == VARIANT else f"{label}={written(value)}") + apart)
+        name = _plain(",".join(parts))
         if len(name) <= LONGEST:
             return name
         return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text).strip("-.")
 
 
 def written(value: Any) -> str:
@@ -47,7 +56,10 @@ def written(value: Any) -> str:
 def combination(sweep: Sweep, values: dict[str, Any]) -> Combination:
     """The combination of some values: a variant's settings come first, so that settings varied beside it win."""
     bundle = sweep.variants[values[VARIANT]] if VARIANT in values else []
-    return Combination(values, (*bundle, *(setting(key, value) for key, value in values.items() if key != VARIANT)))
+    settings = (*bundle, *(setting(key, value) for key, value in values.items() if key != VARIANT))
+    lists = {key: choices for key, choices in axes(sweep).items() if isinstance(choices, list)}
+    same = {key: sum(_plain(written(one)) == _plain(written(values[key])) for one in lists[key]) for key in lists}
+    return Combination(values, settings, tuple(key for key, count in same.items() if count > 1))
 
 
 def axes(sweep: Sweep) -> dict[str, list | Range]:

@@ -63,11 +63,11 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
     wrong = next((name for name in recipes if name in sections or not re.fullmatch(r"\w[\w-]*", str(name))), None)
     if not recipes or wrong is not None:
         raise UserError(f"{where}: steps.{wrong or ''} is no name of a step; give each recipe one, such as steps.first")
-    folder, overrides_of = Path(data.get("output_dir") or f"runs/{stem}"), {name: [] for name in recipes}
+    folder, overrides_of = Path(data.get("output_dir") or f"runs/{stem}").expanduser(), {name: [] for name in recipes}
     for text in overrides:
         first, _, rest = text.partition(".")
         if text.startswith(f"{FOLDER_SETTING}="):
-            folder = Path(text.partition("=")[2])
+            folder = Path(text.partition("=")[2]).expanduser()
         elif first not in (*overrides_of, *sections):
             near = did_you_mean(first, [*overrides_of, *sections])
             raise UserError(f"{text}: {first!r} is neither a step of {where} nor a section of recipes{near}")

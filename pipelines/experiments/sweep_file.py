@@ -101,6 +101,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
         else:
             sweep.varied[key] = values
     if not sweep.varied and len(sweep.variants) < 2:
+        read_yaml_file(sweep.settings.recipe, "recipes", "recipe")  # raises where there is no such recipe
         raise UserError(f"sweep {name_or_path}: nothing varies; give values in brackets, such as 'training.seed=[1,2]'")
     _check_sampler(sweep)
     _check_evaluate(sweep.settings)

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -77,11 +78,10 @@ def words_of(tokenizer, ids: Sequence[int]) -> list[str]:
 def places_of_word(tokenizer, text: str, word: str) -> list[int]:
     """The tokens that overlap with any occurrence of the word. Raises UserError where the text has no such word."""
     encoded = tokenizer(text, return_offsets_mapping=True)
-    spans, begin, places = encoded["offset_mapping"], text.lower().find(word.lower()), []
-    while begin >= 0:
-        end = begin + len(word)
+    spans, places = encoded["offset_mapping"], []
+    for found in re.finditer(re.escape(word), text, re.IGNORECASE):
+        begin, end = found.span()
         places += [place for place, (first, last) in enumerate(spans) if first < end and last > begin and last > first]
-        begin = text.lower().find(word.lower(), end)
     if not places:
         raise UserError(f"--word {word!r} is not in the text {text[:60]!r}")
     return places

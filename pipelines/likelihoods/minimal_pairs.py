@@ -25,12 +25,12 @@ GROUPS = ("phenomenon", "linguistics_term", "paradigm", "UID")
 
 @dataclass(frozen=True)
 class MinimalPairs:
-    """Pairs of texts as they are scored. name: of the data. groups: {column: its value for each pair}."""
+    """Pairs of texts as they are scored. name: of the data. groups: {column: its value for each pair, or None}."""
 
     name: str
     good: list[str]
     bad: list[str]
-    groups: dict[str, list[str]]
+    groups: dict[str, list[str | None]]
     settings: MinimalPairsSettings
 
     def __len__(self) -> int:
@@ -73,7 +73,8 @@ def shares_of_groups(pairs: MinimalPairs, right: list[bool]) -> dict[str, dict[s
     for column, values in pairs.groups.items():
         of_value: dict[str, list[bool]] = {}
         for value, correct in zip(values, right, strict=True):
-            of_value.setdefault(value, []).append(correct)
+            if value is not None:
+                of_value.setdefault(value, []).append(correct)
         shares[column] = {value: share_right(of_pairs) for value, of_pairs in of_value.items()}
     return shares
 
@@ -95,7 +96,7 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
         good.append(filled_text_of(row, good_field, "good_field", place))
         bad.append(filled_text_of(row, bad_field, "bad_field", place))
         for column, values in groups.items():
-            values.append(str(row[column]))
+            values.append(None if row[column] is None else str(row[column]))
     if not good:
         raise UserError(f"{where}: {settings.files or settings.dataset} holds no pair")
     chosen = evenly_spread(len(good), settings.max_pairs or len(good))
@@ -103,6 +104,16 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
     groups = {column: [values[number] for number in chosen] for column, values in groups.items()}
     files = [settings.files] if isinstance(settings.files, str) else settings.files
     return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
+
+
+class PairFiles(ExampleFiles):
+    """Files of pairs, whose columns are not a task's."""
+
+    def missing_column(self, there: list[str], place: str) -> UserError | None:
+        for column in self.columns:
+            if column not in there:
+                return UserError(f"{self.field}: {place} has no column {column!r}{did_you_mean(column, there)}")
+        return None
 
 
 def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
@@ -117,7 +128,7 @@ def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]
         if isinstance(first, UserError):
             raise first
         available = list(first)
-    return available, lambda columns: ExampleFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+    return available, lambda columns: PairFiles(patterns, dict(zip(columns, columns)), limits, field).items()
 
 
 def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:

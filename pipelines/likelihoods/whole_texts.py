@@ -51,7 +51,9 @@ def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: 
 
 def check_texts(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> None:
     """Raise UserError where text_scores would, without running the model."""
-    if check_score(model, tokenizer, score) != "log_probability":
+    if check_score(model, tokenizer, score) == "log_probability":
+        _whole(model, tokenizer, texts, add_bos)
+    else:
         _framed(model, tokenizer, texts, add_bos)
 
 
@@ -75,11 +77,19 @@ def _fills(model) -> bool:
 
 
 def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
-    """(tokens read before the text, tokens of the text) of each; an encoder-decoder answers an empty text with it."""
+    """(tokens read before the text, tokens of the text) of each; an encoder-decoder answers an empty text with it.
+
+    Raises UserError for a text of one token with nothing before it, which would be certain.
+    """
     answers, first = bool(model.config.is_encoder_decoder), _first_token(tokenizer)
     begins = (add_bos or answers) and first is not None
     pairs = encode_pairs(tokenizer, [("", text) for text in texts], apart=answers)
     before = [first] if begins else []
+    for text, (context, ids) in zip(texts, pairs):
+        if not (context or begins) and len(ids) < 2:
+            raise UserError(
+                f"{text[:60]!r} is one token, and none before it predicts it; set add_bos=true, or remove it"
+            )
     return [(context or before, ids) if context or begins else (ids[:1], ids[1:]) for context, ids in pairs]
 
 

@@ -28,6 +28,7 @@ from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
+from ..storage.model_folder import files_of_answers
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, watched
 from .answer_files import Answer, AnswerFile
@@ -64,7 +65,7 @@ class Prediction:
     def key(self) -> str:
         """A hash of the model's name and files, the rows and the settings."""
         place = Path(self.recipe.model.name_or_path)
-        files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(place.glob("*.*"))]
+        files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files_of_answers(place)]
         settings, config = [self.columns.renamed, self.batch_size, self.max_new_tokens], self.objective.config
         commit = getattr(config, "_commit_hash", None)  # of a model on the Hub, which has no files here
         return sha([str(place), files, commit, self.rows.identity(), settings])
@@ -191,6 +192,8 @@ def run_prediction(
         raise UserError("several processes share the rows; name the file that they write together: out, --out FILE")
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
+        if out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
+            raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
         out.begin(prediction.key())
         missing = [number for number in numbers if not out.part(number).exists()]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them

@@ -148,7 +148,8 @@ class RunFacts:
         for suite in self.suites:
             for task, result in suite["tasks"].items():
                 for metric, value in result["metrics"].items():
-                    rows[task, result["split"], metric] = float(value)
+                    if value is not None:  # undefined, as the recall of a class without examples
+                        rows[task, result["split"], metric] = float(value)
         return [(*key, value) for key, value in rows.items()]
 
     @property

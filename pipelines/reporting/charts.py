@@ -289,7 +289,8 @@ def by_position(variants: dict[str, list[dict]]) -> dict | None:
     rows, trained = [], set()
     for number, (name, results) in enumerate(variants.items()):
         measured = [one for one in results if one.get("perplexity")]
-        perplexities = [dict(zip(one["tokens_before"], one["perplexity"])) for one in measured]
+        pairs = [zip(one["tokens_before"], one["perplexity"]) for one in measured]
+        perplexities = [{x: y for x, y in points if y is not None} for points in pairs]  # null: of a diverged run
         rows.append(curve(perplexities, name, number, points=True))
         trained |= {one["trained_length"] for one in measured if one.get("trained_length")}
     marks = [{"x": length, "label": "trained length"} for length in sorted(trained)]

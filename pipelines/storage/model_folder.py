@@ -16,7 +16,16 @@ from .checkpoints import list_checkpoints
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
+# What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
+OF_ANSWERS = ("*.safetensors", "*.bin", "*.py", "*.model", "*.txt", "*.jinja", "*config*.json", "*token*.json")
+OF_ANSWERS += ("vocab.json", "clusters.json", "*.index.json", "recipe.yaml")
 OUR_CODE = Path(modeling.__file__).parent
+
+
+def files_of_answers(folder: Path) -> list[Path]:
+    """The files in a model's folder that decide what it answers, without results that were written there."""
+    files = {path for pattern in OF_ANSWERS for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in files if not path.name.startswith("evaluation-"))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.generation import free_positions, generate_text, locate_model
+from anyformer.pipelines.generation import _options, free_positions, generate_text, locate_model
 from tiny_tokenizers import of_bytes
 from transformers import BartConfig, GPT2Config, GPT2LMHeadModel
 
@@ -67,6 +67,13 @@ def test_learned_positions_end_the_text_and_refuse_a_longer_prompt(saved, tokeni
     assert text.startswith("zq")
     with pytest.raises(UserError, match="PROMPT has 40 tokens, but the model has 16 positions"):
         generate_text(folder, "z" * 40)
+
+
+def test_an_encoder_decoder_searches_as_it_is_told_and_else_as_it_is_saved(tokenizer):
+    for do_sample, beams in ((False, 1), (False, 4), (None, 4)):
+        told = _options(tokenizer, True, do_sample, beams, {})
+        assert (told["do_sample"], told["num_beams"]) == (False, beams)
+    assert not {"do_sample", "num_beams"} & _options(tokenizer, True, None, 1, {}).keys()
 
 
 def test_an_empty_prompt_begins_a_document(saved):

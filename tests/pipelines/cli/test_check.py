@@ -4,6 +4,7 @@ import json
 
 import pytest
 from anyformer.pipelines.cli.commands import main
+from anyformer.pipelines.errors import UserError
 
 LINE = ("import torch, transformers", "model = transformers.AutoModelForCausalLM.from_config(config).eval()")
 
@@ -16,6 +17,16 @@ def test_a_law_that_holds_ends_with_0_and_one_that_fails_with_1_and_its_reproduc
     failed = capsys.readouterr().out
     assert "packing fails" in failed and "way out: " in failed and all(line in failed for line in LINE)
     assert "batches fails" not in failed
+
+
+def test_the_page_is_written_before_a_reader_can_leave(monkeypatch, tmp_path, capsys):
+    def leave(report):
+        raise UserError("the reader left")
+
+    monkeypatch.setattr("anyformer.pipelines.cli.check_command.print_report", leave)
+    page = tmp_path / "check.html"
+    assert main(["check", "--model-type", "gpt2", "--laws", "packing", "--html", str(page)]) == 2
+    assert "the reader left" in capsys.readouterr().err and "packing" in page.read_text()
 
 
 def test_json_is_one_value_that_holds_every_finding(capsys):

@@ -13,6 +13,7 @@ import anyformer.pipelines.cli.commands as cli
 import pytest
 from anyformer.pipelines.cli import train_command
 from anyformer.pipelines.cli.listing import TABLES
+from anyformer.pipelines.cli.parser import parse
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
@@ -100,6 +101,7 @@ def test_a_command_loads_the_files_that_it_runs_alone():
 @pytest.mark.parametrize(
     "argv, words",
     [
+        (["train", "--help", "trainig"], "--help trainig: no such section; did you mean training?"),
         (["trian"], "'trian': no such command; did you mean train?"),
         (["train", "quickstart", "--dry"], "'--dry': no such argument"),
         (["train", "training.seed=1"], "anyformer train RECIPE training.seed=1"),
@@ -211,6 +213,24 @@ def test_list_names_what_a_recipe_may_say():
     assert all(len(set(rows)) == len(rows) for rows in names.values())
     assert all(cell for rows in listed.values() for row in rows for cell in row)
     assert sorted([*names["objectives"], *names["tasks"]]) == sorted(OBJECTIVES) and names["metrics"] == list(METRICS)
+
+
+@pytest.mark.parametrize(
+    "words, option",
+    [
+        (["sweep", "quickstart"], "out"),
+        (["evaluate", "runs"], "output"),
+        (["evaluate", "runs"], "predictions"),
+        (["predict", "runs", "a.csv"], "out"),
+        (["inspect", "runs", "a text"], "out"),
+        (["report", "runs"], "figures"),
+        (["report", "runs"], "out"),
+        (["check", "runs"], "html"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_what_is_written_may_lie_in_the_home_folder(words, option):
+    assert getattr(parse([*words, f"--{option}=~/x"]), option) == os.path.expanduser("~/x")
 
 
 @pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich

@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 import yaml
+from anyformer.pipelines.cli.evaluate_command import _against
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
 from anyformer.pipelines.metrics import load_metric
@@ -145,6 +146,23 @@ def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, 
     assert f"written to {folder / 'evaluation-classes.json'}" in capsys.readouterr().out
     for name in written:
         (folder / name).unlink()
+
+
+def test_a_result_is_written_before_a_reader_can_leave(stage, monkeypatch, tmp_path, capsys):
+    def leave(result):
+        raise UserError("the reader left")
+
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    monkeypatch.setattr("anyformer.pipelines.evaluation.evaluate.print_evaluation", leave)
+    files = [tmp_path / "result.json", tmp_path / "answers.jsonl"]
+    words = ["--output", str(files[0]), "--predictions", str(files[1])]
+    assert main(["evaluate", str(stage / "runs" / "classes"), *words]) == 2
+    assert "the reader left" in capsys.readouterr().err and all(file.is_file() for file in files)
+
+
+def test_comparisons_with_models_of_one_name_have_files_of_their_own():
+    names = [_against(Path("runs/x"), Path(model)) for model in ("runs/final", "a/final", "/b/final", "gpt2")]
+    assert names == ["against-final", "against-a-final", "against-b-final", "against-gpt2"]
 
 
 def test_a_part_of_the_examples_is_spread_over_all(evaluate):

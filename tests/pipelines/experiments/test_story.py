@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -28,6 +29,7 @@ SMALL = [
 def test_each_step_begins_from_the_folder_of_the_one_before(name):
     steps = read_story(name, ["training.output_dir=here", "chat.training.max_steps=7", "training.seed=3"]).steps
     assert is_story(name) and not is_story("quickstart")
+    assert read_story(name, ["training.output_dir=~/here"]).folder == Path.home() / "here"
     assert [str(step.folder) for step in steps] == ["here/pretraining", "here/instructions", "here/chat"]
     assert [step.recipe.model.name_or_path for step in steps] == [None, "here/pretraining", "here/instructions"]
     assert [step.recipe.training.seed for step in steps] == [3] * 3

@@ -13,6 +13,7 @@ from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.reporting.plots import check_by_position
+from anyformer.pipelines.reporting.run_log import BY_POSITION_FILE
 from anyformer.pipelines.storage.folder_lock import folder_lock
 from processes import Process
 
@@ -29,6 +30,9 @@ def test_a_grid_has_every_combination_and_names_it_by_what_varies():
     # A list in brackets of its own is one value; two settings of one name are told apart by their sections.
     listed = read_sweep("quickstart", ["data.files=[[a.txt,b.txt],[c.txt]]", "model.files=[x,y]"])
     assert grid(listed)[0].name == "data.files=a.txt-b.txt,model.files=x"
+    # Values that a folder's name would write alike are told apart; all others keep their plain names.
+    names = [one.name for one in grid(read_sweep("quickstart", ["data.files=[größe,gräße,a/b]"]))]
+    assert len(set(names)) == 3 and names[2] == "files=a-b" and names[0].startswith("files=gr-e-")
 
 
 def test_random_combinations_differ_and_more_of_them_begin_with_the_same():
@@ -183,9 +187,13 @@ def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command
     page = (folder / "comparison.html").read_text()
     for title in ("cache bytes per token", "Perplexity by position", "Gradient norm by layer, first step logged"):
         assert title in page
-    before = (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns
+    first = folder / "num_key_value_heads=1,position_encoding=alibi"
+    before = [(first / name).stat().st_mtime_ns for name in ("columns.json", BY_POSITION_FILE)]
     assert command(*words) == 0  # nothing is made or measured again
-    assert (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns == before
+    assert [(first / name).stat().st_mtime_ns for name in ("columns.json", BY_POSITION_FILE)] == before
+    path.write_text(path.read_text().replace("max_examples: 4", "max_examples: 5"))
+    assert command(*words) == 0  # the perplexities are of more rows
+    assert json.loads((first / BY_POSITION_FILE).read_text())["rows"] == 5
 
 
 @pytest.mark.slow
@@ -205,6 +213,12 @@ def test_a_saved_model_is_measured_with_each_combination(tiny_recipe, command, t
     capsys.readouterr()
     assert command(*words, "--max-examples", "5") == 0
     assert [file.stat().st_mtime_ns for file in files] == before and "perplexity" in capsys.readouterr().out
+    assert command(*words, "--max-examples", "4") == 0  # other sizes are measured, and so is a newer model
+    assert {row["examples"] for row in table_in(folder)} == {"4"}
+    between = [file.stat().st_mtime_ns for file in files]
+    (run / "model.safetensors").touch()
+    assert command(*words, "--max-examples", "4") == 0
+    assert all(file.stat().st_mtime_ns > time for file, time in zip(files, between))
 
 
 @pytest.mark.slow

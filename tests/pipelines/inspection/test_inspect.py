@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 from anyformer.pipelines.inspection.maps_page import write_page
-from anyformer.pipelines.inspection.views import view_of_image
+from anyformer.pipelines.inspection.views import places_of_word, view_of_image
 from browser import dom_of, needs_browser
 from PIL import Image
+from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
 
 import anyformer
@@ -64,6 +65,12 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     for words, sentence in MISTAKES.items():
         assert command("inspect", finished_run, "a text", *words, "--out", tmp_path / "none.html") == 2
         assert sentence in capsys.readouterr().err and not (tmp_path / "none.html").exists()
+
+
+def test_a_word_is_found_after_letters_whose_lower_case_is_longer():
+    tokenizer, text = of_bytes(), "İİİ a Word, no other"
+    places, ids = places_of_word(tokenizer, text, "word"), tokenizer(text)["input_ids"]
+    assert "".join(tokenizer.decode([ids[place]]) for place in places).strip() == "Word"
 
 
 @pytest.fixture

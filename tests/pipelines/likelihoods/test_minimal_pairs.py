@@ -6,7 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
-from anyformer.pipelines.likelihoods.whole_texts import text_scores
+from anyformer.pipelines.likelihoods.whole_texts import check_texts, text_scores
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
 from run_folders import facts_of
 from task_data import write_lines
@@ -124,6 +124,15 @@ def test_a_score_that_a_model_has_not_learned_is_refused(kind, score, sentence):
         text_scores(model_of(kind, len(tokenizer)), tokenizer, TEXTS, score)
 
 
+def test_a_text_that_nothing_predicts_is_refused_where_it_would_be_certain():
+    tokenizer = tokenizer_of(framed=False)
+    model = model_of("gpt2", len(tokenizer))
+    assert text_scores(model, tokenizer, ["a"])[0] < 0
+    for ask in (text_scores, check_texts):
+        with pytest.raises(UserError, match=r"'a' is one token, .* add_bos=true"):
+            ask(model, tokenizer, ["a story", "a"], add_bos=False)
+
+
 PAIRS = [
     {"good": f"The cat number {n} {words[0]}.", "bad": f"The cat number {n} {words[1]}."}
     | {"phenomenon": f"kind {n % 3}", "UID": n}
@@ -141,6 +150,12 @@ def test_a_tie_is_no_point_and_shares_of_groups_add_up(tmp_path):
     assert shares == {"kind 0": 1, "kind 1": 0, "kind 2": 0}
     assert share_right(right)["share"] == 1 / 3 and len(of_groups["UID"]) == 12
     assert share_right(right)["low"] < 1 / 3 < share_right(right)["high"]
+    path = write_lines(tmp_path / "null.jsonl", [PAIRS[0] | {"phenomenon": None}, *PAIRS[1:]])
+    of_groups = shares_of_groups(open_pairs(MinimalPairsSettings(files=str(path))), right)
+    assert list(of_groups["phenomenon"]) == ["kind 1", "kind 2", "kind 0"]  # a pair of no group is in none
+    path = write_lines(tmp_path / "none.jsonl", [PAIRS[0], {"good": "a", "bad": "b"}])
+    with pytest.raises(UserError, match=r"minimal_pairs.files: .*none.jsonl, line 2 has no column 'phenomenon'"):
+        open_pairs(MinimalPairsSettings(files=str(path)))
 
 
 def test_some_pairs_are_spread_over_all_and_columns_have_any_name(tmp_path):

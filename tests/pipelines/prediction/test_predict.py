@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 
 import numpy as np
@@ -13,9 +14,10 @@ import transformers
 from accelerate import PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.answer_files import AnswerFile
+from anyformer.pipelines.prediction.predict import prepare_prediction
 from PIL import Image
 from processes import Process, run_ranks
-from task_data import task_recipe
+from task_data import task_recipe, write_lines
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
@@ -324,6 +326,19 @@ def test_parts_of_other_rows_are_not_taken(classes, tmp_path):
     assert not list(tmp_path.glob(".out*"))
 
 
+def test_answers_and_reports_in_the_models_folder_change_no_key(classes):
+    prediction = prepare_prediction(classes, rows_of(TEXTS))
+    key, out = prediction.key(), AnswerFile(classes / "out.jsonl")
+    out.begin(key)
+    for name in ("out.csv", "evaluation-config.json", "run.json", "report.html"):
+        (classes / name).write_text("{}")
+    assert prediction.key() == key
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        os.utime(classes / name, (1, 1))
+        assert prediction.key() != key
+        key = prediction.key()
+
+
 @pytest.mark.slow
 def test_two_processes_write_what_one_writes(classes, tmp_path):
     rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
@@ -359,6 +374,16 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
 def test_a_mistake_is_one_sentence(rows, how, sentence, classes):
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
         anyformer.predict(classes, rows, **how)
+
+
+def test_a_file_that_is_read_is_not_overwritten(classes, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS))
+    before = file.read_bytes()
+    (tmp_path / "model").rename(tmp_path.parent / f"{tmp_path.name}-model")
+    for given in (file, tmp_path):
+        with pytest.raises(UserError, match=r"rows\.jsonl is one of the files that are read"):
+            anyformer.predict(tmp_path.parent / f"{tmp_path.name}-model", given, out=file)
+    assert file.read_bytes() == before
 
 
 def test_a_line_that_is_no_row_is_named(classes, tmp_path):

@@ -281,3 +281,8 @@ def test_a_card_says_which_engines_serve_the_model(tiny_config, tmp_path):
     assert all("| continuous batching | yes |" in card and "anyformer convert" in card for card in cards.values())
     AnyformerDecoderModel(tiny_config()).save_pretrained(tmp_path / "base")
     assert "How to serve" not in write_model_card(tmp_path / "base").read_text(encoding="utf-8")
+
+
+def test_an_undefined_metric_of_a_suite_is_left_out():
+    facts = RunFacts(suites=[{"tasks": {"tags": {"split": "test", "metrics": {"recall": None, "f1": 0.5}}}}])
+    assert facts.suite_metrics == [("tags", "test", "f1", 0.5)]

@@ -7,9 +7,11 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation import position_perplexity
 from anyformer.pipelines.evaluation.position_perplexity import trained_length
 from anyformer.pipelines.recipes.checkpoint_overrides import with_fields
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.reporting.charts import by_position
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
@@ -47,7 +49,7 @@ def base(tmp_path) -> str:
 
 
 @pytest.mark.slow
-def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys):
+def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     recipe, long = str(tmp_path / "recipe.yaml"), str(tmp_path / "long")
     longer = ["objective.sequence_length=96", *STRETCHED]
@@ -71,6 +73,12 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
     assert first["tokens_before"][-1] > 90 and len(first["perplexity"]) == len(first["tokens_before"])
     assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(position_perplexity, "nll_by_position", lambda *_: torch.full((95,), 1e9, dtype=torch.float64))
+    assert main(["evaluate", base, recipe, *measure, before]) == 0  # of a diverged run
+    diverged = json.loads(Path(before).read_text())
+    assert set(diverged["perplexity"]) == {None} and by_position({base: [diverged]}) is None
+    part = first | {"perplexity": [None, *first["perplexity"][1:]]}
+    assert by_position({base: [part]})["series"][0]["x"] == first["tokens_before"][1:]
 
 
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "none"])
