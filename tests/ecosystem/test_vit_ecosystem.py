@@ -47,6 +47,16 @@ def test_the_image_processor_does_what_transformers_own_does(processor):
         assert torch.equal(processor(image, return_tensors="pt")["pixel_values"], ours)
 
 
+def test_an_image_of_16_bits_looks_like_that_of_8_and_one_of_fractions_is_refused(processor):
+    grey = pictures()[1]
+    fine = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    assert fine.mode == "I;16"
+    one, other = (processor(image, return_tensors="pt")["pixel_values"] for image in (grey, fine))
+    assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="an image of mode F; 8 or 16 bits per channel"):
+        processor(grey.convert("F"))
+
+
 def test_images_become_grey_or_coloured_as_the_model_needs_them(processor):
     image = pictures()[0]
     grey = AnyformerImageProcessor(size={"height": 12, "width": 16}, num_channels=1)
