@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(saved):
 
 
 def test_a_tokenizer_of_lower_case_leaves_the_prompt_as_it_is_and_a_space_behind_it(saved):
-    folder, lower = saved(), of_words(["a", "b", "c", "<unk>"], unk="<unk>")
+    folder, lower = saved(vocab_size=3, eos_token_id=None), of_words(["a", "b", "c"])
     lower.backend_tokenizer.normalizer = Lowercase()
     lower.save_pretrained(folder)
     written = generate_text(folder, "A b C", max_new_tokens=5, do_sample=False)
