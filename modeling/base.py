@@ -156,6 +156,14 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         explain = RULES.get("explain_unserved", lambda config, pages: f"it does not compute {field}")
         return field and explain(self.config, pages)
 
+    def _get_resized_lm_head(self, old_lm_head, *args, **kwargs):
+        """As in transformers, but in the same module: a plain nn.Linear would drop its softcap and multiplier."""
+        new = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        old_lm_head.weight, old_lm_head.bias, old_lm_head.out_features = new.weight, new.bias, new.out_features
+        if getattr(self.config, "output_vocab_size", None) is not None:
+            self.config.output_vocab_size = new.out_features
+        return old_lm_head
+
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)

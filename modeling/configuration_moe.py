@@ -17,7 +17,7 @@ class RoutedConfig(TokenConfig):
     (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
     number of 1 +- `router_jitter_noise`. With `n_group` a token's experts come from the `topk_group` best of that many
     groups. The weights multiply what experts return, or with `apply_router_weight_on_input` what they read.
-    `expert_capacity` (None: no limit) is the most tokens of a row that an expert takes.
+    `expert_capacity` (None: no limit) is the most tokens of a row, padding included, that an expert takes.
     `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of experts_losses.py, which are added in training
     only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
     `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.

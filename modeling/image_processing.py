@@ -1,5 +1,7 @@
 """Images as the vision family reads them: resized, scaled and normalised by Pillow; torchvision is not needed."""
 
+import numpy as np
+from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import ImageInput, PILImageResampling
 from transformers.processing_utils import ImagesKwargs
@@ -36,6 +38,12 @@ class AnyformerImageProcessor(PilBackend):
         """One image -> array (C, H, W) with `num_channels` channels."""
         kwargs.pop("do_convert_rgb", None)
         if num_channels is not None and hasattr(image, "convert"):  # Pillow handles palettes and transparency
+            if image.mode in ("I", "F"):
+                raise ValueError(
+                    f"an image of mode {image.mode}; 8 or 16 bits per channel, grey or colour, can be read"
+                )
+            if image.mode.startswith("I;16"):  # Pillow would cut values off at 255
+                image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
             image = image.convert({1: "L", 3: "RGB"}[num_channels])
         pixels = super().process_image(image, **kwargs)
         return pixels if num_channels in (None, pixels.shape[0]) else with_channels(pixels, num_channels)

@@ -95,7 +95,7 @@ class ForSequenceClassification(TaskHead):
 
     score_bias = False
 
-    def serving_refusal(self) -> str:
+    def serving_refusal(self, pages: bool = False) -> str:
         """vLLM applies only a linear layer to the first token, and finds no weights for it under the name `score`."""
         return "it does not classify as this head does"
 

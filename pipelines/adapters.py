@@ -98,7 +98,7 @@ def give_generation_config(model, folder: str | Path) -> None:
 def load_merged(auto_class, folder: str | Path, **kwargs):
     """Return (the base with the adapter merged into its weights, names of weights that neither of the two has).
 
-    kwargs: as for from_pretrained. Raises UserError where PEFT is not installed.
+    kwargs: as for from_pretrained. Raises UserError where PEFT is not installed, and as merge_weights does.
     """
     need_peft(f"{folder} is an adapter and")
     from peft import PeftModel
@@ -110,6 +110,30 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
     with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
         adapter_names = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
     lacking = {*loading_info["missing_keys"], *(key for key, *_ in loading_info["mismatched_keys"])} - adapter_names
-    merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    merged = merge_weights(PeftModel.from_pretrained(base, str(folder)), folder)
     give_generation_config(merged, folder)
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base
+
+
+def merge_weights(adapted, folder: str | Path):
+    """A PeftModel -> its model, the adapter merged into its weights.
+
+    Where token embeddings and head are tied and one of them is adapted, they are untied: PEFT would change both. Raises
+    UserError, naming the adapter's folder, for an adapter that is no part of a weight, such as a learned prompt.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch import nn
+
+    if not hasattr(adapted.base_model, "merge_and_unload"):
+        raise UserError(
+            f"{folder} is an adapter of peft_type={_entry(folder, 'peft_type')}, which adds to no weight of its base; "
+            f"use it with PEFT, or train one that can be merged, such as LORA"
+        )
+    model = adapted.get_base_model()
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if any(isinstance(end, BaseTunerLayer) for end in ends):
+        table, head = (end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends)
+        if head is not None and head.weight is table.weight:
+            head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+            model.config.tie_word_embeddings = False
+    return adapted.merge_and_unload()

@@ -156,6 +156,13 @@ def rope_layer_faults(c):
             f"no_rope_layers={layers} must hold a number for each of num_hidden_layers={c.num_hidden_layers}: 1 where "
             f"queries and keys are rotated, 0 where not"
         )
+    by_type = rope_parameters_of(c)
+    by_kind = [int(by_type.get(cache_type(kind), 0) is not None) for kind in attention_kinds(c)]
+    if 0 in by_kind and layers != by_kind:
+        yield (
+            f"no_rope_layers={layers} differs from {by_kind}, which the null entries of rope_parameters say; leave "
+            f"no_rope_layers null"
+        )
 
 
 def _has_layers_without_rope(c) -> bool:

@@ -32,8 +32,8 @@ def convert(
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
     Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within the
-    architecture's tolerance: 1e-9 of the largest for all but BLOOM, Marian, GPT-J and DeBERTa. The folder appears
-    complete or not at all.
+    architecture's tolerance: 1e-9 of the largest for all but BLOOM, Marian, GPT-J, DeBERTa and Gemma. The
+    folder appears complete or not at all.
 
     Args:
         source: folder of a run or of a saved model, or a Hub repository; ours or native.

@@ -145,7 +145,13 @@ def compare(architecture: ArchitectureMap, ours) -> Match:
     try:
         native = CONFIG_MAPPING[architecture.native](**architecture.write(ours))
         back = effective_fields(our_config(native))
-    except (ValueError, KeyError, StrictDataclassError, UserError) as error:  # transformers' own validation among them
+    except (
+        ValueError,
+        KeyError,
+        ArithmeticError,
+        StrictDataclassError,
+        UserError,
+    ) as error:  # transformers' among them
         return Match(architecture, None, [" ".join(str(error).split())])
     here = effective_fields(ours)
     names = [name for name in {**here, **back} if not same_value(here.get(name), back.get(name))]

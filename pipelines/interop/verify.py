@@ -119,16 +119,21 @@ def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 @contextmanager
 def _by_its_mask(model):
     """Inside, native models run eager attention, which applies their mask: on sdpa UMT5 drops it and forgets that its
-    decoder is causal."""  # transformers < 5.23
+    decoder is causal. GPT-2's attention in fp32, which refuses float64, is off."""  # transformers < 5.23
     configs = {} if is_ours(model.config) else {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     backends = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation = "eager"
+    upcasting = [module for module in model.modules() if getattr(module, "reorder_and_upcast_attn", False)]
+    for module in upcasting:
+        module.reorder_and_upcast_attn = False
     try:
         yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = backends[key]
+        for module in upcasting:
+            module.reorder_and_upcast_attn = True
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 import torch
 import transformers
 
-from ..adapters import ADAPTER_CONFIG, load_model
+from ..adapters import ADAPTER_CONFIG, load_model, merge_weights
 from ..backends import backends_of
 from ..errors import UserError
 from ..objectives.finished_model import FinishedModel
@@ -184,7 +184,7 @@ def save_final(session: Session, trainer) -> None:
     folder, lora = session.folder.path, session.recipe.training.lora
     staged = folder / STAGING / "final"
     if lora is not None and lora.merge:
-        trainer.model = trainer.model.merge_and_unload()
+        trainer.model = merge_weights(trainer.model, folder)
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if session.is_main:

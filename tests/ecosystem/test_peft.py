@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.merge_adapter import merge
 from family_variants import ZOO, a_share, labelled_batch, tiny
 from packaging.version import Version
 from training_steps import batch_of, fit
@@ -150,3 +152,29 @@ def test_lora_on_a_router_trains_and_merges(tiny_moe_config, tokenizer, own):
         expected = model.eval()(**rows).logits
         merged = model.merge_and_unload()
         torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-9, rtol=0)  # float64: sums in another order
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_on_one_end_of_a_tied_model_changes_that_end_alone_when_it_is_merged(target, tiny_config, tmp_path):
+    base = AnyformerDecoderForCausalLM(tiny_config(tie_word_embeddings=True))
+    base.save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=[target])).eval()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.normal_(std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    merge(str(tmp_path / "adapter"), tmp_path / "merged")
+    ids = torch.arange(1, 9)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(merged(ids).logits, model(ids).logits, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_learned_prompt_is_not_merged(tiny_config, tmp_path):
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "prompt")
+    with pytest.raises(UserError, match="is an adapter of peft_type=PROMPT_TUNING, which adds to no weight"):
+        merge(str(tmp_path / "prompt"), tmp_path / "merged")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from local_hub import run_without_anyformer
@@ -44,6 +45,16 @@ def test_the_image_processor_does_what_transformers_own_does(processor):
         assert ours.shape == (1, 3, 12, 16) and ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs(image.convert("RGB"), return_tensors="pt")["pixel_values"])
         assert torch.equal(processor(image, return_tensors="pt")["pixel_values"], ours)
+
+
+def test_an_image_of_16_bits_looks_like_that_of_8_and_one_of_fractions_is_refused(processor):
+    grey = pictures()[1]
+    fine = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    assert fine.mode == "I;16"
+    one, other = (processor(image, return_tensors="pt")["pixel_values"] for image in (grey, fine))
+    assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="an image of mode F; 8 or 16 bits per channel"):
+        processor(grey.convert("F"))
 
 
 def test_images_become_grey_or_coloured_as_the_model_needs_them(processor):

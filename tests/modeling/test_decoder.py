@@ -31,3 +31,18 @@ def test_residual_projections_start_smaller_with_depth(tiny_config):
     assert layer.self_attn.o_proj.weight.std() == pytest.approx(0.02 / 4, rel=0.1)
     assert layer.mlp.down_proj.weight.std() == pytest.approx(0.02 / 4, rel=0.1)
     assert layer.self_attn.q_proj.weight.std() == pytest.approx(0.02, rel=0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "fields", [{"final_logit_softcapping": 2.0, "logit_multiplier": 0.5}, {"output_vocab_size": 50}]
+)
+def test_an_untied_head_keeps_its_logits_when_its_vocabulary_grows(fields, tiny_config, tmp_path):
+    model = AnyformerDecoderForCausalLM(tiny_config(tie_word_embeddings=False, initializer_range=0.5, **fields)).eval()
+    ids = tokens(vocab=50)
+    before = model(ids).logits
+    model.resize_token_embeddings(120)
+    grown = model(ids).logits
+    assert grown.shape[-1] == 120 and torch.equal(grown[..., : before.shape[-1]], before)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AnyformerDecoderForCausalLM.from_pretrained(tmp_path)(ids).logits, grown)

@@ -53,6 +53,12 @@ CASES = {
     "parallel_norms=2 is read by block='parallel' alone": {"parallel_norms": 2},
     "qk_norm_width=True says what qk_norm=True norms": {"qk_norm_width": True},
     "no_rope_layers=[1, 0] must hold a number for each of num_hidden_layers=8": {"no_rope_layers": [1, 0]},
+    "no_rope_layers=[0, 1, 1, 1, 1, 1, 1, 1] differs from [1, 0, 1, 0, 1, 0, 1, 0], which the null entries": {
+        "no_rope_layers": [0] + [1] * 7,
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None},
+    },
     "no_rope_layers=[0] is read by position_encoding='rotary' alone": {
         "no_rope_layers": [0],
         "position_encoding": "alibi",

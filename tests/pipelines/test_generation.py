@@ -7,7 +7,8 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import _options, free_positions, generate_text, locate_model
-from tiny_tokenizers import of_bytes
+from tiny_tokenizers import of_bytes, of_words
+from tokenizers.normalizers import Lowercase
 from transformers import BartConfig, GPT2Config, GPT2LMHeadModel
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -53,6 +54,14 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(saved):
     texts = [generate_text(folder, "the ", max_new_tokens=12, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert all(text.startswith("the ") for text in texts)
+
+
+def test_a_tokenizer_of_lower_case_leaves_the_prompt_as_it_is_and_a_space_behind_it(saved):
+    folder, lower = saved(vocab_size=3, eos_token_id=None), of_words(["a", "b", "c"])
+    lower.backend_tokenizer.normalizer = Lowercase()
+    lower.save_pretrained(folder)
+    written = generate_text(folder, "A b C", max_new_tokens=5, do_sample=False)
+    assert written.startswith("A b C ")
 
 
 def test_the_command_prints_prompt_and_continuation(saved, capsys):

@@ -7,7 +7,7 @@ from .llama import WINDOWED_LAYERS
 
 FIXED = {"norm_type": "rmsnorm_zero_centered"}
 SANDWICH = {**FIXED, "norm_position": "both"}
-
+ROOT = 1e-6  # transformers multiplies embeddings by the root of hidden_size in fp32
 
 FIELDS = {
     "hidden_activation": "hidden_act",
@@ -19,7 +19,9 @@ FIELDS = {
 LAYERS = {
     **WINDOWED_LAYERS,
     "query_pre_attn_scalar": Converted(
-        "attention_multiplier", lambda scalar: scalar**-0.5, lambda scale: None if scale is None else round(scale**-2)
+        "attention_multiplier",
+        lambda scalar: scalar**-0.5,
+        lambda scale: None if scale is None else max(1, round(scale**-2)),
     ),
     "use_bidirectional_attention": MustEqual(False),
 }
@@ -37,16 +39,24 @@ GEMMA = ArchitectureMap(
         "rope_parameters": ROTARY,
         "use_bidirectional_attention": MustEqual(None),
     },
+    tolerance=ROOT,
 )
 GEMMA2 = ArchitectureMap(
     native="gemma2",
     fixed=SANDWICH,
     fields={**FIELDS, **LAYERS, "use_bidirectional_attention": MustEqual(None), "rope_parameters": ROTARY},
     weights=SANDWICH_NORMS,
+    tolerance=ROOT,
 )
 GEMMA3 = ArchitectureMap(
     native="gemma3_text",
     fixed={**SANDWICH, "qk_norm": True},
-    fields={**FIELDS, **LAYERS, "rope_parameters": NESTED_ROTARY},
+    fields={
+        **FIELDS,
+        **LAYERS,
+        "rope_parameters": NESTED_ROTARY,
+        "attn_logit_softcapping": MustEqual(None),  # which transformers' class never reads
+    },
     weights=SANDWICH_NORMS,
+    tolerance=ROOT,
 )

@@ -143,6 +143,17 @@ def test_one_weight_off_by_a_millionth_is_found_and_nothing_is_written(save, tmp
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize(
+    "name, fields",
+    [
+        ("gpt2", {"reorder_and_upcast_attn": True}),
+        *((name, {"hidden_size": 128}) for name in ("gemma", "gemma2", "gemma3")),  # its root is not exact in fp32
+    ],
+)
+def test_what_transformers_computes_in_fp32_alone_is_no_difference(name, fields, save, tmp_path):
+    assert "written to" in convert(str(save(name, tokenizer=False, **fields)), tmp_path / "ours")
+
+
 def test_modules_of_sentence_transformers_go_along(tmp_path):
     source, destination = tmp_path / "source", tmp_path / "out"
     (source / "1_Pooling").mkdir(parents=True)
