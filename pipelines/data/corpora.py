@@ -46,10 +46,13 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
 def source_names(names: list[str]) -> list[str]:
     """The names of a mixture's sources in the log, whose metrics have names of letters, digits and _.
 
-    If sources share a name, as files of different folders may, each gets its number, as in `data.mixture.3.weight`.
+    If sources share a name, as files of different folders may, each gets its number, as in `data.mixture.3.weight`;
+    again, until all names differ.
     """
     words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
-    return [word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)]
+    while len(set(words)) < len(words):
+        words = [word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)]
+    return words
 
 
 class _Opener:

@@ -188,11 +188,9 @@ class Separated(FileFormat):
     delimiter: str
 
     def rows(self, field, path, columns, limits):
-        csv.field_size_limit(max(2**17, limits.document_bytes))  # csv's own limit, or more
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-            # A longer line is read in parts, which are reported as broken rows, so that it is never held whole.
-            parts = iter(partial(lines.readline, 2 * limits.document_bytes + 2**20), "")
+            parts = iter(partial(self._part, lines, limits.document_bytes), "")
             table = csv.reader(parts, delimiter=self.delimiter, strict=True)
             names, line = None, 1
             try:
@@ -212,10 +210,20 @@ class Separated(FileFormat):
                     f"{field}: {path}, from line {line} on, is not a table ({first_line(error).rstrip('.')})."
                 ) from None
 
+    @staticmethod
+    def _part(lines: io.TextIOWrapper, document_bytes: int) -> str:
+        """The next line. A longer one comes in parts, which are reported as broken rows, so it is never held whole."""
+        # The limit is one for the whole process: a table that is read in turn with this one may have set another.
+        csv.field_size_limit(max(2**17, document_bytes))  # csv's own limit, or more
+        return lines.readline(2 * document_bytes + 2**20)
+
     def _check_names(self, names: list[str], columns: list[str], where: str) -> None:
-        """Raise UserError for a first line in another encoding, or with other separators."""
+        """Raise UserError for a first line in another encoding, with other separators, or with a column twice."""
         if not is_unicode("".join(names)):
             raise UserError(f"{where}, line 1: {NOT_UTF8}")
+        twice = next((column for column in columns if names.count(column) > 1), None)
+        if twice is not None:
+            raise UserError(f"{where}, line 1 names {names.count(twice)} columns {twice!r}; rename all but one")
         other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
         if other and names[0] not in columns:
             raise UserError(
@@ -259,8 +267,10 @@ class Conll(FileFormat):
             lines = io.TextIOWrapper(stream, "utf-8")
             start, words, size = 1, [], None
             for number, line in enumerate(chain(lines, [""]), start=1):
-                values = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
-                if any(values) and values[0] != NEW_DOCUMENT:
+                line = line.rstrip("\r\n")
+                # Not every white space divides: a no-break space is a part of a word, as in 10 000.
+                values = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+                if any(value.strip() for value in values) and values[0] != NEW_DOCUMENT:
                     start = start if words else number
                     words.append((number, values))
                     size = size or len(values)

@@ -1,7 +1,9 @@
 """Images as labelled examples: image files in folders, tables with an image column, the Hub's data sets."""
 
 import glob
+import os
 from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
 from .examples import GROUPS, ExampleFiles, Examples, ExampleSource, HubExamples, Read
-from .file_formats import FileFormat
+from .file_formats import FileFormat, format_of
 from .files import readable
 from .patterns import find_files
 from .remote_files import is_copy
@@ -70,7 +72,37 @@ class ImageTable(ExampleFiles):
         for place, row in super()._rows(path, file_format):
             image = row.get(column) if isinstance(row, dict) else None
             is_own = file_format.has_own_paths and isinstance(image, str)
-            yield place, row | {column: str(path.parent / image)} if is_own else row
+            yield place, row | {column: str(path.parent / os.path.expanduser(image))} if is_own else row
+
+    def identity(self) -> Any:
+        """The identity of the tables and, where an image is a path, of all images that are files."""
+        identity, column = super().identity(), self.columns.get("image_field")
+        hashes = [] if column is None else [hash_of_image(row[column]) for row in self._with_paths(column)]
+        return identity | {"image_files": hashes} if any(hashes) else identity
+
+    def _with_paths(self, column: str) -> Iterator[dict[str, Any]]:
+        """The rows of the tables whose images are paths, which the first image tells: bytes are not read again."""
+        for path in self.paths:
+            with readable(self.field, path):
+                rows = (row for _, row in self._rows(path, format_of(path)) if isinstance(row, dict))
+                first = next((row for row in rows if row[column] is not None), None)
+                if first is not None and path_of_image(first[column]):
+                    yield from chain([first], rows)
+
+
+def path_of_image(image: Any) -> str | None:
+    """The path in a cell of a table; None for bytes, and for what is no image."""
+    image = (image.get("path") if not image.get("bytes") else None) if isinstance(image, dict) else image
+    return image if isinstance(image, str) else None
+
+
+def hash_of_image(image: Any) -> str | None:
+    """The hash of the file that a cell names; None where there is none."""
+    path = path_of_image(image)
+    try:
+        return path and content_hash(Path(path).expanduser())
+    except (OSError, ValueError):  # the row is refused, or left out, when it is read
+        return None
 
 
 class HubImages(HubExamples):

@@ -17,7 +17,8 @@ class MixedRows(Rows):
     """Rows of several parts, one part after the other; the training shuffles them.
 
     weights: part -> share of the rows; a part's rows are repeated in their order until it has its share, and each comes
-    at least once. None: each row once. counts: part -> number of its rows, repetitions included.
+    at least once. None: each row once. counts: part -> number of its rows, repetitions included. A part that is endless
+    is never repeated: in each epoch it goes on where the one before ended.
     """
 
     def __init__(self, parts: Mapping[str, Rows], weights: Mapping[str, float] | None):
@@ -33,6 +34,7 @@ class MixedRows(Rows):
         )
         self.facts = {"examples": len(self), "tokens": self.total("tokens"), "parts": dict(self.counts)} | self.words()
         self.is_packed = any(rows.is_packed for rows in parts.values())
+        self.is_endless = any(rows.is_endless for rows in parts.values())
         self.notes = [f"{name}: {note}" for name, rows in parts.items() for note in rows.notes]
 
     @staticmethod
@@ -67,9 +69,12 @@ class MixedRows(Rows):
         return name, inside
 
     def turn(self, number: int) -> tuple[str, int, int]:
-        """(part, number in it, how often that row came before in the epoch) of a row."""
-        number = self.inside(number)
+        """(part, number in it, how often that row came before in the epoch) of a row; of an endless part in the run."""
+        epoch, number = divmod(number, len(self)) if self.is_endless and number >= 0 else (0, self.inside(number))
         for name, count in self.counts.items():
+            if number < count and self.parts[name].is_endless:
+                number += epoch * count
+                return name, number, number // len(self.parts[name])
             if number < count:
                 return name, number % len(self.parts[name]), number // len(self.parts[name])
             number -= count
@@ -96,8 +101,8 @@ class SourceRows(MixedRows):
     """
 
     def __init__(self, parts: Mapping[str, Rows], order: MixtureOrder | None = None):
-        self.order, self.is_ordered = order, order is not None
         super().__init__(parts, None)
+        self.order, self.is_ordered, self.is_endless = order, order is not None, order is not None
         first = next(iter(parts.values()))
         self.sequence_length = getattr(first, "sequence_length", None)
         if order is not None:
@@ -121,10 +126,6 @@ class SourceRows(MixedRows):
         """The tokens of each source in the training rows before a number."""
         drawn = self.order.drawn_before(number)
         return {name: drawn[name] * rows.facts["tokens"] // len(rows) for name, rows in self.parts.items()}
-
-    @property
-    def beyond(self) -> int:
-        return 2**62 if self.is_ordered else len(self)
 
     def turn(self, number: int) -> tuple[str, int, int]:
         """(source, number in it, how often the source was read before) of a row; of training rows in any epoch."""

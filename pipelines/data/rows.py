@@ -10,16 +10,18 @@ class Rows:
 
     A subclass sets `fingerprint`, `name` and, as far as it differs, the rest.
 
-    fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
+    fingerprint: identity of the rows' content, equal in every process. before: the fingerprint that earlier versions
+    gave, with which their runs resume; None: the same. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
     is_stream: whether rows can only be iterated. notes: sentences a user should read. parts: name -> the rows that
     these are made of, if any: `place(number)` then begins with the name. is_ordered: whether rows are in training order
-    already, so that they are read one after the other; numbers beyond the last one are then the rows of further epochs.
-    stores: the TokenStores of plain text.
+    already, so that they are read one after the other. is_endless: whether numbers beyond the last one are the rows of
+    further epochs. stores: the TokenStores of plain text.
     """
 
     fingerprint: str
+    before: str | None = None
     name: str
     facts: dict[str, Any] = {}
     row_lengths = None
@@ -28,6 +30,7 @@ class Rows:
     notes: tuple[str, ...] | list[str] = ()
     parts: Mapping[str, "Rows"] = MappingProxyType({})
     is_ordered = False
+    is_endless = False
     stores: Sequence[Any] = ()
 
     def report(self) -> dict[str, Any]:
@@ -42,7 +45,7 @@ class Rows:
     @property
     def beyond(self) -> int:
         """A number that no row of any epoch has; rows with this number only fill up a batch."""
-        return len(self)
+        return 2**62 if self.is_endless else len(self)
 
     def inside(self, index: int) -> int:
         """The number, from 0, of a row that may be counted from the end. Raises IndexError where there is none."""

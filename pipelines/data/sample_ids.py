@@ -19,8 +19,8 @@ NO_ROW = None  # index of a filler row, for a process that has no other
 class DatasetWithSampleIds(Dataset):
     """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
 
-    Rows that are in training order already (Rows.is_ordered) are numbered on through all epochs. The index NO_ROW gives
-    a copy of the first row without labels, with a number that no row has.
+    Rows that differ in each epoch (Rows.is_endless) are numbered on through all epochs. The index NO_ROW gives a copy
+    of the first row without labels, with a number that no row has.
     """
 
     def __init__(self, rows: Dataset):
@@ -35,7 +35,7 @@ class DatasetWithSampleIds(Dataset):
         epoch = int(self._epoch)
         if index is NO_ROW:
             return without_labels(self.rows[0]) | {ROW_IDS: getattr(self.rows, "beyond", len(self)), EPOCH: epoch}
-        number = int(index) + epoch * len(self) * getattr(self.rows, "is_ordered", False)
+        number = int(index) + epoch * len(self) * getattr(self.rows, "is_endless", False)
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
     def set_epoch(self, epoch: int) -> None:

@@ -44,7 +44,8 @@ class StagedRows(Rows, Dataset):
         number = self.inside(number)
         stage = bisect_right(self.ends, number)
         drawn = self.orders[stage].draw(number - (self.ends[stage - 1] if stage else 0))
-        return sources_of(self.rows[stage])[drawn.source], drawn
+        rows = sources_of(self.rows[stage])[drawn.source]
+        return rows, drawn._replace(row=drawn.row + drawn.turn * len(rows) * rows.is_endless)
 
     def __getitem__(self, number: int) -> dict:
         rows, drawn = self.draw(number)

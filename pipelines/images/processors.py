@@ -14,12 +14,13 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from ..adapters import load_config
 from ..data.documents import in_batches
-from ..data.examples import Examples, examples_fingerprint
+from ..data.examples import Examples
 from ..data.image_store import ImageStore, decode, store_images
 from ..errors import UserError, loading
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
+from ..storage.checksums import hashed_files
 from ..transformers_logging import errors_only
 from ..words import counted
 
@@ -119,7 +120,11 @@ def prepare_images(
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
     geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
-    key = sha([examples_fingerprint(examples), list(shape), classes, str(sorted(geometry.items()))])
+    rest = [list(shape), classes, str(sorted(geometry.items()))]
+    with hashed_files() as examples.files:
+        identity = examples.identity()
+    key, hashed = sha([sha(identity), *rest]), identity["source"].pop("image_files", None)
+    before = sha([sha(identity), *rest]) if hashed else None
 
     squeezed = 0
 
@@ -137,7 +142,7 @@ def prepare_images(
         note = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
         return [*examples.notes(), *([note] if squeezed else [])]
 
-    return store_images(cache, key, examples, batches, notes, label_facts)
+    return store_images(cache, key, examples, batches, notes, label_facts, before)
 
 
 def is_squeezed(processor, size: tuple[int, int], shape: tuple[int, int, int]) -> bool:

@@ -84,18 +84,24 @@ def vectors_of_texts(
     def answer(states, mask) -> list[list[float]]:
         return pool_tokens(states.float(), mask, "cls" if pooling == "first" else "mean").cpu().tolist()
 
-    return of_read_texts(objective, finished, objective.tokenizer(texts, truncation=True)["input_ids"], answer)
+    read = objective.tokenizer(texts, truncation=True)["input_ids"]
+    return of_read_texts(objective, finished, texts, read, answer)
 
 
-def of_read_texts(objective: Objective, finished: FinishedModel, read: list[list[int]], answer: Callable) -> list:
-    """The answers to texts of token ids, in their order, with one model call per batch.
+def of_read_texts(
+    objective: Objective, finished: FinishedModel, texts: list[str], read: list[list[int]], answer: Callable
+) -> list:
+    """The answers to texts, in their order, with one model call per batch.
 
-    answer: (the model's first output (B, T, ...), attention mask (B, T) or None) -> the batch's answers.
+    read: their token ids, cut at model_max_length. answer: (the model's first output (B, T, ...), attention mask (B, T)
+    or None) -> the batch's answers.
     """
     from ..data.length_batching import PaddingCollator
 
     model, tokenizer = finished.model, objective.tokenizer
-    objective.cut += sum(len(ids) >= tokenizer.model_max_length for ids in read)
+    most = tokenizer.model_max_length
+    full = [text for text, ids in zip(texts, read, strict=True) if len(ids) == most]
+    objective.cut += sum(len(ids) > most for ids in (tokenizer(full, verbose=False)["input_ids"] if full else []))
     collate = PaddingCollator(tokenizer.pad_token_id or 0)
 
     def of_some(texts: list[list[int]]) -> list:

@@ -108,7 +108,7 @@ class StoredImages(Rows):
     def __init__(self, store):
         self.store = store
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-        self.notes = store.notes
+        self.notes, self.before = store.notes, store.before
 
     def __len__(self) -> int:
         return len(self.store)

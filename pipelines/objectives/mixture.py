@@ -243,14 +243,14 @@ class PlacedRows(MixedRows):
     def __getitem__(self, number: int) -> dict:
         name, inside, turn = self.turn(number)
         rows = self.parts[name]
-        turns = -(-self.counts[name] // len(rows))
+        turns = 0 if rows.is_endless else -(-self.counts[name] // len(rows))
         return rows[inside] | {PLACE: Place(name, inside, turn, turns)}
 
 
 def own_row(row: dict) -> dict:
-    """The row's sample id and epoch in its part: its n-th turn is what the objective alone gives in the n-th epoch."""
+    """The row's place, sample id and epoch in its part: its n-th turn is what the objective alone gives in epoch n."""
     place = row[PLACE]
-    return {ROW_IDS: place.number, EPOCH: int(row.get(EPOCH, 0)) * place.turns + place.turn}
+    return {PLACE: place.inner, ROW_IDS: place.number, EPOCH: int(row.get(EPOCH, 0)) * place.turns + place.turn}
 
 
 class JointCollator:

@@ -17,12 +17,16 @@ PLACE = "place"  # key of a row: its Place
 
 
 class Place(NamedTuple):
-    """A row's part, its number there, how often it came before in the epoch (turn) and can come at most (turns)."""
+    """A row's part, its number there, how often it came before in the epoch (turn) and can come at most (turns).
+
+    turns is 0 where `turn` counts through all epochs. inner: the row's place in the part, if that has parts, too.
+    """
 
     part: str
     number: int
     turn: int
     turns: int
+    inner: "Place | None" = None
 
 
 class PlacedStream(Rows):
@@ -67,7 +71,7 @@ class PlacedStream(Rows):
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         place = row[PLACE]
-        return self.parts[place.part].documents(place.number, row)
+        return self.parts[place.part].documents(place.number, row and row | {PLACE: place.inner})
 
     def state_dict(self) -> dict:
         """{"given": rows of each part so far, "places": the position in each}, JSON; {} before the first row."""
@@ -89,7 +93,7 @@ class PlacedStream(Rows):
             number = counts[label] * len(self.labels) + self.labels.index(label)
             counts[label] += 1
             self._state = {"given": dict(counts), "places": dict(places)}
-            place = Place(label, int(row[ROW_IDS]), int(row[EPOCH]), 1)
+            place = Place(label, int(row[ROW_IDS]), int(row[EPOCH]), 1, row.get(PLACE))
             yield row | {PLACE: place, ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(0)}
 
     def __deepcopy__(self, memo) -> "PlacedStream":
@@ -125,5 +129,6 @@ class Shuffled:
         start, self._start = self._start, 0
         epoch = self._epoch
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.rows))
+        order += epoch * len(self.rows) * self.rows.is_endless
         for self._done, number in enumerate(order[start:].tolist(), start=start + 1):
             yield self.rows[number] | {ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(epoch)}

@@ -97,8 +97,10 @@ def prepare_data(
     if for_training and recipe.stages:
         data.stages = prepare_stages(data, cache, progress)
     if "train" in data.rows:
-        identity = [data.rows["train"].identity, objective.processor_fingerprint()]
-        data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+        train, processor = data.rows["train"], objective.processor_fingerprint()
+        for name, identity in (("fingerprint", train.identity), ("fingerprint_before", train.before)):
+            if identity is not None:
+                data.facts[name] = hashlib.sha256(f"{identity}\n{processor}".encode()).hexdigest()
     return data
 
 

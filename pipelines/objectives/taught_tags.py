@@ -50,7 +50,11 @@ class TaughtTags(OfClasses):
         texts = [" ".join(words) for words in asked]
         read = self.teacher.tokenizer(texts, truncation=True, return_offsets_mapping=True)
         logits = of_read_texts(
-            self.teacher, self.asked_model, read["input_ids"], lambda found, mask: list(found.float().cpu().numpy())
+            self.teacher,
+            self.asked_model,
+            texts,
+            read["input_ids"],
+            lambda found, mask: list(found.float().cpu().numpy()),
         )
         return np.concatenate(list(map(self._of_words, asked, read["offset_mapping"], logits)))
 

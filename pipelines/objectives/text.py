@@ -280,6 +280,11 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
         store = self.tokenization(source, cache).store(progress)
+        if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
+            raise UserError(
+                f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
+                f"or data.validation_files"
+            )
         # Every token of a validation text counts, so its last row is padded, never dropped.
         with working(f"packing {split}") if progress else nullcontext():
             if split == "train":

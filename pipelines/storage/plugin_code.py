@@ -38,9 +38,10 @@ def plugin_code(config) -> dict[str, str]:
 def _with_siblings(file: Path) -> str:
     """The source of a plug-in as saved beside the files of modeling/, from which it then imports with one dot."""
     source = file.read_text(encoding="utf-8")
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+    lines = source.removesuffix("\n").split("\n")  # as ast counts them: a form feed ends none
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in sorted(imports, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        names = [alias.name for alias in node.names]
         module = getattr(node, "module", None) or ""
         if module == "anyformer.modeling" and set(names) <= modeling._EXPORTS.keys():
             rows = [f"from .{modeling._EXPORTS[alias.name]} import {ast.unparse(alias)}" for alias in node.names]
@@ -55,7 +56,10 @@ def _with_siblings(file: Path) -> str:
             )
         else:
             continue
-        lines[node.lineno - 1 : node.end_lineno] = ["; ".join(rows)] + [""] * (node.end_lineno - node.lineno)
+        before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
+        after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        blank = [""] * (node.end_lineno - node.lineno)
+        lines[node.lineno - 1 : node.end_lineno] = [before + "; ".join(rows) + after, *blank]
     return "\n".join(lines) + "\n"
 
 

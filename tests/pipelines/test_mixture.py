@@ -11,6 +11,8 @@ import yaml
 from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.mixture import own_row
+from anyformer.pipelines.objectives.mixture_stream import PLACE
 from anyformer.pipelines.objectives.prepare import described, prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
@@ -161,6 +163,25 @@ def test_an_epoch_holds_every_row_the_parts_by_weight_and_other_changes_each_tim
     assert train.facts["rows"] == len(train) and "rows" in described(data.objective, train)
     words = {name: rows.facts["words"] * train.counts[name] // len(rows) for name, rows in train.parts.items()}
     assert min(words.values()) > 100 and train.facts["words"] == sum(words.values())
+
+
+def test_a_part_of_several_sources_goes_on_in_them_in_each_epoch(mixture, tmp_path):
+    sources = [{"files": str(tmp_path / f"{name}.jsonl")} for name in ("texts", "other")]
+    own = {"mixture": [sources[0] | {"weight": 0.2}, sources[1]], "validation_fraction": 0}
+    parts = [{"name": "causal", "data": own}, MIDDLES]
+    path = mixture(parts=parts)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"data": {}}))
+    data = prepare_data(load_recipe(str(path)))
+    rows, sources = with_sample_ids(data.rows["train"]), data.rows["train"].parts["causal"]
+    read = []
+    for epoch in range(3):
+        rows.set_epoch(epoch)
+        read += [row for row in map(rows.__getitem__, range(len(rows))) if row["place"].part == "causal"]
+    assert len(read) == 3 * data.rows["train"].counts["causal"]
+    for number, row in enumerate(read):
+        assert torch.equal(row["input_ids"], sources[number]["input_ids"])
+        assert own_row(row) == {PLACE: None, ROW_IDS: number, EPOCH: number // len(sources)}
+        assert data.rows["train"].place(row[ROW_IDS])[0] == "causal"
 
 
 def test_parts_without_padding_to_hide_have_no_mask(mixture):

@@ -9,7 +9,7 @@ import yaml
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS
 from anyformer.pipelines.data.endless import EndlessStream
 from anyformer.pipelines.data.rows import Rows
-from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
+from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream, Shuffled
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
@@ -64,6 +64,20 @@ def test_shares_hold_at_every_point_and_each_part_comes_whole_in_every_pass_of_i
     assert sorted(number for part, turn, number in seen if (part, turn) == ("b", 2)) == list(range(5))
     orders = [[number for part, turn, number in seen if (part, turn) == ("b", wanted)] for wanted in range(3)]
     assert orders[0] != orders[1] != orders[2]  # one that is not streamed is shuffled anew
+
+
+def test_a_part_that_is_a_stream_of_several_sources_finds_the_documents_of_its_rows():
+    outer = PlacedStream({"in": stream().rows, "out": Counted("d", 4)}, {"in": 1.0, "out": 1.0}, seed=3)
+    for _, row in zip(range(20), outer):
+        assert (row[PLACE].inner is None) == (row[PLACE].part == "out")
+        assert outer.documents(0, row) == []
+
+
+def test_rows_that_differ_in_each_epoch_are_numbered_on():
+    rows = Shuffled(Counted("d", 4), seed=3)
+    rows.rows.is_endless = True
+    rows.set_epoch(2)
+    assert sorted(int(row["input_ids"]) for row in rows) == [8, 9, 10, 11]
 
 
 def test_from_every_place_in_a_mixture_the_same_rows_follow():

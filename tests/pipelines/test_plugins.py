@@ -8,6 +8,7 @@ import pytest
 import yaml
 from anyformer.pipelines import plugins
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES, SOURCES
+from anyformer.pipelines.storage.plugin_code import _with_siblings
 from local_hub import run_without_anyformer
 from unregister import unregister
 
@@ -187,6 +188,19 @@ def test_a_broken_plug_in_is_one_sentence(tmp_path, command, capsys):
     assert command("--plugin", tmp_path / "broken.py", "list") == 2
     assert "cannot be loaded: AttributeError" in capsys.readouterr().err
     plugins._loaded.clear()
+
+
+@pytest.mark.parametrize(
+    "source, saved",
+    [
+        ("if A:\n\tfrom anyformer.modeling.base import B\n", "if A:\n\tfrom .base import B\n"),
+        ("é = 1; from anyformer.modeling.base import (\n  B,\n)  # b\n", "é = 1; from .base import B  # b\n\n\n"),
+        ("a = 1\n\x0c\nfrom anyformer.modeling.base import B\n", "a = 1\n\x0c\nfrom .base import B\n"),
+    ],
+)
+def test_imports_of_a_saved_plug_in_stay_in_their_place(tmp_path, source, saved):
+    (tmp_path / "part.py").write_text(source)
+    assert _with_siblings(tmp_path / "part.py") == saved
 
 
 def test_two_rows_of_one_name_are_refused(files):

@@ -101,7 +101,8 @@ class RunFolder:
         difference = None
         if not self.is_longer_than(stored):
             difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
-        if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
+        ours = self.data["fingerprint"], self.data.get("fingerprint_before")
+        if difference is None and stored["data"]["fingerprint"] not in ours:
             difference = (
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"

@@ -24,7 +24,7 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
     if parts is None:
         return None
     names, part_of = parts
-    if getattr(rows, "is_stream", False) or getattr(rows, "is_ordered", False):
+    if getattr(rows, "is_stream", False) or getattr(rows, "is_endless", False):
         return list(names), part_of
     chosen = range(len(rows)) if chosen is None else chosen
     return list(names), lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]

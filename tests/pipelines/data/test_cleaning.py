@@ -11,12 +11,14 @@ from anyformer.pipelines.data import cleaning, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Share
 from anyformer.pipelines.data.tokenization import Tokenization
+from anyformer.pipelines.data.validation_split import ValidationSplit
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.data_section import CleanSettings, MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from task_data import texts
+from task_data import texts, write_lines
 
 RANDOM = random.Random(0)
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("ada", "emi", "ilo", "oru", "uve")]
@@ -94,6 +96,15 @@ def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_sta
     for split in ("train", "validation"):
         assert texts(clean[split]) == [text for text in texts(plain[split]) if text not in PLANTED.values()]
     assert not any("cleaning" in note for note in clean["validation"].notes())
+
+
+def test_a_validation_split_without_a_clean_document_is_said(tiny_recipe, tmp_path):
+    held = [number for number in range(8) if ValidationSplit(0.12).is_validation(number, "")]
+    rows = [{"text": TEXTS[0 if number in held else number]} for number in range(8)]
+    write_lines(tmp_path / "few.jsonl", rows)
+    data = {"files": str(tmp_path / "few.jsonl"), "validation_fraction": 0.12, "clean": {"exact_duplicates": True}}
+    with pytest.raises(UserError, match=r"^data.clean leaves no document of few.jsonl for validation; set a larger"):
+        prepare_data(load_recipe(str(tiny_recipe(data=data, tokenizer={"vocab_size": 300}))))
 
 
 def test_any_place_shard_machine_and_process_gives_the_same(files, monkeypatch):

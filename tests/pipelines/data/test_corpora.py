@@ -9,7 +9,7 @@ import tracemalloc
 from dataclasses import asdict, replace
 
 import pytest
-from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.corpora import open_corpora, source_names
 from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
@@ -292,6 +292,11 @@ def test_a_tokenizer_reads_as_much_of_each_source_and_all_of_it_whatever_the_wei
     other = [replace(section, weight=1.0) for section in reversed(sections)]
     again = open_corpora(DataSection(mixture=other, validation_fraction=0))["train"]
     assert texts(again) == texts(corpus) and again.fingerprint() == corpus.fingerprint()
+
+
+def test_sources_of_a_mixture_have_different_names():
+    assert source_names(["a.txt", "b.txt", "a.txt"]) == ["a_txt_0", "b_txt", "a_txt_2"]
+    assert source_names(["a.txt", "a.txt", "a_txt_0"]) == ["a_txt_0_0", "a_txt_1", "a_txt_0_2"]
 
 
 def test_a_source_of_a_mixture_is_called_what_the_recipe_names_it(tmp_path):

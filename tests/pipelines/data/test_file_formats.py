@@ -12,7 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.file_formats import FILE_FORMATS
 from anyformer.pipelines.data.text_files import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.data_section import MixtureSource
@@ -153,6 +155,7 @@ BROKEN = {
     "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas", "data.encoding"]),
     "tabs.csv": ("text\tlabel\ngood\t1\n", ["separates values by '\\t' instead of ','", "tabs as .tsv"]),
     "cp1252.csv": (b"text,gr\xf6\xdfe\ngood,1\n", ["line 1: not UTF-8; data.encoding=cp1252"]),
+    "twice.csv": ("text,label,text\na,1,b\n", ["data.files: ", "line 1 names 2 columns 'text'; rename all but one"]),
     "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
     "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
     "empty.csv": ("", ["holds no document with text"]),
@@ -182,6 +185,15 @@ def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8e6
+
+
+def test_two_tables_that_are_read_in_turn_keep_their_own_limits(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + f"{'x' * 200_000}\n" * 2)
+    rows = {size: FILE_FORMATS[".csv"].rows("", tmp_path / "a.csv", [], Limits(size, size)) for size in (10**6, 10)}
+    next(rows[10**6])
+    with pytest.raises(UserError, match="field larger than"):
+        next(rows[10])
+    assert len(next(rows[10**6])[1]["text"]) == 200_000
 
 
 @pytest.mark.parametrize("split", ["files", "validation_files", "test_files"])

@@ -108,6 +108,22 @@ def test_json_lines_name_images_beside_them(tmp_path):
     assert all(decode(row["image"], 1, "f", place).size == (SIZE, SIZE) for place, row in examples)
 
 
+@pytest.mark.parametrize("base", ["pictures", "~/pictures"])
+def test_images_that_change_behind_a_table_are_read_anew_and_earlier_runs_resume(prepared, tmp_path, monkeypatch, base):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    picture_folder(tmp_path / "pictures", 6)
+    lines = "".join(f"{base}/{NAMES[i % 2]}/{i:03}.png,{NAMES[i % 2]}\n" for i in range(6))
+    (tmp_path / "all.csv").write_text("image,label\n" + lines)
+    data = {"files": str(tmp_path / "all.csv"), "validation_fraction": 0, "test_files": None}
+    recipe = load_recipe(str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None})))
+    first = prepare_data(recipe)
+    picture_folder(tmp_path / "pictures", 6, seed=1)
+    second = prepare_data(recipe)
+    assert not np.array_equal(*(data.rows["train"].store.pixels for data in (first, second)))
+    assert first.facts["fingerprint"] != second.facts["fingerprint"]
+    assert first.rows["train"].before == second.rows["train"].before and "fingerprint_before" in first.facts
+
+
 @pytest.mark.parametrize("learned", ["task.name=image_classification", "objective.name=masked_image"])
 def test_without_pillow_an_image_recipe_names_the_extra(tmp_path, monkeypatch, learned):
     section, name = learned.split(".name=")

@@ -127,6 +127,12 @@ def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
     assert "1 text cut to what the model reads at once" in capsys.readouterr().err
 
 
+def test_a_text_that_just_fits_is_not_counted_as_cut(tmp_path, capsys):
+    folder = saved(tmp_path / "model", "BertModel")
+    anyformer.predict(folder, [{"text": " ".join(["film"] * words)} for words in (30, 31)])  # + 2, of 32
+    assert "1 text cut to what the model reads at once" in capsys.readouterr().err
+
+
 def test_an_answer_is_the_span_with_the_highest_score_and_stands_where_it_says(tmp_path):
     folder = saved(tmp_path / "model", "BertForQuestionAnswering")
     model, tokenizer = (
