@@ -1,7 +1,5 @@
 """Images as the vision family reads them: resized, scaled and normalised by Pillow; torchvision is not needed."""
 
-import numpy as np
-from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import ImageInput, PILImageResampling
 from transformers.processing_utils import ImagesKwargs
@@ -43,7 +41,7 @@ class AnyformerImageProcessor(PilBackend):
                     f"an image of mode {image.mode}; 8 or 16 bits per channel, grey or colour, can be read"
                 )
             if image.mode.startswith("I;16"):  # Pillow would cut values off at 255
-                image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
             image = image.convert({1: "L", 3: "RGB"}[num_channels])
         pixels = super().process_image(image, **kwargs)
         return pixels if num_channels in (None, pixels.shape[0]) else with_channels(pixels, num_channels)
