@@ -185,11 +185,11 @@ def continue_text(
 
 def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `generate` for choosing tokens. answers: whether the model is an encoder-decoder."""
-    told = do_sample is not None or num_beams > 1  # else an encoder-decoder's generation config decides
+    is_given = do_sample is not None or num_beams > 1  # else an encoder-decoder's generation config decides
     if do_sample is None:
         do_sample = not answers or any(value is not None for value in drawn.values())
     options = {}
-    if told or do_sample or not answers:
+    if is_given or do_sample or not answers:
         options |= {"do_sample": do_sample, "num_beams": num_beams}
     if do_sample:
         options |= {"temperature": DEFAULT_TEMPERATURE}

@@ -45,12 +45,10 @@ def add_arguments(add_parser) -> None:
     add_overrides(parser)
     parser.add_argument("--split", choices=("test", "validation"), help="data to measure on (default: test, if any)")
     parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
-    of_output, of_predictions = (
-        "JSON to write (default: MODEL/evaluation-TASK.json)",
-        "JSONL to write: place, texts, prediction, reference",
-    )
-    parser.add_argument("--output", type=expanduser, metavar="FILE", help=of_output)
-    parser.add_argument("--predictions", type=expanduser, metavar="FILE", help=of_predictions)
+    default = "(default: MODEL/evaluation-TASK.json)"
+    parser.add_argument("--output", type=expanduser, metavar="FILE", help=f"JSON to write {default}")
+    fields = "place, texts, prediction, reference"
+    parser.add_argument("--predictions", type=expanduser, metavar="FILE", help=f"JSONL to write: {fields}")
     _add_few_shot(parser)
     parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
