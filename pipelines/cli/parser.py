@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import itertools
+import math
 import os
 import textwrap
 from collections.abc import Iterable
@@ -200,6 +201,18 @@ def whole_numbers(text: str) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise argparse.ArgumentTypeError(f"{text} is no list of whole numbers, such as 0,4,8")
     return list(dict.fromkeys(map(int, words)))
+
+
+def add_price(parser) -> None:
+    parser.add_argument("--price", type=price, help="of a device for an hour, in any currency: the run's cost is said")
+
+
+def price(text: str) -> float:
+    """An argparse type: a finite number that is not negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not what a device costs in an hour, such as 2.5")
+    return value
 
 
 def seeds_of(text: str, first: int) -> list[int]:

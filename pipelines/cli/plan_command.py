@@ -1,6 +1,5 @@
 """`anyformer plan`: what a run would take, before there is any data or a GPU."""
 
-import math
 from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
@@ -9,7 +8,7 @@ from ..errors import UserError
 from ..reporting.console import wide_console
 from ..words import counted, short_number
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
-from .parser import add_json, add_recipe, at_least
+from .parser import add_json, add_price, add_recipe, at_least
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
@@ -36,7 +35,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a QuantizedCache")
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak FLOP/s that is reached (default 0.4)")
     parser.add_argument("--per-node", type=at_least(1), default=8, help="devices of a machine, with one memory (8)")
-    parser.add_argument("--price", type=float, help="of a device for an hour, in any currency: the run's cost is said")
+    add_price(parser)
     add_json(parser)
 
 
@@ -48,8 +47,6 @@ def run(args) -> None:
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
-    if args.price is not None and not 0 <= args.price < math.inf:
-        raise UserError(f"--price={args.price:g} is what a device costs in an hour, such as 2.5")
     options = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
     options["stage"] = stage
     if is_story(args.recipe):

@@ -1,9 +1,13 @@
 """`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
 
+import argparse
+
+from ..accounting.devices import CPU, MEMORY, devices_of
 from ..errors import UserError
 from ..reporting.console import wide_console
-from .output import json_alone, plain_table, print_facts, say_loading, say_next
-from .parser import add_json, add_recipe, at_least, recipe_of, whole_numbers
+from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
+from .parser import add_json, add_price, add_recipe, at_least, recipe_of, whole_numbers
+from .plan_command import four_digits, size_words, time_words
 
 
 def add_arguments(add_parser) -> None:
@@ -14,15 +18,36 @@ def add_arguments(add_parser) -> None:
         "command goes on where it was stopped.",
         epilog="examples:\n"
         "  anyformer scaling quickstart\n"
-        "  anyformer scaling tinyshakespeare_char --widths 32,64,96,128 --steps 250,500,1000",
+        "  anyformer scaling tinyshakespeare_char --widths 32,64,96,128 --steps 250,500,1000\n"
+        "  anyformer scaling quickstart --widths 64,96,128,192 --steps 100,200 --predict 512:2000",
     )
     add_recipe(parser, help="a recipe (name or YAML file), of the largest size")
     parser.add_argument(
         "--widths", type=whole_numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
     )
     parser.add_argument("--steps", type=whole_numbers, help="lengths of runs (default: 1/4, half and all of max_steps)")
+    parser.add_argument(
+        "--predict",
+        type=width_and_steps,
+        metavar="WIDTH:STEPS",
+        help="a larger run: its loss by the law, its hours, memory and cost; once it has run, its loss beside them",
+    )
+    parser.add_argument(
+        "--devices",
+        metavar="8xH100-80GB",
+        help=f"of the larger run: how many of {', '.join(MEMORY)} or {CPU} (1x{CPU})",
+    )
+    add_price(parser)
     parser.add_argument("--bootstrap", type=at_least(0), default=200, help="resamples for intervals (200; 0: none)")
     add_json(parser)
+
+
+def width_and_steps(text: str) -> tuple[int, int]:
+    """An argparse type: a width and a number of steps with a colon between them."""
+    words = text.split(":")
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text} is no width and number of steps, such as 512:20000")
+    return int(words[0]), int(words[1])
 
 
 def run(args) -> int:
@@ -47,15 +72,28 @@ def run(args) -> int:
 
     for rung in rungs:
         load(rung.settings)  # reports, before the first run, settings that a width contradicts
+    larger = None
+    if args.predict is None:
+        if args.devices is not None or args.price is not None:
+            raise UserError("--devices and --price are of a larger run; name it by --predict WIDTH:STEPS")
+    else:
+        width, count = args.predict
+        (larger,) = ladder(recipe, [width], [count])
+        planned, devices = load(larger.settings), devices_of(args.devices or CPU)
     say_loading()
-    from ..experiments.scaling import report, train_ladder
+    from ..experiments.scaling import LargerRun, report, train_ladder
 
     with json_alone(args.json) as answer:
         code = train_ladder(load, rungs)
         if not code:
-            answer.append(report(recipe, rungs, args.bootstrap))
+            run_to_predict = None if larger is None else LargerRun(larger, planned, devices, args.price)
+            answer.append(report(recipe, rungs, args.bootstrap, run_to_predict))
             print_report(answer[-1], recipe.training.output_dir)
-            say_next(f"anyformer plan {args.recipe}    # what a larger one would take")
+            if larger is None:
+                say_next(f"anyformer plan {args.recipe}    # what a larger one would take")
+            elif answer[-1]["larger"]["loss"] is None:
+                settings = " ".join(map(quoted, [*args.overrides, *larger.settings]))
+                say_next(f"anyformer train {quoted(args.recipe)} {settings}")
     return code
 
 
@@ -83,7 +121,21 @@ def print_report(result: dict, folder: str) -> None:
         ("exponents", f"{with_edges('alpha')} of parameters, {with_edges('beta')} of tokens"),
         ("published", "; ".join(published)),
         ("best", f"c times the compute: c^{with_edges('share_of_parameters')} times the parameters, the rest tokens"),
+        *(facts_of_larger(result["larger"]) if "larger" in result else []),
         *(("note", sentence) for sentence in result["notes"]),
         ("written", f"{folder}/scaling.json, and scaling.png where matplotlib is installed"),
     ]
     print_facts(console, facts)
+
+
+def facts_of_larger(run: dict) -> list[tuple[str, str]]:
+    """(label, text) of the larger run that the law predicts."""
+    low, high = run.get("interval", (None, None))
+    loss = f"loss {run['predicted']:.4f} by the law" + ("" if low is None else f" ({low:.4f} to {high:.4f})")
+    if run["loss"] is not None:
+        loss += f", measured {run['loss']:.4f}, so the law's error is {run['predicted'] / run['loss'] - 1:+.2%}"
+    size = f"width {run['width']:,}, {run['steps']:,} steps: {run['parameters']:,} parameters, {run['tokens']:,} tokens"
+    takes = f"{time_words(run['hours'] * 3600)} on {run['devices']}, {size_words(run['bytes_of_a_device'])} on each"
+    takes += " (fits)" if run["fits"] else " (too much)"
+    takes += f", {four_digits(run['kwh'])} kWh" + ("" if run["cost"] is None else f", {run['cost']:,.2f} to pay")
+    return [("larger", size), ("reaches", loss), ("takes", f"{takes}, as `anyformer plan` counts")]

@@ -2,13 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModel
 
+from ..accounting.devices import Devices
 from ..accounting.flops import active_parameters
+from ..accounting.plan import plan_run
+from ..accounting.step_memory import planned_config
 from ..errors import UserError
+from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.plots import can_plot, plot_scaling
 from ..storage.atomic import write_atomically
@@ -16,7 +21,7 @@ from ..storage.json_text import json_text
 from ..training.run import train
 from ..words import counted
 from .ladder import Rung
-from .scaling_law import PUBLISHED, bootstrap, fit, interval
+from .scaling_law import PUBLISHED, Law, bootstrap, fit, interval
 
 FILE, PICTURE = "scaling.json", "scaling.png"
 REPEATED = 4  # passes over the same text that are worth nearly as much as new text (Muennighoff et al. 2023, figure 5)
@@ -46,13 +51,12 @@ def measured(rung: Rung) -> dict:
         raise UserError(f"{rung.folder} has no validation loss; set data.validation_fraction or data.validation_files")
     if "tokens" not in data or "rows" not in data:
         raise UserError(f"{rung.folder}: its training data have no number of tokens, which a law of scaling counts by")
-    with torch.device("meta"):
-        model = AutoModel.from_config(AutoConfig.from_pretrained(rung.folder, trust_remote_code=False))
+    config = AutoConfig.from_pretrained(rung.folder, trust_remote_code=False)
     trained = run["steps"] * run["rows_per_step"] * data["tokens"] / data["rows"]
     return {
         "width": rung.width,
         "steps": run["steps"],
-        "parameters": active_parameters(model) - model.get_input_embeddings().weight.numel(),
+        "parameters": counted_parameters(config),
         "tokens": round(trained),
         "passes": trained / data["tokens"],
         "loss": loss,
@@ -60,7 +64,56 @@ def measured(rung: Rung) -> dict:
     }
 
 
-def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
+def counted_parameters(config) -> int:
+    """The parameters that a law counts: those at work on a token, without embeddings and head."""
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    return active_parameters(model) - model.get_input_embeddings().weight.numel()
+
+
+@dataclass(frozen=True)
+class LargerRun:
+    """A run that the ladder predicts: its rung and recipe, the devices that it is planned for, and the price of one of
+    them for an hour (None: its cost is not computed)."""
+
+    rung: Rung
+    recipe: Recipe
+    devices: Devices
+    price: float | None
+
+    def predicted(self, runs: list[dict], law: Law, resampled_laws: list[Law]) -> dict:
+        """The loss by the law, the time, memory and cost by a plan, and the loss that was measured, once it has run.
+
+        runs: the ladder's; a step has as many tokens in each of them.
+        """
+        parameters = counted_parameters(planned_config(self.recipe, objective_of(self.recipe), []))
+        of_step, in_text = runs[0]["tokens"] / runs[0]["steps"], runs[0]["tokens"] / runs[0]["passes"]
+        tokens = round(self.rung.steps * of_step)
+        plan = plan_run(self.recipe, self.devices, price=self.price)
+        finished = (self.rung.folder / "run.json").exists()
+        result = {
+            "width": self.rung.width,
+            "steps": self.rung.steps,
+            "parameters": parameters,
+            "tokens": tokens,
+            "passes": tokens / in_text,
+            "predicted": float(law.loss(parameters, tokens)),
+            "loss": measured(self.rung)["loss"] if finished else None,
+            "folder": str(self.rung.folder),
+            "settings": self.rung.settings,
+            "devices": plan.devices,
+            "hours": plan.seconds / 3600,
+            "bytes_of_a_device": plan.chosen.total,
+            "fits": plan.chosen.fits,
+            "kwh": plan.kwh,
+            "cost": plan.cost,
+        }
+        if resampled_laws:
+            result["interval"] = interval([other.loss(parameters, tokens) for other in resampled_laws])
+        return result
+
+
+def report(recipe: Recipe, rungs: list[Rung], resamples: int, larger: LargerRun | None = None) -> dict:
     """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png if matplotlib is installed.
 
     The widest model's runs are not fitted: they show how well the law predicts.
@@ -85,6 +138,8 @@ def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
     if resampled_laws:
         names = (*vars(law), "share_of_parameters")
         result["intervals"] = {name: interval([getattr(other, name) for other in resampled_laws]) for name in names}
+    if larger is not None:
+        result["larger"] = larger.predicted(runs, law, resampled_laws)
     folder = Path(recipe.training.output_dir)
     write_atomically(folder / FILE, json_text(result) + "\n")
     if can_plot():

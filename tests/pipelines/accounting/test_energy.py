@@ -65,4 +65,4 @@ def test_plan_says_energy_and_with_a_price_what_the_run_costs(without_activation
     assert "estimated: 8 x 700 W, the most that one H100 takes" in printed
     assert f"{found['cost']:,.2f}: " in printed and "hours at 20 for 8 x H100-80GB" in printed
     assert command("plan", "gpt2_small", "--price", "-1") != 0
-    assert "--price=-1 is what a device costs in an hour, such as 2.5" in capsys.readouterr().err
+    assert "--price: -1 is not what a device costs in an hour, such as 2.5" in capsys.readouterr().err

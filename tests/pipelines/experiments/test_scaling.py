@@ -70,5 +70,20 @@ def test_a_ladder_of_runs_is_measured_fitted_and_drawn(tiny_recipe, command, tmp
     assert (run / "scaling.png").stat().st_size > 10_000
     assert command(*argv) == 0  # nothing is trained again
     assert json.loads((run / "scaling.json").read_text()) == result
+    larger = (*argv, "--predict", "128:16", "--devices", "1xH100-80GB", "--price", "3")
+    assert command(*larger) == 0
+    shown = capsys.readouterr().out
+    run_of_it = json.loads((run / "scaling.json").read_text())["larger"]
+    assert run_of_it["loss"] is None and run_of_it["cost"] == pytest.approx(3 * run_of_it["hours"])
+    assert run_of_it["tokens"] == 2 * max(r["tokens"] for r in result["runs"])
+    assert run_of_it["interval"][0] <= run_of_it["predicted"] <= run_of_it["interval"][1]
+    assert command("train", recipe, f"training.output_dir={run}", *run_of_it["settings"]) == 0
+    assert "model.hidden_size=128" in shown  # the command of that run
+    capsys.readouterr()
+    assert command(*larger) == 0
+    measured = json.loads((run / "scaling.json").read_text())["larger"]
+    assert measured["loss"] > 0 and measured | {"loss": None} == run_of_it
+    assert f"measured {measured['loss']:.4f}" in capsys.readouterr().out
+    assert command(*argv, "--price", "3") == 2 and "--predict WIDTH:STEPS" in capsys.readouterr().err
     assert command(*argv[:-4], "--steps", "4") == 2
     assert "a law needs runs of two lengths" in capsys.readouterr().err
