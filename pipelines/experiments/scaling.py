@@ -87,8 +87,8 @@ class LargerRun:
         runs: the ladder's; a step has as many tokens in each of them.
         """
         parameters = counted_parameters(planned_config(self.recipe, objective_of(self.recipe), []))
-        of_step, in_text = runs[0]["tokens"] / runs[0]["steps"], runs[0]["tokens"] / runs[0]["passes"]
-        tokens = round(self.rung.steps * of_step)
+        longest = max(runs, key=lambda run: run["steps"])
+        tokens = round(self.rung.steps * longest["tokens"] / longest["steps"])
         plan = plan_run(self.recipe, self.devices, price=self.price)
         finished = (self.rung.folder / "run.json").exists()
         result = {
@@ -96,7 +96,7 @@ class LargerRun:
             "steps": self.rung.steps,
             "parameters": parameters,
             "tokens": tokens,
-            "passes": tokens / in_text,
+            "passes": tokens * longest["passes"] / longest["tokens"],
             "predicted": float(law.loss(parameters, tokens)),
             "loss": measured(self.rung)["loss"] if finished else None,
             "folder": str(self.rung.folder),

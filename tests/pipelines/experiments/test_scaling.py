@@ -72,13 +72,11 @@ def test_a_ladder_of_runs_is_measured_fitted_and_drawn(tiny_recipe, command, tmp
     assert json.loads((run / "scaling.json").read_text()) == result
     larger = (*argv, "--predict", "128:16", "--devices", "1xH100-80GB", "--price", "3")
     assert command(*larger) == 0
-    shown = capsys.readouterr().out
     run_of_it = json.loads((run / "scaling.json").read_text())["larger"]
     assert run_of_it["loss"] is None and run_of_it["cost"] == pytest.approx(3 * run_of_it["hours"])
     assert run_of_it["tokens"] == 2 * max(r["tokens"] for r in result["runs"])
     assert run_of_it["interval"][0] <= run_of_it["predicted"] <= run_of_it["interval"][1]
     assert command("train", recipe, f"training.output_dir={run}", *run_of_it["settings"]) == 0
-    assert "model.hidden_size=128" in shown  # the command of that run
     capsys.readouterr()
     assert command(*larger) == 0
     measured = json.loads((run / "scaling.json").read_text())["larger"]

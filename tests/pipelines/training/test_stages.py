@@ -16,6 +16,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
+from anyformer.pipelines.reporting.charts import marks_of
+from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
@@ -93,9 +95,17 @@ def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(reci
     last = [line for line in lines_of(whole) if "loss" in line][-1]
     assert last["tokens_few"] == pytest.approx(24 * 48, abs=48) and last["tokens_some"] > last["tokens_few"] / 2
     assert last["stage"] == 2 and last["loss_few"] > 0
+    assert marks_of(read_run(whole)) == [{"x": 4, "label": "stage 2"}]
     states = torch.load(whole / "checkpoint-8" / "optimizer.pt", weights_only=True)["param_groups"]
     before = torch.load(whole / "checkpoint-4" / "optimizer.pt", weights_only=True)["param_groups"]
     assert {group["weight_decay"] for group in states} == {0.0} and before[0]["weight_decay"] == 0.1
+
+
+def test_plan_counts_each_stage_by_itself(recipe, command, capsys):
+    assert command("plan", recipe(FIRST, SECOND | {"until": 1.0}), "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    counted = [(one["tokens"], one["tokens_per_step"], one["steps"]) for one in plan["by_stage"]]
+    assert counted == [(16, 64, 4), (48, 384, 4)] and plan["steps"] == 8
 
 
 def test_extending_adds_the_stages_that_the_recipe_has_beyond_the_run_or_its_last_one_again(tmp_path):
