@@ -202,11 +202,11 @@ def test_a_mistake_is_one_sentence(words, sentence, asked, capsys):
 
 def test_rows_left_out_are_neither_asked_nor_solved(asked, stage, tmp_path):
     answers, files = tmp_path / "answers.jsonl", {}
-    for split in ("train", "test"):
-        rows = [json.loads(line) for line in (stage / f"sequence_classification-{split}.jsonl").open()]
+    for field, name in (("files", "sequence_classification"), ("test_files", "sequence_classification-test")):
+        rows = [json.loads(line) for line in (stage / f"{name}.jsonl").open()]
         rows[1:3] = {"text": "a film", "label": None}, {"text": "a film"}
-        files[split] = write_lines(tmp_path / f"{split}.jsonl", rows)
-    settings = ["data.bad_rows=skip", f"data.files={files['train']}", f"data.test_files={files['test']}"]
+        files[field] = write_lines(tmp_path / f"{name}.jsonl", rows)
+    settings = ["data.bad_rows=skip", *(f"data.{field}={file}" for field, file in files.items())]
     code, result = asked("--shots", "2", *settings, "--predictions", str(answers))
     assert code == 0 and result["examples"] == 9
     rows = [json.loads(line) for line in answers.open()]
