@@ -217,8 +217,11 @@ def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict
         if not ids:
             raise UserError(f"--chat: the chat template of MODEL={name} leaves nothing of the question")
         inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    else:
+    elif model.config.is_encoder_decoder:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    else:
+        ids = ids_to_continue(tokenizer, [prompt])[0]
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     if inputs["input_ids"].shape[1] == 0:
         if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
@@ -226,6 +229,18 @@ def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+
+
+def ids_to_continue(tokenizer, texts: list[str]) -> list[list[int]]:
+    """The token ids of texts, without those that the tokenizer adds after a text, which would end it."""
+    if not texts:
+        return []
+    whole, plain = tokenizer(texts)["input_ids"], tokenizer(texts, add_special_tokens=False)["input_ids"]
+    continued = []
+    for ids, own in zip(whole, plain):
+        ends = [end for end in range(len(own), len(ids) + 1) if own and ids[end - len(own) : end] == own]
+        continued.append(ids[: ends[0]] if ends else ids)
+    return continued
 
 
 # The ends of names of model classes that write no text.

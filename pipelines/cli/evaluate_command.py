@@ -137,7 +137,7 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
 
 
 # What the functions below return: a result, the function that prints it, the file of its JSON, and its answers, with
-# the recipe and split of their examples if the answers lack these. None: all has been printed and written.
+# the recipe and the reader of their examples if the answers lack these. None: all has been printed and written.
 Measured = tuple[Any, Callable[[Any], None], Path | None, tuple] | None
 
 
@@ -163,7 +163,7 @@ def _one_model(args) -> Measured:
 
     picture = None if output is None else output.with_suffix(".png")
     result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
-    return result, print_evaluation, output, (result.answers, recipe, split)
+    return result, print_evaluation, output, (result.answers, recipe, result.asked)
 
 
 def _few_shot(args) -> Measured:
@@ -185,7 +185,7 @@ def _few_shot(args) -> Measured:
         if can_plot():
             plot_shots(result.shots, output.with_suffix(".png"))
             print(f"the curve is in {output.with_suffix('.png')}")
-    return result, print_few_shot, output, (result.answers, recipe, split)
+    return result, print_few_shot, output, (result.answers, recipe, result.asked)
 
 
 def _pairs(args) -> Measured:
@@ -220,7 +220,7 @@ def _compare(args) -> Measured:
     from ..evaluation.compare import compare_models, print_comparison
 
     result = compare_models(*recipes, split, args.max_examples)
-    return result, print_comparison, output, (result.answers(), recipes[0], split)
+    return result, print_comparison, output, (result.answers(), recipes[0], result.first.asked)
 
 
 def _suite(args) -> Measured:

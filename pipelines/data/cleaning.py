@@ -8,6 +8,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -260,7 +261,9 @@ def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
     field = f"data.clean.filter={name!r}"
     try:
         if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(f"anyformer_filter_{Path(place).stem}", place)
+            spec = importlib.util.spec_from_file_location(
+                f"anyformer_filter_{Path(place).stem}", os.path.expanduser(place)
+            )
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:

@@ -143,7 +143,7 @@ class ExampleFiles(ExampleSource):
             cells = {column: cell(row, column) for column in columns}
         except KeyError:
             return self.missing_column(cell_names(row), place)
-        if not all(map(_all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
+        if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
             return UserError(f"{self.field}: {place}: {NOT_UTF8}")
         return row | cells
 
@@ -159,10 +159,10 @@ def check_some(rows: Iterable[Read]) -> None:
         raise first
 
 
-def _all_unicode(value: Any) -> bool:
+def all_unicode(value: Any) -> bool:
     """Whether all texts in a cell can be written as UTF-8."""
     if isinstance(value, list | dict):
-        return all(map(_all_unicode, value.values() if isinstance(value, dict) else value))
+        return all(map(all_unicode, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, str) or is_unicode(value)
 
 

@@ -7,7 +7,9 @@ training reports at its end, because the same code computes them.
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         intervals=bounds,
         compared=compared,
         classes=classes,
+        asked=partial(objective.with_rows, prepared.source),
     )
 
 
@@ -192,23 +195,20 @@ def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     return answers
 
 
-def with_examples(answers: list[dict], recipe: Recipe, split: str) -> list[dict]:
-    """Answers with the texts that the model was asked and "place", the file and line of each example, read once more.
+def with_examples(answers: list[dict], recipe: Recipe, asked: Callable[[], Iterable[tuple[str, dict]]]) -> list[dict]:
+    """Answers with the texts that the model was asked and "place", the file and line of each example.
 
-    Answers of several parts are returned unchanged, because a mixture numbers its rows anew.
+    asked: as Result has it. Answers of several parts are returned unchanged, because a mixture numbers its rows anew.
     """
     objective = objective_of(recipe)
     if any("part" in answer for answer in answers) or not objective.answers_by:
         return answers
-    columns, numbers, examples, row_number = None, {answer["row"] for answer in answers}, {}, 0
-    for place, row in objective.open()[split]:
+    columns, numbers, examples = None, {answer["row"] for answer in answers}, {}
+    for row_number, (place, row) in enumerate(asked()):
         columns = columns or list(objective.asked_columns(row).values())
-        texts = {column: row[column] for column in columns if isinstance(row[column], str | list)}
-        if texts and not any("".join(map(str, value)).strip() for value in texts.values()):
-            continue  # an empty sentence, which has no row
         if row_number in numbers:
+            texts = {column: row[column] for column in columns if isinstance(row[column], str | list)}
             examples[row_number] = {"place": place, **texts}
-        row_number += 1
     return [{"row": answer["row"]} | examples.get(answer["row"], {}) | answer for answer in answers]
 
 

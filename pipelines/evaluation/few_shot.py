@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import transformers
@@ -22,10 +23,10 @@ from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.base import Objective
 from ..objectives.measuring import evenly_spread
+from ..objectives.prepare import cache_of, leaves_out
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
-from ..storage.cache import cache_folder
 from ..training.arguments import training_arguments
 from .evaluate import load, open_config
 from .result import Result, with_bounds
@@ -79,15 +80,12 @@ def evaluate_few_shot(
     """
     started = time.time()
     config, objective = open_config(recipe), objective_of(recipe)
-    sources = objective.open()
-    objective.prepare(sources, cache_folder(recipe.data.cache_dir), sys.stdout.isatty())
-    template = question_template(objective, shots.template)
-    solvable = list(questions_of(objective, sources["train"], template))
+    sources, template = objective.open(), question_template(objective, shots.template)
+    solvable, questions = questions_of_splits(objective, sources, ("train", split), template)
     kind = KINDS[objective.asks_for](objective, shots.words, [question.answer for question in solvable])
     names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
     solved = draw_shots(solvable, max(shots.numbers), recipe)
-    questions = list(questions_of(objective, sources[split], template))
     if max_examples is not None:
         questions = [questions[i] for i in evenly_spread(len(questions), max_examples)]
     auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
@@ -105,7 +103,7 @@ def evaluate_few_shot(
             pair = {"prediction": objective.named(answer), "reference": objective.named(question.answer)}
             answers.append({"shots": number, "row": question.row} | pair)
     facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
-    facts |= {"shots": results, "recipe": recipe.to_dict()}
+    facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": partial(iter, sources[split])}
     return Result(recipe, sources[split].name, started, answers, split=split, examples=len(questions), **facts)
 
 
@@ -135,6 +133,22 @@ def question_template(objective: Objective, given: str | None) -> str:
     if not fields:
         raise UserError(f"--template {given!r} holds no text of the question, such as {{{columns[0]}}}")
     return template
+
+
+def questions_of_splits(objective: Objective, sources: dict, splits: Sequence[str], template: str) -> list:
+    """The Questions of each of some splits, and the objective prepared for them, without rows that are left out.
+
+    Raises UserError for rows that cannot be used, where the recipe does not leave them out.
+    """
+    while True:
+        prepared = False
+        try:
+            objective.prepare(sources, cache_of(objective.recipe), sys.stdout.isatty())
+            prepared = True
+            return [list(questions_of(objective, sources[name], template)) for name in splits]
+        except UserError as error:
+            if not leaves_out(objective, sources, error, prepared):
+                raise
 
 
 def questions_of(objective: Objective, source, template: str):

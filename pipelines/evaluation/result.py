@@ -1,6 +1,7 @@
 """The result of measuring a saved model: facts for a file, and the line above its table."""
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..recipes.schema import Recipe
@@ -13,13 +14,15 @@ class Result:
     """The result of measuring a model.
 
     Attributes: model, task, data, seconds, versions, and those in `facts`. answers: one for each example, which are
-    written to a separate file.
+    written to a separate file. asked: a function that reads the examples (place, columns) once more, in the order by
+    which answers number them.
 
     Args:
         began: by time.time().
     """
 
     answers: list[dict]
+    asked: Callable[[], Iterator[tuple[str, dict]]]
 
     def __init__(self, recipe: Recipe, data: str, began: float, answers: list[dict], /, **facts: Any):
         self.model, self.task, self.data, self.answers = recipe.model.name_or_path, recipe.name, data, answers
@@ -27,8 +30,8 @@ class Result:
         vars(self).update(facts)
 
     def facts(self) -> dict:
-        """Everything but the single answers, as plain data for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "answers"}
+        """Everything but the single answers and examples, as plain data for JSON."""
+        return {name: value for name, value in vars(self).items() if name not in ("answers", "asked")}
 
     def head(self, what: str, how: str = "") -> str:
         """The line above the table: `runs/mine on sst2: 872 examples of sst2 (test), 0:12`. what: 872 examples."""

@@ -84,7 +84,7 @@ def places_of_word(tokenizer, text: str, word: str) -> list[int]:
         places += [place for place, (first, last) in enumerate(spans) if first < end and last > begin and last > first]
     if not places:
         raise UserError(f"--word {word!r} is not in the text {text[:60]!r}")
-    return places
+    return sorted(set(places))
 
 
 def view_of_text(model, tokenizer, text: str, word: str | None, layers: set[int] | None, target: str | None) -> dict:

@@ -79,9 +79,10 @@ def _fills(model) -> bool:
 def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
     """(tokens read before the text, tokens of the text) of each; an encoder-decoder answers an empty text with it.
 
-    Raises UserError for a text of one token with nothing before it, which would be certain.
+    Raises UserError for a text of one token with nothing before it, which would be certain, and for a text longer than
+    a decoder can read.
     """
-    answers, first = bool(model.config.is_encoder_decoder), _first_token(tokenizer)
+    answers, first, most = bool(model.config.is_encoder_decoder), _first_token(tokenizer), most_tokens(model.config)
     begins = (add_bos or answers) and first is not None
     pairs = encode_pairs(tokenizer, [("", text) for text in texts], apart=answers)
     before = [first] if begins else []
@@ -90,6 +91,9 @@ def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:
             raise UserError(
                 f"{text[:60]!r} is one token, and none before it predicts it; set add_bos=true, or remove it"
             )
+        read = len(context or before) + len(ids) - 1  # no token is predicted from the last one
+        if not answers and read > most:
+            raise _too_long(text, read, most)
     return [(context or before, ids) if context or begins else (ids[:1], ids[1:]) for context, ids in pairs]
 
 
@@ -147,9 +151,13 @@ def _framed(model, tokenizer, texts: list[str], add_bos: bool) -> list[Framed]:
         if first is not None and not special[0]:
             ids, words, hideable = [first, *ids], [-1, *words], [False, *hideable]
         if len(ids) > most:
-            raise UserError(f"{texts[number][:60]!r} has {len(ids)} tokens, and the model reads {most}; shorten it")
+            raise _too_long(texts[number], len(ids), most)
         framed.append((tuple(ids), tuple(words), tuple(hideable)))
     return framed
+
+
+def _too_long(text: str, tokens: int, most: int) -> UserError:
+    return UserError(f"{text[:60]!r} has {tokens} tokens, and the model reads {most}; shorten it")
 
 
 def _batches(lengths: list[int], most: int) -> Iterator[list[int]]:

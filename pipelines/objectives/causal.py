@@ -58,9 +58,10 @@ class Causal(TextObjective):
         return filled_text_of(row, self.recipe.data.text_field, "text_field", place)
 
     def predict(self, finished: "FinishedModel", asked: list[str]) -> list[dict[str, Any]]:
+        from ..generation import ids_to_continue
         from .answering import continuations
 
-        texts = continuations(finished, self.tokenizer, self.tokenizer(asked)["input_ids"])
+        texts = continuations(finished, self.tokenizer, ids_to_continue(self.tokenizer, asked))
         return [{"prediction": text} for text in texts]
 
     def collator(self, packed: bool) -> "CausalCollator":

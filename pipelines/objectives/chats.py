@@ -267,17 +267,27 @@ class ChatTask(TextTask):
         """
 
     def _batches(self, examples) -> Iterator[dict[str, Any]]:
-        per_row, names = self.sequences_per_row, [*self.columns_of_rows, "prompt", "answer", "full"]
+        names = [*self.columns_of_rows, "prompt", "answer", "full"]
         for batch in in_batches(examples):
-            conversations = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
-            encoded = self.encode(conversations)
-            rows = [self.row_of(encoded[start : start + per_row]) for start in range(0, len(conversations), per_row)]
+            rows = self._rows_of(batch)
             usable = [
                 row | {"prompt": json.dumps(messages[:-1], ensure_ascii=False), "answer": messages[-1]["content"]}
-                for row, (_, messages) in zip(rows, conversations[::per_row])
+                for row, messages in rows
                 if row is not None
             ]
-            yield {name: [row[name] for row in usable] for name in names} | {"left_out": rows.count(None)}
+            yield {name: [row[name] for row in usable] for name in names} | {"left_out": len(rows) - len(usable)}
+
+    def _rows_of(self, batch: list) -> list[tuple[dict[str, Any] | None, Messages]]:
+        """(what row_of returns, its first conversation) of each example (place, row)."""
+        per_row = self.sequences_per_row
+        conversations = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
+        encoded = self.encode(conversations)
+        rows = [self.row_of(encoded[start : start + per_row]) for start in range(0, len(conversations), per_row)]
+        return [(row, messages) for row, (_, messages) in zip(rows, conversations[::per_row])]
+
+    def with_rows(self, source) -> Iterator[tuple[str, dict]]:
+        for batch in in_batches(source):
+            yield from (example for example, (row, _) in zip(batch, self._rows_of(batch)) if row is not None)
 
     def _facts(self, batch: dict[str, Any]) -> dict:
         """Counts of one batch, which are added up over all batches."""

@@ -49,6 +49,13 @@ class Measuring:
         """
         return iter(())
 
+    def with_rows(self, source: Any) -> Iterator[tuple[str, dict]]:
+        """The examples of a split, (place, columns), that have a row, in the order of the rows.
+
+        source: from `open`, after `rows`.
+        """
+        return iter(source)
+
     def loss_parts(self) -> Any | None:
         """An object that splits the loss of a model with several heads into parts, for the log; None: it has one part.
 

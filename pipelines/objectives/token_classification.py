@@ -127,6 +127,9 @@ class TokenClassification(ClassTask, TextTask):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         return rows
 
+    def with_rows(self, source) -> Iterator[tuple[str, dict]]:
+        return ((place, row) for place, row in source if "".join(self._sentence(row, place)[0]).strip())
+
     def _batches(self, examples, labelled: str = "first", learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether tokens that are only spaces get tags, as pipelines take them for words."""
         tokenizer = text_tokenizer(self.tokenizer)

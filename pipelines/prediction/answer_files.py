@@ -80,7 +80,7 @@ def _write_table(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> Non
 
 
 def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> None:
-    """Write Parquet; a column whose values have incompatible types becomes one of texts."""
+    """Write Parquet; a column whose values have incompatible types, or none that it knows, becomes one of texts."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -91,13 +91,22 @@ def _write_parquet(parts: Callable[[], Iterator[list[Answer]]], path: Path) -> N
                 type_of_part = pyarrow.array([row.get(name) for row in rows]).type
                 pair = [pyarrow.schema([(name, kind)]) for kind in (types.get(name, type_of_part), type_of_part)]
                 types[name] = pyarrow.unify_schemas(pair, promote_options="permissive").field(0).type
-            except pyarrow.ArrowException:
+            except (pyarrow.ArrowException, OverflowError):  # the latter of a whole number beyond 64 bits
                 types[name] = pyarrow.string()
+    types = {name: pyarrow.string() if _has_empty_struct(kind) else kind for name, kind in types.items()}
     texts = [name for name, kind in types.items() if kind == pyarrow.string()]
     with ParquetWriter(path, schema := pyarrow.schema(types.items())) as writer:
         for rows in parts():
             as_texts = [row | {name: _text(row[name]) for name in texts if name in row} for row in rows]
             writer.write_table(pyarrow.Table.from_pylist(as_texts, schema=schema))
+
+
+def _has_empty_struct(kind: Any) -> bool:
+    """Whether a type of pyarrow is, or holds, a struct without fields, which Parquet cannot write."""
+    import pyarrow
+
+    fields = [kind.field(number).type for number in range(kind.num_fields)]
+    return (pyarrow.types.is_struct(kind) and not fields) or any(map(_has_empty_struct, fields))
 
 
 def _text(value: Any) -> str | None:

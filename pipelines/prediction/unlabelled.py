@@ -1,5 +1,6 @@
 """Rows without labels: from tables, image and text files, folders of such files, or Python objects."""
 
+import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
+from ..data.examples import all_unicode
 from ..data.file_formats import check_opens, format_of
 from ..data.files import open_file, readable
 from ..data.image_files import is_image_file
@@ -38,7 +40,9 @@ class Unlabelled:
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
-        patterns = [os.path.join(one, "**", "*") if Path(one).expanduser().is_dir() else one for one in named]
+        patterns = [
+            os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
+        ]
         self.paths = list(find_files(FIELD, patterns)) if named else []
         for path in self.paths:
             check_opens(FIELD, path)
@@ -53,6 +57,12 @@ class Unlabelled:
             raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
 
     def __iter__(self) -> Iterator[Row]:
+        for place, row in self._all():
+            if not all_unicode(row):  # a JSON escape can be one half of a surrogate pair
+                raise UserError(f"{FIELD}: {place} is {FAULTS['non_utf8']}")
+            yield place, row
+
+    def _all(self) -> Iterator[Row]:
         for number, row in enumerate(self.mappings):
             if not isinstance(row, dict):
                 raise UserError(f"row {number} is {type(row).__name__}; a row is a mapping of columns, or name files")
@@ -65,8 +75,7 @@ class Unlabelled:
     def _rows(self, path: Path) -> Iterator[Row]:
         file_format = format_of(path)
         if file_format is not None:
-            columns = file_format.columns(FIELD, path)
-            names = [name for name in columns if "." not in name] if columns else []
+            names = file_format.columns(FIELD, path) or []
             for number, row in file_format.rows(FIELD, path, names, self.limits):
                 place = f"{path}, {file_format.counts} {number}"
                 if isinstance(row, UserError):  # a line that could not be read as a row

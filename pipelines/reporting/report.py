@@ -101,7 +101,9 @@ def tiles(log: RunLog) -> list[tuple[str, str, str]]:
         for one in main_metrics(log)
     ]
     if not rows and log.train:
-        rows.append(("training loss", short_metric(log.train[-1]["loss"]), f"at step {log.train[-1]['step']:,}"))
+        loss = log.train[-1]["loss"]
+        shown = "not finite" if loss is None else short_metric(loss)
+        rows.append(("training loss", shown, f"at step {log.train[-1]['step']:,}"))
     total = log.total_steps
     rows.append(("steps", f"{log.steps:,}", f"of {total:,}" if total and not log.is_finished else ""))
     if log.tokens:

@@ -2,13 +2,22 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.generation import _options, free_positions, generate_text, locate_model
+from anyformer.pipelines.generation import (
+    _inputs_of,
+    _options,
+    free_positions,
+    generate_text,
+    ids_to_continue,
+    locate_model,
+)
 from tiny_tokenizers import of_bytes, of_words
 from tokenizers.normalizers import Lowercase
+from tokenizers.processors import TemplateProcessing
 from transformers import BartConfig, GPT2Config, GPT2LMHeadModel
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -62,6 +71,16 @@ def test_a_tokenizer_of_lower_case_leaves_the_prompt_as_it_is_and_a_space_behind
     lower.save_pretrained(folder)
     written = generate_text(folder, "A b C", max_new_tokens=5, do_sample=False)
     assert written.startswith("A b C ")
+
+
+@pytest.mark.parametrize("around, before", [("{} $A {}", [0]), ("$A {}", [])])
+def test_a_token_after_a_text_is_not_before_its_continuation(around, before):
+    tokenizer, end = of_words(["<end>", "a", "b"]), "<end>"
+    template = TemplateProcessing(single=around.format(end, end), special_tokens=[(end, 0)])
+    tokenizer.backend_tokenizer.post_processor = template
+    assert ids_to_continue(tokenizer, ["a b", "b"]) == [[*before, 1, 2], [*before, 2]]
+    model = SimpleNamespace(config=GPT2Config(), device="cpu")
+    assert _inputs_of(model, tokenizer, "a b", False, ())["input_ids"].tolist() == [[*before, 1, 2]]
 
 
 def test_the_command_prints_prompt_and_continuation(saved, capsys):

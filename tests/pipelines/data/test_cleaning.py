@@ -167,6 +167,12 @@ def test_recipes_and_suites_are_test_sets(files, tiny_recipe):
     assert {SHARED, *ALL[16:32]} & {*texts(corpus)} == {"tiny"} and f"test set {suite}: own" in corpus.notes()[-1]
 
 
+def test_a_filter_may_lie_in_the_home_folder(files, monkeypatch):
+    monkeypatch.setenv("HOME", str(files))
+    there, home = (open_corpora(section(files, **how))["train"] for how in ({}, {"filter": "~/keep.py:keep"}))
+    assert texts(home) == texts(there)
+
+
 def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
     import datasets
 

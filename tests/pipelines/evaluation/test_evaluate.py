@@ -19,7 +19,7 @@ from anyformer.pipelines.recipes.suite_file import read_suite
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from task_data import task_recipe
+from task_data import task_recipe, write_lines
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 import anyformer
@@ -220,6 +220,17 @@ def test_metrics_have_intervals_and_single_answers_are_written_on_request(stage,
     evaluate("texts", "texts", "--predictions", str(answers), "--max-examples", "4")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row["row"] for row in rows] == [0, 2, 5, 8] and all(isinstance(row["reference"], str) for row in rows)
+
+
+def test_rows_left_out_move_no_other_row_of_the_predictions(evaluate, stage, tmp_path):
+    answers, given = tmp_path / "answers.jsonl", [json.loads(line) for line in (stage / TEST_FILE).open()]
+    bad = {1: {"text": None, "label": 1}, 4: {"text": "a film", "label": None}, 6: {"text": "a film"}}
+    file = write_lines(tmp_path / "some.jsonl", [bad.get(number, row) for number, row in enumerate(given)])
+    settings = ("data.bad_rows=skip", f"data.test_files={file}")
+    result = evaluate("classes", "classes", *settings, "--predictions", str(answers))
+    rows, used = list(map(json.loads, answers.open())), [number for number in range(11) if number not in bad]
+    assert result["examples"] == len(used) and [row["text"] for row in rows] == [given[n]["text"] for n in used]
+    assert [row["place"] for row in rows] == [f"{file}, line {number + 1}" for number in used]
 
 
 def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_path):

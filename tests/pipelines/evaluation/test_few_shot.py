@@ -8,7 +8,7 @@ import pytest
 import torch
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
 from anyformer.pipelines.likelihoods.likelihood import encode_pairs, log_likelihoods
-from task_data import task_recipe
+from task_data import task_recipe, write_lines
 from tiny_tokenizers import of_bytes
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
@@ -198,6 +198,20 @@ def test_without_words_and_template_the_names_of_classes_and_columns_are_taken(a
 def test_a_mistake_is_one_sentence(words, sentence, asked, capsys):
     assert asked(*words)[0] == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_rows_left_out_are_neither_asked_nor_solved(asked, stage, tmp_path):
+    answers, files = tmp_path / "answers.jsonl", {}
+    for field, name in (("files", "sequence_classification"), ("test_files", "sequence_classification-test")):
+        rows = [json.loads(line) for line in (stage / f"{name}.jsonl").open()]
+        rows[1:3] = {"text": "a film", "label": None}, {"text": "a film"}
+        files[field] = write_lines(tmp_path / f"{name}.jsonl", rows)
+    settings = ["data.bad_rows=skip", *(f"data.{field}={file}" for field, file in files.items())]
+    code, result = asked("--shots", "2", *settings, "--predictions", str(answers))
+    assert code == 0 and result["examples"] == 9
+    rows = [json.loads(line) for line in answers.open()]
+    assert [int(row["place"].split()[-1]) for row in rows] == [1, *range(4, 12)]
+    assert [row["row"] for row in rows] == list(range(9))
 
 
 def test_a_task_without_such_answers_is_refused(stage, monkeypatch, capsys, tmp_path):

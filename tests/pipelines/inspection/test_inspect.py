@@ -11,7 +11,7 @@ from anyformer.pipelines.inspection.maps_page import write_page
 from anyformer.pipelines.inspection.views import places_of_word, view_of_image
 from browser import dom_of, needs_browser
 from PIL import Image
-from tiny_tokenizers import of_bytes
+from tiny_tokenizers import of_bytes, of_words
 from transformers import AutoModelForCausalLM
 
 import anyformer
@@ -71,6 +71,10 @@ def test_a_word_is_found_after_letters_whose_lower_case_is_longer():
     tokenizer, text = of_bytes(), "İİİ a Word, no other"
     places, ids = places_of_word(tokenizer, text, "word"), tokenizer(text)["input_ids"]
     assert "".join(tokenizer.decode([ids[place]]) for place in places).strip() == "Word"
+
+
+def test_a_token_with_the_word_twice_in_it_is_one_place():
+    assert places_of_word(of_words(["a", "banana"]), "a banana", "a") == [0, 1]
 
 
 @pytest.fixture

@@ -133,6 +133,18 @@ def test_a_text_that_nothing_predicts_is_refused_where_it_would_be_certain():
             ask(model, tokenizer, ["a story", "a"], add_bos=False)
 
 
+@pytest.mark.parametrize("kind, add_bos", [("gpt2", True), ("gpt2", False), ("bert", True)])
+def test_a_text_longer_than_the_model_reads_is_refused(kind, add_bos):
+    tokenizer = tokenizer_of(framed=kind == "bert")
+    model = model_of(kind, len(tokenizer))
+    most = 64 - 2 * (kind == "bert") + (kind == "gpt2" and not add_bos)
+    model.config.max_position_embeddings = 64
+    check_texts(model, tokenizer, ["a " * most], add_bos=add_bos)
+    for ask in (text_scores, check_texts):
+        with pytest.raises(UserError, match=r"has 65 tokens, and the model reads 64; shorten it"):
+            ask(model, tokenizer, ["a story", "a " * (most + 1)], add_bos=add_bos)
+
+
 PAIRS = [
     {"good": f"The cat number {n} {words[0]}.", "bad": f"The cat number {n} {words[1]}."}
     | {"phenomenon": f"kind {n % 3}", "UID": n}

@@ -161,9 +161,11 @@ def test_a_conversation_that_cannot_be_learned_is_named_with_its_place(tmp_path,
 
 
 def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
-    rows = [*[GOOD] * 12, GOOD | {"instruction": "long " * 100}]
+    rows = [GOOD, GOOD | {"instruction": "long " * 100}, *[GOOD] * 11]
     data = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
     assert "1 more left out, whose prompt alone is longer" in data.objective.describe(data.rows["train"])
+    lines = [int(place.split()[-1]) for place, _ in data.objective.with_rows(data.sources["train"])]
+    assert lines == [1, *range(3, 14)]
     with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
         prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))
 

@@ -60,6 +60,7 @@ def test_empty_sentences_are_skipped_and_counted(prepare, tmp_path):
     prepared = prepare(**on_rows(tmp_path, path))
     assert len(prepared.rows["train"]) == 20
     assert "2 sentences without a word skipped" in prepared.objective.describe(prepared.rows["train"])
+    assert len(list(prepared.objective.with_rows(prepared.sources["train"]))) == 20
 
 
 GOOD = [{"tokens": ["anna", "runs"], "tags": ["B-PER", "O"]}] * 8

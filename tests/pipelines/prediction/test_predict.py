@@ -281,10 +281,11 @@ def tables(folder) -> list:
         (folder / name).write_text(f"{sign.join(lines[0])}\n{text}\n")
     with gzip.open(folder / "c.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in lines)
-    rows = [row | {"photo": b"bytes"} for row in lines]
+    rows = [row | {"photo": b"bytes", "a.b": "own"} for row in lines]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "d.parquet")
-    (folder / "e.txt").write_text(TEXTS[1])
-    return [folder / name for name in ("a.csv", "b.tsv", "c.jsonl.gz", "d.parquet", "e.txt")]
+    (folder / "of [1]").mkdir()
+    (folder / "of [1]" / "e.txt").write_text(TEXTS[1])
+    return [folder / name for name in ("a.csv", "b.tsv", "c.jsonl.gz", "d.parquet", "of [1]")]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
@@ -296,11 +297,24 @@ def test_all_formats_are_read_and_written_in_order_with_columns_and_file_names(s
     else:
         reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
         found = reader(out).to_pylist()
-    assert [row["file"] for row in found] == [str(path) for path in files for _ in range(3)][:13]
+    assert [row["file"] for row in found] == [*(str(path) for path in files[:4] for _ in range(3)), f"{files[4]}/e.txt"]
     assert [row["text"] for row in found] == TEXTS[:3] * 4 + TEXTS[1:2]
     assert [str(row["id"]) for row in found[:12]] == list("012" * 4) and "photo" not in found[9]
+    assert [row.get("a.b") for row in found[8:12]] == [found[8].get("a.b"), "own", "own", "own"]
     assert [row["prediction"] for row in found[:3]] * 4 == [row["prediction"] for row in found[:12]]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_what_parquet_cannot_hold_is_written_as_text(tmp_path):
+    rows = [{"id": 12345678901234567890, "meta": {}, "of": [{"a": {}}], "n": 1}, {"id": 5, "meta": {}, "n": 2}]
+    file = AnswerFile(tmp_path / "out.parquet")
+    file.begin("a key")
+    for number, row in enumerate(rows):
+        file.add(number, [row])
+    file.join(2)
+    first, second = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert first == {"id": "12345678901234567890", "meta": "{}", "of": '[{"a": {}}]', "n": 1}
+    assert second == {"id": "5", "meta": "{}", "of": None, "n": 2}
 
 
 def many_rows(folder) -> list[dict]:
@@ -371,6 +385,7 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
         ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
         ([{"text": "a"}], {"columns": {"txt": "text"}}, "--columns txt=text: the model reads no column 'txt'"),
         ([{"text": "a"}, {"text": None}], {}, "row 1 holds null, not text"),
+        ([{"text": "a"}, {"text": "half \ud83d"}], {}, "FILE: row 1 is not UTF-8; write it in UTF-8"),
         ([{"text": "a"}, 7], {}, "row 1 is int; a row is a mapping of columns"),
         ([{"text": "a", "score": 1}], {}, "row 0 has a column 'score', where an answer belongs"),
         ("gone.csv", {}, "FILE='gone.csv': no such file"),

@@ -98,6 +98,12 @@ def test_a_report_on_classes_that_cannot_be_read_is_said_and_the_page_is_there(r
         assert "classes.json is damaged" in text and 'id="classes"' not in text
 
 
+def test_a_last_loss_that_is_no_number_is_said(recorded):
+    folder = recorded(lines=[line(1, 10, 2.0), line(2, 20, None)], metrics={})
+    write_report(folder)
+    assert "not finite" in (folder / "report.html").read_text()
+
+
 def test_a_page_holds_what_the_folder_says_and_loads_nothing(recorded):
     rows = {"legend": "", "rows": [f"\x1b[1;32m{HOSTILE}\x1b[0m"]}
     samples = [{"prompt": HOSTILE, "text": HOSTILE, "reference": "so"}]
