@@ -6,6 +6,9 @@ ADAPTED_CONFIG. Only anyformer writes it; in a folder that PEFT has written the 
 """
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError, need_package
@@ -21,6 +24,14 @@ HEADS_OF_TASKS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "QUESTION_ANS": "AutoModelForQuestionAnswering",
 }
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Silence transformers' warning of a deprecated name, for which PEFT asks when it wraps a model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def is_adapter(name_or_path: str | Path) -> bool:
@@ -110,7 +121,9 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
     with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
         adapter_names = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
     lacking = {*loading_info["missing_keys"], *(key for key, *_ in loading_info["mismatched_keys"])} - adapter_names
-    merged = merge_weights(PeftModel.from_pretrained(base, str(folder)), folder)
+    with quiet_peft():
+        adapted = PeftModel.from_pretrained(base, str(folder))
+    merged = merge_weights(adapted, folder)
     give_generation_config(merged, folder)
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base
 

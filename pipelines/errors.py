@@ -58,13 +58,18 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next((ours for ours in ours_for(name) if ours in known), near[0] if near else None)
 
 
+def shown(name: str) -> str:
+    """A name as a sentence lists it: in quotes where it is empty or begins or ends with a space."""
+    return name if name and name == name.strip() else repr(name)
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return `; did you mean PREFIXx?` for the nearest known name, or a list of the known ones when none is near."""
     known = sorted(known)
     near = nearest(name, known)
     if near is not None:
-        return f"; did you mean {prefix}{near}?"
-    return f"; known: {', '.join(known)}" if len(known) <= 24 else ""
+        return f"; did you mean {prefix}{shown(near)}?"
+    return f"; known: {', '.join(map(shown, known))}" if len(known) <= 24 else ""
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -36,7 +36,7 @@ def locate_model(name_or_path: str, what: str = "MODEL") -> str:
         raise UserError(f"{what}={name_or_path} is a file; give the folder of a model")
     if not HUB_NAME.fullmatch(name_or_path):
         raise UserError(f"{what}={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
-    _check_runs(name_or_path, folder, what)
+    check_runs(name_or_path, folder, what)
     return name_or_path
 
 
@@ -44,7 +44,7 @@ def _holds_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or is_adapter(folder)
 
 
-def _check_runs(name_or_path: str, folder: Path, what: str) -> None:
+def check_runs(name_or_path: str, folder: Path, what: str) -> None:
     """Raise UserError for a missing folder among runs, which is no repository on the Hub: runs/mine."""
     place = folder.parent
     runs = [path.name for path in place.iterdir() if (path / "run.json").is_file()] if place.is_dir() else []

@@ -33,8 +33,8 @@ def at_limit(number: int, total: int, limit: str) -> str:
 def short_number(count: float) -> str:
     """Return a count as people say it: 4_981_248 -> '4.98M'."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
+        if (rounded := float(f"{count:.3g}")) >= size:
+            return f"{rounded / size:.3g}{unit}"
     return f"{count:.0f}"
 
 

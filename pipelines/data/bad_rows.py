@@ -31,7 +31,7 @@ class BadRow(NamedTuple):
         """The sentence without place and values, so that equal faults have equal reasons."""
         column = re.match(r"(?:task|objective)\.\w+=('[^']*')", self.sentence)
         fault = self.sentence.split(self.place, 1)[-1].split(";")[0].strip(" :,.")
-        fault = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,]*", "…", fault)
+        fault = re.sub(r"'[^']*'|\"[^\"]*\"|(?<!UTF-)\b\d[\d.,]*", "…", fault)
         return f"{column[1]} {fault}" if column else fault
 
 

@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, shown
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
 from .cells import cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
-from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, is_unicode, names_of_classes
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, is_unicode, names_of_classes, not_utf8
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
@@ -73,7 +73,7 @@ class ExampleSource(ABC):
         for field, column in self.columns.items():
             if column not in there:
                 near = did_you_mean(column, there)
-                known = "" if "known:" in near else f" (there are {', '.join(there)})"
+                known = "" if "known:" in near else f" (there are {', '.join(map(shown, there))})"
                 section = "data" if field == GROUPS else "task"
                 return UserError(f"{section}.{field}={column!r}: no such column in {place}{known}{near}")
         return None
@@ -128,7 +128,7 @@ class ExampleFiles(ExampleSource):
             return format_of(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
-        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
+        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": not_utf8(self.field)}
         columns = list(dict.fromkeys(self.columns.values()))
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"
@@ -144,7 +144,7 @@ class ExampleFiles(ExampleSource):
         except KeyError:
             return self.missing_column(cell_names(row), place)
         if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
-            return UserError(f"{self.field}: {place}: {NOT_UTF8}")
+            return UserError(f"{self.field}: {place}: {not_utf8(self.field)}")
         return row | cells
 
 

@@ -31,7 +31,13 @@ from .cells import cell
 from .documents import Limits
 from .files import bounded_lines, open_file, readable
 
-NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encoding"
+QUOTES = "a value that begins with a quotation mark needs quotes around it, and its own quotes doubled"
+
+
+def not_utf8(field: str) -> str:
+    """What is said of bytes that are not UTF-8; only a recipe's `field` has an encoding that can be set."""
+    in_recipe = "data.encoding=cp1252, or what it is, reads another encoding"
+    return f"not UTF-8; {in_recipe if field.startswith('data.') else 'write it in UTF-8'}"
 
 
 class FileFormat(ABC):
@@ -79,6 +85,7 @@ def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
 
 
 _SPACE = re.compile(r"\s*")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 NEW_DOCUMENT = "-DOCSTART-"  # in CoNLL files the first column of a line between documents
 FILE_FORMATS: dict[str, FileFormat] = {}  # end of a file's name -> format
 
@@ -197,18 +204,24 @@ class Separated(FileFormat):
                 for values in table:
                     if names is None:
                         names = values
-                        self._check_names(names, columns, f"{field}: {path}")
+                        self._check_names(names, columns, field, path)
                     elif values and len(values) != len(names):
                         holds = f"holds {len(values)} instead of {len(names)} values"
                         way_out = "a value with a separator in it needs quotes."
                         yield line, UserError(f"{field}: {path}, line {line} {holds}; {way_out}")
+                    elif values and self._are_several_rows(values):
+                        goes_on = (
+                            f"is one row with the lines up to {table.line_num} by its quotes, and one itself without"
+                        )
+                        way_out = f"{QUOTES}; a row that has tabs and line ends in a value is read from a .csv"
+                        yield line, UserError(f"{field}: {path}, line {line} {goes_on}; {way_out}")
                     elif values:
                         yield line, dict(zip(names, values)) if is_unicode("".join(values)) else "non_utf8"
                     line = table.line_num + 1
             except csv.Error as error:
-                raise UserError(
-                    f"{field}: {path}, from line {line} on, is not a table ({first_line(error).rstrip('.')})."
-                ) from None
+                reason = first_line(error).rstrip(".")
+                way_out = f"; {QUOTES}" if "after '" in reason or "unexpected end" in reason else "."
+                raise UserError(f"{field}: {path}, from line {line} on, is not a table ({reason}){way_out}") from None
 
     @staticmethod
     def _part(lines: io.TextIOWrapper, document_bytes: int) -> str:
@@ -217,18 +230,24 @@ class Separated(FileFormat):
         csv.field_size_limit(max(2**17, document_bytes))  # csv's own limit, or more
         return lines.readline(2 * document_bytes + 2**20)
 
-    def _check_names(self, names: list[str], columns: list[str], where: str) -> None:
+    def _are_several_rows(self, values: list[str]) -> bool:
+        """Whether a row's lines are whole rows, too, if quotation marks are letters, as many .tsv files have them."""
+        return False
+
+    def _check_names(self, names: list[str], columns: list[str], field: str, path: Path) -> None:
         """Raise UserError for a first line in another encoding, with other separators, or with a column twice."""
+        where = f"{field}: {path}"
         if not is_unicode("".join(names)):
-            raise UserError(f"{where}, line 1: {NOT_UTF8}")
+            raise UserError(f"{where}, line 1: {not_utf8(field)}")
         twice = next((column for column in columns if names.count(column) > 1), None)
         if twice is not None:
             raise UserError(f"{where}, line 1 names {names.count(twice)} columns {twice!r}; rename all but one")
         other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
         if other and names[0] not in columns:
+            way_out = "set data.encoding, too, such as cp1252" if field.startswith("data.") else "write it in UTF-8"
             raise UserError(
                 f"{where} separates values by {other!r} instead of {self.delimiter!r}; save it with commas as .csv, or "
-                f"with tabs as .tsv (if its letters are not UTF-8, set data.encoding, too, such as cp1252)"
+                f"with tabs as .tsv (if its letters are not UTF-8, {way_out})"
             )
 
 
@@ -253,6 +272,10 @@ class TabSeparated(Separated):
     """Values separated by tabs."""
 
     delimiter = "\t"
+
+    def _are_several_rows(self, values):
+        lines = _LINE_END.split("\t".join(values))
+        return len(lines) > 1 < len(values) and all(line.count("\t") == len(values) - 1 for line in lines)
 
 
 @register_file_format(".conll")

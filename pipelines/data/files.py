@@ -15,8 +15,9 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def name_of_files(paths: list[Path]) -> str:
-    """`a.txt`, or `a.txt and 2 more`."""
-    return paths[0].name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    """`a.txt`, or `a.txt and 2 more`; an empty file is not the one that is named."""
+    named = next((path for path in paths if path.stat().st_size), paths[0])
+    return named.name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def file_identities(field: str, paths: list[Path]) -> list[list]:

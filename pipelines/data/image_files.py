@@ -21,6 +21,7 @@ from .patterns import find_files
 from .remote_files import is_copy
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+LEFT_BY_WINDOWS = ("thumbs.db", "desktop.ini")  # in folders of images; they are no part of the data
 
 
 def is_image_file(path: Path) -> bool:
@@ -34,6 +35,7 @@ class ImageFiles(ExampleFiles):
     """
 
     def check(self) -> None:
+        self.paths = [path for path in self.paths if path.name.lower() not in LEFT_BY_WINDOWS]
         other = next((path for path in self.paths if not is_image_file(path)), None)
         if other is not None:
             raise UserError(
@@ -125,7 +127,8 @@ def image_files(
     """Image files if the first file is one, else tables of them. A folder stands for all files in it."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
-    first = next(iter(find_files(field, patterns, without)))
+    found = list(find_files(field, patterns, without))
+    first = next((path for path in found if path.name.lower() not in LEFT_BY_WINDOWS), found[0])
     if is_image_file(first) and is_copy(first):
         raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
     return (ImageFiles if is_image_file(first) else ImageTable)(patterns, columns, limits, field, without)

@@ -128,6 +128,7 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
         split
         for split in SPLITS
         if any(getattr(data, f"{split}_files") or getattr(data, f"{split}_split") for data in sections)
+        or (split == "test" and any(data.test_fraction for data in sections))
     ]
     if "validation" not in available and any(data.share_held_back > 0 for data in sections):
         available.append("validation")
@@ -136,7 +137,9 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     if wanted not in available:
         has = f"it has {available[0]}" if available else "it has training data alone"
         name = wanted or "test"
-        raise UserError(f"TASK={recipe.name} has no {name} split, {has}; set data.{name}_files or data.{name}_split")
+        share = f", or data.{name}_fraction" if name == "validation" or recipe.task is not None else ""
+        fields = f"data.{name}_files or data.{name}_split{share}"
+        raise UserError(f"TASK={recipe.name} has no {name} split, {has}; set {fields}")
     return wanted
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..data.documents import in_batches
 from ..errors import UserError, did_you_mean, loading_reason
-from ..generation import HUB_NAME, RUNS
+from ..generation import HUB_NAME, RUNS, check_runs
 from ..lazy import np, transformers
 from ..objectives.showing import pieces_text
 from ..plugins import objective_of
@@ -104,6 +104,7 @@ def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None)
         raise UserError(f"{name!r} is no recipe (.yaml) and no folder; a text to measure on is --on {name}")
     if not HUB_NAME.fullmatch(name) or path.parts[0] == RUNS:
         raise UserError(f"{name!r}: no such recipe, and no such folder")
+    check_runs(name, path, "NAME")
     return Place(name, None, False, name)
 
 

@@ -289,14 +289,15 @@ class Objective(Measuring, ABC):
 
         Training would work with positions that are not learned, but the saved config would be wrong.
         """
-        way_out = ", the context it would be saved with; set model.max_position_embeddings={length}"
+        way_out = ", the context it would be saved with; set model.max_position_embeddings={length} or {name}={most}"
         self._refuse_longer(most, "the model's max_position_embeddings", way_out)
 
     def _refuse_longer(self, most: int, field: str, way_out: str) -> None:
         for name, length in self.lengths().items():
             if length is not None and length > most:
-                said = f"{self.section}.{name}={length} is longer than {field}={most}"
-                raise UserError(said + way_out.format(length=length))
+                name = f"{self.section}.{name}"
+                said = f"{name}={length} is longer than {field}={most}"
+                raise UserError(said + way_out.format(length=length, name=name, most=most))
 
     def check_model_length(self, most: int) -> None:
         """`check_length` once the model and the tokenizer exist; subclasses add checks that need them."""

@@ -104,7 +104,8 @@ def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
 
     known, prefix = list(known), f"{path}." if path else ""
     noun = "setting" if path else "section"
-    meant = None if any(name in known for name in ours_for(str(key))) else find_setting(str(key))
+    is_here = path.startswith("stages.") or any(name in known for name in ours_for(str(key)))
+    meant = None if is_here else find_setting(str(key))
     near = f"; did you mean {meant}?" if meant else did_you_mean(str(key), known, prefix)
     return UserError(f"{prefix}{key}: no such {noun}{near}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft
+from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft, quiet_peft
 from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import LoraSettings, Recipe
 
@@ -57,7 +57,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
     base = model.name_or_path
     model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # valid in any folder
     try:
-        with whole_layers(model, whole):
+        with whole_layers(model, whole), quiet_peft():
             adapted = peft.get_peft_model(model, config)
     except ValueError as error:
         raise UserError(

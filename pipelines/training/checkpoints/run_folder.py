@@ -158,11 +158,12 @@ class RunFolder:
         late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
         if len(late) == len(found):
             differing = "stages" if new.stages else f"learning rates ({old.training.lr_scheduler_type})"
-            way = "when it has ended, --extend goes on from there with a warm-up and decay of its own"
+            has_ended = (read_identity(self.path / "run.json") or {}).get("status") == "finished"
+            way = "add --extend, which goes" if has_ended else "when it has ended, --extend goes"
+            way += " on from there with a warm-up and decay of its own"
             if new.stages:
-                way = (
-                    "leave them as they are, with a learning_rate each, and add one by --extend when the run has ended"
-                )
+                way = "leave them as they are, with a learning_rate each, and add one by --extend"
+                way += "" if has_ended else " when the run has ended"
             raise UserError(
                 f"training.output_dir={self.path} holds a run of {old_steps:,} steps, whose {differing} are those of "
                 f"{new_steps:,} steps up to step {shared:,} alone; {way}, or choose another output_dir"

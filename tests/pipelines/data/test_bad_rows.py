@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from anyformer.pipelines.data.bad_rows import bad_rows_of
+from anyformer.pipelines.data.bad_rows import BadRow, bad_rows_of
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -48,6 +48,11 @@ def test_of_many_bad_rows_twenty_are_named_and_the_rest_are_counted_by_reason(tm
     with pytest.raises(UserError, match=r"and 10 more: 10 'text' holds null, not text$") as caught:
         prepare_data(recipe_of(tmp_path, rows_with(bad)))
     assert len(str(caught.value).split("\n")) == 22
+
+
+def test_a_reason_leaves_out_numbers_but_not_those_of_a_name():
+    row = BadRow(1, "a.csv, line 2", "data.files: a.csv, line 2 holds 3 instead of 2 values, not UTF-8; write it so")
+    assert row.reason == "holds … instead of … values, not UTF-8"
 
 
 def test_a_fault_of_all_rows_is_one_sentence_and_is_not_skipped(tmp_path):

@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import csv
 import gzip
 import json
 import lzma
@@ -158,6 +159,15 @@ BROKEN = {
     "twice.csv": ("text,label,text\na,1,b\n", ["data.files: ", "line 1 names 2 columns 'text'; rename all but one"]),
     "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
     "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
+    "begins.tsv": (
+        'text\tlabel\n"Anna saw Rome" she said\t1\n',
+        ["from line 2 on, is not a table", "its own quotes doubled"],
+    ),
+    "two rows.tsv": (
+        'text\tlabel\ngood\t1\n"Anna saw Rome.\tAnna sah Rom.\nBen said bye."\tBen sagt.\n',
+        ["line 3 is one row with the lines up to 4", "its own quotes doubled"],
+    ),
+    "spaces.csv": (" text,label\ngood,1\n", ["did you mean ' text'?"]),
     "empty.csv": ("", ["holds no document with text"]),
     "empty.json": ("[]", ["holds no document with text"]),
 }
@@ -171,6 +181,19 @@ def test_a_broken_file_is_one_sentence(tmp_path, name):
         texts(open_corpora(section(tmp_path / name))["train"])
     sentence = str(caught.value)
     assert name in sentence and "\n" not in sentence and all(words in sentence for words in says), sentence
+
+
+def test_quoted_values_of_a_table_with_tabs_hold_quotes_tabs_and_line_ends(tmp_path):
+    rows = [["text", "label"], ["one\ttab", "1"], ["two\nlines", "2"], ['"so" he said', "3"], ["both\t\n\n", "4"]]
+    with (tmp_path / "a.tsv").open("w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows(rows)
+    assert texts(open_corpora(section(tmp_path / "a.tsv"))["train"]) == [text for text, _ in rows[1:]]
+
+
+def test_a_table_that_is_no_setting_of_a_recipe_has_no_setting_to_change(tmp_path):
+    (tmp_path / "a.csv").write_bytes(BROKEN["cp1252.csv"][0])
+    with pytest.raises(UserError, match=r"^FILE: .*line 1: not UTF-8; write it in UTF-8$"):
+        next(FILE_FORMATS[".csv"].rows("FILE", tmp_path / "a.csv", [], Limits(100, 100)))
 
 
 def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):

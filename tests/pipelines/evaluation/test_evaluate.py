@@ -111,6 +111,19 @@ def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stag
     assert result["examples"] == EXAMPLES[split] or kind in ("text", "masked")
 
 
+def test_a_part_held_back_for_the_test_is_measured_as_at_the_end_of_training(stage, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    run, output = tmp_path / "run", tmp_path / "result.json"
+    parts = ["data.test_files=null", "data.validation_files=null", "data.test_fraction=0.2"]
+    assert (
+        main(["train", str(stage / "classes.yaml"), *parts, "training.max_steps=2", f"training.output_dir={run}"]) == 0
+    )
+    assert main(["evaluate", str(run), "--output", str(output)]) == 0
+    own, trained = json.loads(output.read_text()), json.loads((run / "run.json").read_text())["metrics"]
+    assert own["split"] == "test" and own["examples"] == 32  # of 160
+    assert own["metrics"] == pytest.approx({n: trained[f"test_{n}"] for n in own["metrics"]}, rel=ORDER_OF_SUMS)
+
+
 def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, monkeypatch, tmp_path, refused):
     monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
     run, output = stage / "runs" / "classes", tmp_path / "own.json"
@@ -346,6 +359,10 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
             "compares texts and is not for objective.name=causal",
         ),
         (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
+        (
+            ["runs/classes", "classes.yaml", "--split", "test", "data.test_files=null"],
+            "data.test_split, or data.test_fr",
+        ),
         (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),

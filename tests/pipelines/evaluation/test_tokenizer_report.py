@@ -88,6 +88,7 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
         (["quickstart", "text", "--split", "train"], "--split train is of the recipe's own text; remove it, or TEXT"),
         (["quickstart", " "], "TEXT is empty; give some words"),
         (["quickstart", "--beside", "nothing/here/x"], "'nothing/here/x': no such recipe, and no such folder"),
+        (["quickstart", "--beside", "mine/nothing"], "NAME=mine/nothing: no such folder"),
         (["fashion_mnist_vit", "data.files=x", "data.test_files=x"], "has no tokenizer: task.name=image_class"),
         (["quickstart", "--on", "nothing.txt"], "--on='nothing.txt': no such file"),
         (["quickstart", "--split", "test"], "--split test: quickstart has no such text; it has train and validation"),
@@ -96,6 +97,8 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
 )  # fmt: skip
 def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "run").mkdir(parents=True)
+    (tmp_path / "mine" / "run" / "run.json").write_text("{}")
     assert main(["tokenizer", *words]) == 2
     err = capsys.readouterr().err
     assert sentence in err and err.count("\n") == 1

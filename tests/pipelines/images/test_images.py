@@ -136,6 +136,10 @@ def test_without_pillow_an_image_recipe_names_the_extra(tmp_path, monkeypatch, l
 
 def test_images_among_other_files_are_refused(tmp_path):
     picture_folder(tmp_path / "pictures", 2)
+    for name in ("Thumbs.db", "left/Thumbs.db", "left/desktop.ini"):  # of Windows
+        (tmp_path / "pictures" / name).write_text("x")
+    whole = DataSection(files=str(tmp_path / "pictures"), validation_fraction=0)
+    assert len(list(open_images(whole, COLUMNS)["train"])) == 2
     (tmp_path / "pictures" / "left" / "notes.txt").write_text("x")
     with pytest.raises(UserError, match=r"names images and other files .*notes.txt.*a pattern such as \*.png"):
         open_images(DataSection(files=str(tmp_path / "pictures" / "*" / "*")), COLUMNS)

@@ -198,6 +198,7 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("batch_size=8", "batch_size: no such section; did you mean training.per_device_train_batch_size?"),
         ("training.hidden_size=8", "training.hidden_size: no such setting; did you mean model.hidden_size?"),
         ("model.n_layer=2", "model.n_layer: no such setting; did you mean model.num_hidden_layers?"),
+        ("objective.sequence_length=9999", "set model.max_position_embeddings=9999 or objective.sequence_length="),
         ("evaluation.metrics=[ppl]", "evaluation.metrics='ppl' is not known; did you mean"),
         ("task=translation", "task='translation' is not a section of settings; write task.name=translation"),
         ("data.source=null", "data names no data; set one of source, files, dataset and mixture"),

@@ -68,7 +68,7 @@ def test_a_run_that_has_decayed_is_extended_by_a_stretch_of_its_own(recipe, caps
     file, folder = recipe("cosine")
     train(file)
     train(file, "training.max_steps=14", code=2)
-    assert "cosine" in (refused := capsys.readouterr().err) and "--extend goes on from there" in refused
+    assert "cosine" in (refused := capsys.readouterr().err) and "; add --extend, which goes on from there" in refused
     train(file, "training.max_steps=14", "--extend")
     assert f"going on from {folder}/checkpoint-8" in capsys.readouterr().out
     whole, other = recipe("cosine-whole", max_steps=14, restarts=[8])

@@ -284,6 +284,7 @@ REFUSED = [
     ([{"until": 2.5}], {}, "stages.0.until=2.5 is no step"),
     ([WHOLE], {"training": {"max_steps": -1}}, "stages are parts of training.max_steps, which is not set"),
     ([{"until": 1.0, "sequence_lenght": 4}], {}, "stages.0.sequence_lenght: no such setting; did you mean stages.0."),
+    ([{"step": 3}], {}, "stages.0.step: no such setting; known: "),
     ([WHOLE | {"learning_rate": "linear"}], {}, "stages.0.learning_rate='linear' is not one of its choices"),
     ([WHOLE | {"sequence_length": 128}], {}, "stages.0: objective.sequence_length=128 is longer than"),
     ([WHOLE], {"data": {"dataset": "c4", "streaming": True}}, "stages do not go with data.streaming=true"),
