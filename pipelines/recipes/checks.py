@@ -20,6 +20,8 @@ from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
+# Schedules that read no training.lr_scheduler_kwargs; earlier versions took some.
+UNSHAPED = ("constant", "constant_with_warmup")
 
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
@@ -241,7 +243,7 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
-    if training.lr_scheduler_kwargs and training.lr_scheduler_type in ("constant", "constant_with_warmup"):
+    if training.lr_scheduler_kwargs and training.lr_scheduler_type in UNSHAPED:
         raise UserError(
             f"training.lr_scheduler_kwargs={show(training.lr_scheduler_kwargs)} has no effect with "
             f"training.lr_scheduler_type={training.lr_scheduler_type}; remove it"

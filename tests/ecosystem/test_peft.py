@@ -209,5 +209,5 @@ def test_a_head_that_peft_put_on_a_language_model_is_loaded_and_merged_with_its_
 
 def test_what_peft_did_not_save_with_a_head_is_named(tiny_encoder_config, tmp_path):
     adapter_of_task(AnyformerEncoderForMaskedLM(tiny_encoder_config()), "SEQ_CLS", tmp_path)
-    with pytest.raises(UserError, match="neither it nor its base .* has the weight model.pooler.dense.bias"):
+    with pytest.raises(UserError, match=r"neither it nor its base .* has the weight model\.pooler\.dense\.bias"):
         merge(str(tmp_path / "adapter"), tmp_path / "merged")

@@ -542,6 +542,12 @@ def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
             recipe_from_dict(old)
 
 
+def test_a_run_that_set_what_its_schedule_does_not_read_is_resumed_without():
+    new = load_recipe("quickstart", ["training.lr_scheduler_type=constant"]).to_dict()
+    old = new | {"training": new["training"] | {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}}
+    assert resume_difference(old, new) is None
+
+
 def test_a_run_is_not_resumed_with_other_mathematics():
     old = load_recipe("quickstart").to_dict()
     new = load_recipe("quickstart", ["model.hidden_size=128", "training.seed=1"]).to_dict()
