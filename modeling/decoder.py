@@ -149,7 +149,7 @@ class CausalLanguageModel:
         if encoder_hidden_states is not None:
             kwargs |= {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
         inputs = kwargs | {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
-        inputs |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        inputs |= {"attention_mask": attention_mask, "position_ids": position_ids, "return_dict": True}
         outputs = self.model(past_key_values=past_key_values, use_cache=use_cache, **inputs)
         hidden_states, loss, losses, logits, mtp_loss = outputs.last_hidden_state, None, None, None, None
         if shift_labels is None and labels is not None:

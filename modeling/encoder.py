@@ -266,7 +266,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         if kept_tokens is not None and self.last_mlp_is_for_heads:
             labelled = kept_tokens
-        outputs = self.model(decode_masks=True, kept_tokens=labelled, **kwargs)
+        outputs = self.model(decode_masks=True, kept_tokens=labelled, return_dict=True, **kwargs)
         hidden_states = outputs.last_hidden_state
         if kept_tokens is not None:
             hidden_states = hidden_states.flatten(0, 1).index_select(0, kept_tokens)[None]
@@ -308,7 +308,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         whole batch, however it is cut.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
-        outputs = self.model(decode_masks=True, kept_tokens=labelled, **kwargs)
+        outputs = self.model(decode_masks=True, kept_tokens=labelled, return_dict=True, **kwargs)
         pooled = outputs.pooler_output
         if pooled is None:
             pooled = pool_tokens(outputs.last_hidden_state, kwargs.get("attention_mask"), self.config.pooler_type)

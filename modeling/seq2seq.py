@@ -184,7 +184,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
             decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
-        past_key_values = given_cache(past_key_values, kwargs)
+        past_key_values, kwargs["return_dict"] = given_cache(past_key_values, kwargs), True
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
@@ -276,7 +276,7 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
         # Without decoder inputs the base model would read `input_ids`, which are not the target.
         check_one_is_given(kwargs["decoder_input_ids"], kwargs["decoder_inputs_embeds"], "decoder_")
         counted = None if labels is None else labels != IGNORE_INDEX
-        outputs = self.model(decoder_loss_mask=counted, **kwargs)
+        outputs = self.model(decoder_loss_mask=counted, return_dict=True, **kwargs)
         hidden_states, loss, row_losses, logits = outputs.last_hidden_state, None, None, None
         if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
@@ -303,7 +303,7 @@ class AnyformerSeq2SeqEncoderModel(Head, TokensInEncoder, AnyformerSeq2SeqPreTra
     @can_return_tuple
     def forward(self, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
-        return self.encoder(**kwargs)
+        return self.encoder(return_dict=True, **kwargs)
 
 
 class AnyformerSeq2SeqForSequenceClassification(Head, AnyformerSeq2SeqPreTrainedModel):
@@ -329,6 +329,8 @@ class AnyformerSeq2SeqForSequenceClassification(Head, AnyformerSeq2SeqPreTrained
         if not isinstance(ends, int):
             return last
         is_end = input_ids == ends
+        if decoder_attention_mask is not None and decoder_attention_mask.dim() == 2:
+            is_end &= decoder_attention_mask != 0  # padding, too, may be the end token
         places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
         return torch.where(is_end.any(-1), (is_end * places).argmax(-1), last)
 
@@ -341,13 +343,14 @@ class AnyformerSeq2SeqForSequenceClassification(Head, AnyformerSeq2SeqPreTrained
     ) -> Seq2SeqSequenceClassifierOutput:
         """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss.
 
-        Raises ValueError without `input_ids`: where a text ends is read from them.
+        Padding stands behind the texts: the decoder reads it, too. Raises ValueError without `input_ids`: where a text
+        ends is read from them.
         """
         input_ids, attention_mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         if input_ids is None:
             raise ValueError("give input_ids: where a text ends cannot be told from inputs_embeds")
         # The decoder reads the same tokens.
-        outputs = self.model(**kwargs | {"use_cache": False, "decoder_loss_mask": attention_mask})
+        outputs = self.model(**kwargs | {"use_cache": False, "decoder_loss_mask": attention_mask, "return_dict": True})
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
         text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask).reshape(-1)]
         logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None

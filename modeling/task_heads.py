@@ -79,7 +79,7 @@ class Head:
 class TaskHead(Head):
     def run_base(self, **inputs):
         """The base model's outputs."""
-        return self.model(**inputs)
+        return self.model(**inputs, return_dict=True)
 
     def build_base(self, config):
         """Build the family's base model, and other modules that the head reads."""

@@ -57,6 +57,7 @@ class EncoderHead(TaskHead):
             "input_ids": input_ids,
             "inputs_embeds": inputs_embeds,
             "global_attention_mask": global_attention_mask,
+            "return_dict": True,
         }
         return self.model(**inputs, **self.first_tokens(input_ids, inputs_embeds, **kwargs), **kwargs)
 

@@ -152,6 +152,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
             pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
             num_kept_tokens=None if captured else self.num_kept_tokens,
+            return_dict=True,
             **kwargs,
         )
         hidden_states, loss = outputs.last_hidden_state, None
@@ -202,7 +203,11 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         if bool_masked_pos is not None and stride != size:
             raise ValueError(f"encoder_stride={stride} must equal patch_size={size} to compare masked pixels")
         outputs = self.model(
-            pixel_values, bool_masked_pos=bool_masked_pos, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
+            pixel_values,
+            bool_masked_pos=bool_masked_pos,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            return_dict=True,
+            **kwargs,
         )
         patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_prefix_tokens :])
         grid = [side // size for side in pixel_values.shape[-2:]]

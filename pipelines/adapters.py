@@ -16,6 +16,7 @@ from .errors import UserError, need_package
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
+CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
 # PEFT's name of the task that an adapter was trained for -> the Auto class with its head.
 HEADS_OF_TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
@@ -78,7 +79,27 @@ def load_config(name_or_path: str | Path, **kwargs):
     if not is_adapter(name_or_path):
         return AutoConfig.from_pretrained(name_or_path, **kwargs)
     adapted = Path(name_or_path).expanduser() / ADAPTED_CONFIG
-    return AutoConfig.from_pretrained(str(adapted) if adapted.is_file() else base_of(name_or_path), **kwargs)
+    if adapted.is_file():
+        return AutoConfig.from_pretrained(str(adapted), **kwargs)
+    config = AutoConfig.from_pretrained(base_of(name_or_path), **kwargs)
+    if task_of(name_or_path) in ("SEQ_CLS", "TOKEN_CLS"):
+        for name, (classes, *_) in whole_weights(name_or_path).items():
+            if name.endswith(CLASSIFIERS):
+                config.num_labels = classes
+    return config
+
+
+def whole_weights(folder: str | Path) -> dict[str, list[int]]:
+    """{name: shape} of the weights that an adapter's file holds whole, such as those of a head that PEFT trained."""
+    from safetensors import safe_open
+
+    folder = Path(folder).expanduser()
+    modules = tuple(f".{module}." for module in _entry(folder, "modules_to_save") or ())
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        return {}
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
+        names = [name for name in weights.keys() if ".lora_" not in name and any(part in name for part in modules)]  # noqa: SIM118 - iterating over it fails
+        return {name.removeprefix(PREFIX): weights.get_slice(name).get_shape() for name in names}
 
 
 def load_model(auto_class, name_or_path: str | Path, **kwargs):

@@ -22,7 +22,8 @@ BOUNDS = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), (1, 2**24)),
     "shared_expert_intermediate_size": (0, 2**24),
     **dict.fromkeys(("max_position_embeddings", "sliding_window", "attention_stride", "segment_length"), (1, LENGTH)),
-    **dict.fromkeys(("attention_chunk_size", "floor_scale", "block_size", "block_stride"), (1, LENGTH)),
+    **dict.fromkeys(("floor_scale", "block_size", "block_stride"), (1, LENGTH)),
+    "attention_chunk_size": (2, LENGTH),  # a chunk of 1 would see all tokens of transformers' cache; kinds.py: a window
     **dict.fromkeys(("memory_length", "expert_capacity", "num_local_blocks"), (1, LENGTH)),
     **dict.fromkeys(("relative_attention_max_distance", "max_relative_positions"), (1, LENGTH)),
     "num_sink_blocks": (0, LENGTH),

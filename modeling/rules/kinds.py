@@ -167,6 +167,12 @@ OF_KINDS = {
         families=(DECODER, MOE, ENCODER, SEQ2SEQ),
         needs=WINDOW,
         companions={"sliding_window": 4},
+        rules=(
+            (
+                lambda c: c.sliding_window == 1 and getattr(c, "model_type", DECODER) != ENCODER,
+                lambda c: "sliding_window=1 must be at least 2: transformers' cache of a window of 1 forgets no token",
+            ),
+        ),
     ),
     "strided_attention": dict(
         families=(DECODER, MOE, ENCODER),

@@ -57,6 +57,8 @@ def run(args) -> int:
     recipe = recipe_of(args)
     if recipe.publish.repo_id is not None:
         raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with scaling, whose runs are many")
+    if recipe.stages:
+        raise UserError("stages do not go with scaling, which counts rows of one length; set stages=[]")
     widths, steps = widths_of(recipe, args.widths), steps_of(recipe, args.steps)
     rungs = ladder(recipe, widths, steps)
     if (len(widths) - 1) * len(steps) < FEWEST:

@@ -71,6 +71,8 @@ def in_family(model: PreTrainedModel, family: str) -> PreTrainedModel:
         raise UserError(f"{type(model).__name__} and {cls.__name__} disagree about the parameter {name}")
     if converted.can_generate() and model.can_generate():
         converted.generation_config = copy.deepcopy(model.generation_config)
+    if family == "seq2seq":
+        converted.generation_config.decoder_start_token_id = config.decoder_start_token_id
     return converted.to(model.device).eval()
 
 

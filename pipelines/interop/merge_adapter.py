@@ -3,7 +3,17 @@
 import os
 from pathlib import Path
 
-from ..adapters import base_of, is_adapter, load_config, load_merged, need_peft
+from ..adapters import (
+    ADAPTED_CONFIG,
+    HEADS_OF_TASKS,
+    base_of,
+    is_adapter,
+    load_config,
+    load_merged,
+    need_peft,
+    task_of,
+    whole_weights,
+)
 from ..errors import UserError, loading_reason
 from ..lazy import transformers
 from ..publishing.objective_facts import objective_facts
@@ -35,15 +45,26 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config = load_config(source, **trust)
-        model, lacking = load_merged(saved_class(config, f"ADAPTER={source}"), source, config=config, dtype="auto")
+        model, lacking = load_merged(class_of(source, config), source, config=config, dtype="auto")
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
     learned = objective_facts(RunFacts.read(Path(source).expanduser()).recipe)
     lacking = [name for name in lacking if not name.startswith(learned.unused_weights)]
     if lacking:
         raise UserError(f"ADAPTER={source}: neither it nor its base {base_of(source)} has the weight {min(lacking)}")
+    dropped = whole_weights(source).keys() - model.state_dict().keys()
+    if dropped:
+        raise UserError(f"ADAPTER={source} has {min(dropped)}, a weight that {type(model).__name__} has no place for")
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]
     save([model, *(part for part in parts if part is not None)], destination, source, {})
     count = sum(parameter.numel() for parameter in model.parameters())
     name = type(model).__name__
     return f"{name} of {count:,} parameters, the adapter added to {base_of(source)}; written to {destination}"
+
+
+def class_of(source: str, config):
+    """The class of an adapted model: the one its config names; of a head that PEFT put on the base, the Auto class."""
+    head = HEADS_OF_TASKS.get(task_of(source), "LM")
+    if head.endswith("LM") or (Path(source).expanduser() / ADAPTED_CONFIG).is_file():
+        return saved_class(config, f"ADAPTER={source}")
+    return getattr(transformers, head)

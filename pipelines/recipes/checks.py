@@ -3,6 +3,7 @@
 These checks read only the recipe; what depends on data or checkpoints is checked where they are opened.
 """
 
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,8 @@ from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
+# Schedules that read no training.lr_scheduler_kwargs; earlier versions took some.
+UNSHAPED = ("constant", "constant_with_warmup")
 
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
@@ -90,6 +93,7 @@ SCHEDULE_BOUNDS = {
     "power": bounds_of(at_least=0.01, at_most=100),
     "num_cycles": bounds_of(above=0, at_most=100_000),
     "timescale": bounds_of(at_least=1),
+    "num_decay_steps": bounds_of(above=0),
     "factor": bounds_of(above=0, below=1),
 }
 # Arguments that need another setting: without it they do nothing, or are refused after the data has been prepared.
@@ -232,13 +236,18 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(f"training.report_to={shown} must be none, or any of {', '.join(TRACKERS)}")
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
         raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
-    if training.max_steps > 0:
-        check_schedule(training, training.max_steps)
     for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
         where, value = f"training.lr_scheduler_kwargs.{name}", training.lr_scheduler_kwargs[name]
         within_bounds(convert(value, float | None, where), SCHEDULE_BOUNDS[name], where)
         if name in ("min_lr", "lr_end") and (value or 0) > training.learning_rate:
             raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
+    if training.max_steps > 0:
+        check_schedule(training, training.max_steps)
+    if training.lr_scheduler_kwargs and training.lr_scheduler_type in UNSHAPED:
+        raise UserError(
+            f"training.lr_scheduler_kwargs={show(training.lr_scheduler_kwargs)} has no effect with "
+            f"training.lr_scheduler_type={training.lr_scheduler_type}; remove it"
+        )
     for name, other in READ_WITH.items():
         if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
             raise UserError(f"training.{name} has no effect without training.{other}; set both")
@@ -277,6 +286,12 @@ def check_schedule(training: TrainingSection, total: int) -> None:
         raise UserError(
             f"training.warmup_steps={show(warmup)} and training.decay_steps={show(decay)} take {round(sum(steps))} of "
             f"{total} steps; numbers below 1 are shares of them"
+        )
+    stable, floor = (training.lr_scheduler_kwargs.get(name) for name in ("num_stable_steps", "min_lr_ratio"))
+    if stable is not None and not floor and math.ceil(steps[0]) + stable + round(steps[1]) < total:
+        raise UserError(
+            f"training.lr_scheduler_kwargs.num_stable_steps={stable} ends the decay before the last of {total} steps, "
+            f"and the rest would be trained at rate 0; remove it, or set num_decay_steps alone"
         )
 
 

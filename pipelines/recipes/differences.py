@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..plugins import OBJECTIVES
+from .checks import UNSHAPED
 from .compose import without_former
 from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
@@ -87,8 +88,11 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
         section, name = path.split(".")[-3:-1], path.split(".")[-1]
         if "data" in section or "mixture" in section:
             defaults.setdefault(path, data_defaults.get(f"data.{name}"))
+    free = FREE_ON_RESUME
+    if after.get("training.lr_scheduler_type") in UNSHAPED:
+        free = [*free, "training.lr_scheduler_kwargs*"]
     for path in dict.fromkeys([*after, *before]):
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in free):
             continue
         old_value, new_value = (side.get(path, defaults.get(path)) for side in (before, after))
         if old_value != new_value:

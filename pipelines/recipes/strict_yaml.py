@@ -24,6 +24,11 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_document(node)
 
+    def construct_scalar(self, node):
+        """JSON, which is YAML too, writes characters such as emoji as two escapes: they become one character again."""
+        value = super().construct_scalar(node)
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
     def construct_mapping(self, node, deep=False):
         seen = {}
         for key_node, _ in node.value:

@@ -1,6 +1,6 @@
 """Checks values from YAML against type annotations; each error is one sentence with the setting's dotted name."""
 
-import math
+import sys
 import types
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
@@ -62,7 +62,7 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
             if not isinstance(key, str):
                 raise UserError(f"{path}: the key {show(key)} is not text; put it in quotes")
         return {key: convert(item, get_args(annotation)[1], f"{path}.{key}") for key, item in value.items()}
-    if annotation is float and type(value) in (int, float) and math.isfinite(value):
+    if annotation is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     if annotation is not float and origin is None and type(value) is annotation:
         return value

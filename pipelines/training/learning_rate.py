@@ -60,7 +60,8 @@ def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[i
         return factor
     # The schedule is read between its own steps, so that warm-ups that are not linear keep their shape.
     stretch = warmup_steps / (warmup_steps + 1)
-    return lambda step: factor((step + 1) * stretch if step < warmup_steps else step)
+    # cosine_warmup_with_min_lr would rise above the peak: it reaches it one step before the warm-up ends.
+    return lambda step: min(1.0, factor((step + 1) * stretch)) if step < warmup_steps else factor(step)
 
 
 def share_of_steps(recipe: Recipe, total: int) -> Callable[[int], float]:

@@ -237,6 +237,8 @@ class AnyformerTrainer(Trainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint:
+            self.args.eval_on_start = False  # the start was measured; another validation would count for the patience
         for part in (self.position, self.steps, self.resumed, self.average):
             if part is not None:
                 part.begin(resume_from_checkpoint or None)

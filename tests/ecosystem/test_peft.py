@@ -2,15 +2,21 @@
 
 import pytest
 import torch
+from anyformer.pipelines.adapters import load_model
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.merge_adapter import merge
 from family_variants import ZOO, a_share, labelled_batch, tiny
 from packaging.version import Version
 from training_steps import batch_of, fit
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 import anyformer
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerDecoderForCausalLM, AnyformerEncoderForMaskedLM
 
 peft = pytest.importorskip("peft")
 
@@ -178,3 +184,30 @@ def test_a_learned_prompt_is_not_merged(tiny_config, tmp_path):
     peft.get_peft_model(base, settings).save_pretrained(tmp_path / "prompt")
     with pytest.raises(UserError, match="is an adapter of peft_type=PROMPT_TUNING, which adds to no weight"):
         merge(str(tmp_path / "prompt"), tmp_path / "merged")
+
+
+TASKS = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}
+
+
+def adapter_of_task(base, task, folder):
+    base.save_pretrained(folder / "base")
+    base = TASKS[task].from_pretrained(folder / "base", num_labels=5)
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type=task, target_modules=["q_proj"])).eval()
+    model.save_pretrained(folder / "adapter")
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task", TASKS)
+def test_a_head_that_peft_put_on_a_language_model_is_loaded_and_merged_with_its_classes(task, tiny_config, tmp_path):
+    model = adapter_of_task(AnyformerDecoderForCausalLM(tiny_config()), task, tmp_path)
+    merge(str(tmp_path / "adapter"), tmp_path / "merged")
+    ids = torch.arange(1, 9)[None]
+    for found in (load_model(TASKS[task], tmp_path / "adapter"), TASKS[task].from_pretrained(tmp_path / "merged")):
+        torch.testing.assert_close(found.eval()(ids).logits, model(ids).logits, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_what_peft_did_not_save_with_a_head_is_named(tiny_encoder_config, tmp_path):
+    adapter_of_task(AnyformerEncoderForMaskedLM(tiny_encoder_config()), "SEQ_CLS", tmp_path)
+    with pytest.raises(UserError, match=r"neither it nor its base .* has the weight model\.pooler\.dense\.bias"):
+        merge(str(tmp_path / "adapter"), tmp_path / "merged")

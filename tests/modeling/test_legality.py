@@ -111,6 +111,11 @@ CASES = {
         "attention_stride": 4,
         "rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "strided_attention")},
     },
+    "sliding_window=1 must be at least 2": {"attention_pattern": ["sliding_attention"], "sliding_window": 1},
+    "attention_chunk_size=1 must be at least 2": {
+        "attention_pattern": ["chunked_attention"],
+        "attention_chunk_size": 1,
+    },
     "factor=nan is not": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}},
     "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
         "attention_pattern": ["sliding_attention"],
@@ -183,6 +188,11 @@ SEQ2SEQ_CASES = {
     "no_rope_layers=[1, 1, 1, 1, 1, 1, 1, 0] names the layers of one stack": {
         "position_encoding": "rotary",
         "no_rope_layers": [1] * 7 + [0],
+    },
+    "rope_parameters.full_attention=None names layers of one stack, but this model has two": {
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None},
     },
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
     "attention_pattern holds 'strided_attention'": {"attention_pattern": ["strided_attention"], "attention_stride": 4},

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, a_share, close, labelled_row
+from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, a_share, close, labelled_batch, labelled_row
 from native_models import randomise
 from test_laws import FIRST, every
 from training_steps import small_arguments, weights_after_a_step
@@ -211,6 +211,16 @@ def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family,
     predicted = trainer.predict(rows)
     assert predicted.metrics["test_loss"] > 0 and predicted.predictions is not None
     assert len(measured) == 4 and (len(predicted.label_ids) > 0) == has_labels
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family, name", a_share(HEADED, 4))
+def test_a_config_may_ask_for_tuples(family, name):
+    model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2)).eval()
+    inputs = labelled_batch(name, model.config)
+    fields = model(**inputs).to_tuple()
+    model.config.return_dict = False
+    torch.testing.assert_close(model(**inputs)[:2], fields[:2])
 
 
 SEVERAL = ("multi_label_classification", "regression")

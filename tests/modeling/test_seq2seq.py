@@ -185,5 +185,7 @@ def test_a_text_is_classified_by_its_last_end_token(tiny_seq2seq_config):
         torch.testing.assert_close(model(row).logits[0], logits, **EXACT)
     assert model.last_token(ids, mask).tolist() == [8, 3, 5]
     assert model.last_token(torch.tensor([[5, 2, 7, 2, 0], [5, 6, 7, 0, 0]]), None).tolist() == [3, 2]
+    padded_with_its_end = torch.tensor([[5, 7, 2, 2, 2]])
+    assert model.last_token(padded_with_its_end, torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [2]
     with pytest.raises(ValueError, match="give input_ids"):
         model(inputs_embeds=torch.randn(1, 3, 32))

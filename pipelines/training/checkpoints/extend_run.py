@@ -101,7 +101,8 @@ def extend(recipe: Recipe) -> None:
     if not recipe.stages:
         recipe.training.restarts = [*restarts, steps]
         return
-    trained = _trained_so_far(recipe, old, [float(stage.end) for stage in stages_of(old)])
+    ends = [float(stage.end) if stage.end > 1 else 1 / most for stage in stages_of(old)]  # 1.0 would be all steps
+    trained = _trained_so_far(recipe, old, ends)
     recipe.stages = [*trained, *(recipe.stages[len(trained) :] or [_last_again(old)])]
     check_recipe(recipe)
 

@@ -85,3 +85,8 @@ def test_a_ladder_of_runs_is_measured_fitted_and_drawn(tiny_recipe, command, tmp
     assert command(*argv, "--price", "3") == 2 and "--predict WIDTH:STEPS" in capsys.readouterr().err
     assert command(*argv[:-4], "--steps", "4") == 2
     assert "a law needs runs of two lengths" in capsys.readouterr().err
+
+
+def test_a_ladder_of_stages_is_refused(command, capsys):
+    assert command("scaling", "stdlib_stages") == 2
+    assert "stages do not go with scaling" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.experiments.columns import check_columns
 from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
-from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
+from anyformer.pipelines.experiments.sweep_file import Range, read_sweep, setting
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.reporting.plots import check_by_position
@@ -30,6 +30,8 @@ def test_a_grid_has_every_combination_and_names_it_by_what_varies():
     # A list in brackets of its own is one value; two settings of one name are told apart by their sections.
     listed = read_sweep("quickstart", ["data.files=[[a.txt,b.txt],[c.txt]]", "model.files=[x,y]"])
     assert grid(listed)[0].name == "data.files=a.txt-b.txt,model.files=x"
+    written = setting("evaluation.sample_prompts", ["\U0001f600\u2028\x7f \\ud83d"])  # as JSON, which is read as YAML
+    assert load_recipe("quickstart", [written]).evaluation.sample_prompts == ["\U0001f600\u2028\x7f \\ud83d"]
     # Values that a folder's name would write alike are told apart; all others keep their plain names.
     names = [one.name for one in grid(read_sweep("quickstart", ["data.files=[größe,gräße,a/b]"]))]
     assert len(set(names)) == 3 and names[2] == "files=a-b" and names[0].startswith("files=gr-e-")

@@ -59,6 +59,7 @@ def test_both_halves_of_an_encoder_decoder_are_the_decoder_and_cross_attention_i
             assert torch.equal(mine.mlp.down_proj.weight, half.mlp.down_proj.weight)
         for own, other in zip(mine.self_attn.parameters(), halves[1].cross_attn.parameters(), strict=True):
             assert torch.equal(own, other)
+    assert twin.generation_config.decoder_start_token_id == twin.config.decoder_start_token_id is not None
     labels = IDS[:, :6]
     assert twin(IDS, labels=labels).loss.isfinite() and twin.generate(IDS, max_new_tokens=3).shape[0] == 2
 

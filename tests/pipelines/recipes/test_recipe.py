@@ -181,6 +181,7 @@ def test_every_setting_refuses_a_value_of_another_type():
     [
         ("data.mixture=[{wieght: 1}]", "data.mixture.0.wieght: no such setting; did you mean data.mixture.0.weight?"),
         ("training.max_steps=1e3", "training.max_steps=1000.0 is not an integer; write 1000"),
+        (f"training.learning_rate={'9' * 400}", "is not a number"),
         ("training.learning_rate=.nan", "training.learning_rate=nan is not a number"),
         ("training.run_name=3", "training.run_name=3 is not text; put it in quotes"),
         ("training.bf16=atuo", "training.bf16='atuo' is not true or false or 'auto'; did you mean auto?"),
@@ -413,6 +414,18 @@ NONSENSE |= {"dataloader_persistent_workers": "true"}
           for name, other in READ_WITH.items()),
         (["training.optim_args=a=1"], "training.optim_args has no effect with training.optim="),
         (["training.lr_scheduler_kwargs={lr_end: 1}"], "lr_scheduler_kwargs.lr_end=1 is above training.learning_rate="),
+        (
+            ["training.lr_scheduler_type=constant", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"],
+            "has no effect with training.lr_scheduler_type=constant; remove it",
+        ),
+        (
+            ["training.lr_scheduler_type=wsd", "training.lr_scheduler_kwargs={num_decay_steps: true}"],
+            "num_decay_steps=true is not a number",
+        ),
+        (
+            ["training.lr_scheduler_type=wsd", "training.lr_scheduler_kwargs={num_stable_steps: 3}"],
+            "num_stable_steps=3 ends the decay before the last of 220 steps",
+        ),
         (["training.lr_scheduler_kwargs={power: x}"], "lr_scheduler_kwargs.power='x' is not a number"),
         (["model.bos_token_id=99999"], "model.bos_token_id=99999 is no entry of the vocabulary, which has"),
         (["model.eos_token_id=[0, -1]"], "model.eos_token_id=[0, -1] is no entry of the vocabulary"),
@@ -528,6 +541,12 @@ def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
         assert gone in resume_difference(old, new.to_dict())
         with pytest.raises(UserError, match=f"{section}.{gone}"):
             recipe_from_dict(old)
+
+
+def test_a_run_that_set_what_its_schedule_does_not_read_is_resumed_without():
+    new = load_recipe("quickstart", ["training.lr_scheduler_type=constant"]).to_dict()
+    old = new | {"training": new["training"] | {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}}
+    assert resume_difference(old, new) is None
 
 
 def test_a_run_is_not_resumed_with_other_mathematics():

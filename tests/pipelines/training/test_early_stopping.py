@@ -114,10 +114,12 @@ def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(
     recipe = task_recipe(tmp_path, "sequence_classification", training=steady, evaluation=evaluation)
     assert command("train", recipe, "training.logging_steps=2") == 0
     changed = ["training.save_steps=4", "training.logging_steps=1", "evaluation.every_steps=2"]
+    changed += ["training.eval_on_start=true"]  # the run has been measured at its start
     changed += ["evaluation.best_metric=accuracy", "evaluation.patience=50", "training.max_steps=14"]
     assert command("train", recipe, *changed) == 0
     facts = facts_of(tmp_path / "run")
     later = {entry["step"]: entry["accuracy"] for entry in facts["validations"] if entry["step"] > 6}
+    assert [entry["step"] for entry in facts["validations"]] == [3, 6, 8, 10, 12, 14]
     assert list(later) == [8, 10, 12, 14]
     assert facts["best_step"] == next(step for step, value in later.items() if value == max(later.values()))
     assert {"checkpoint-12", "checkpoint-14"} <= {path.name for path in (tmp_path / "run").iterdir()}

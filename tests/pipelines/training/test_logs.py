@@ -51,6 +51,11 @@ def test_no_step_of_a_warm_up_is_wasted_and_what_follows_keeps_its_rates(name):
     assert rates(name, 0, True) == rates(name, 0, False)
 
 
+def test_a_warm_up_that_reaches_the_peak_a_step_early_stays_there(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.0})
+    assert max(rates("cosine_warmup_with_min_lr", 5, True)) == 1
+
+
 def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recipe, command, tmp_path, capsys):
     training = {"max_steps": 12, "logging_steps": 7, "save_steps": 12, "optim": "muon", "warmup_steps": 0}
     assert command("train", tiny_recipe(training=training, evaluation={"every_steps": 6})) == 0
