@@ -61,7 +61,9 @@ def test_a_step_whose_labels_weigh_nothing_changes_nothing_and_a_validation_of_t
     recipe = task_recipe(tmp_path, "sequence_classification", training={"max_steps": 3}, **sections)
     assert command("train", recipe) == 0
     losses, facts = logged_losses(tmp_path / "run"), json.loads((tmp_path / "run" / "run.json").read_text())
-    assert 0.0 in losses and max(losses) > 0 and facts["metrics"]["validation_loss"] is None
+    assert 0.0 in losses and max(losses) > 0 and facts["metrics"] == {"validation_accuracy": 0.0}
+    assert command("evaluate", tmp_path / "run", "--output", tmp_path / "result.json") == 0
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"]["loss"] is None
 
 
 def unequal(path, number=160):

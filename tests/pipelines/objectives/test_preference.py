@@ -69,7 +69,7 @@ def test_a_run_prefers_what_is_chosen_and_is_measured_against_its_reference_agai
     assert of_base == pytest.approx(0, abs=SAME) and of_run == pytest.approx(again["reward_margin"], abs=1e-5)
     (alone := tmp_path / "alone").mkdir()
     written = yaml.safe_load(recipe.read_text())
-    (alone / "data.yaml").write_text(yaml.safe_dump({name: written[name] for name in ("data", "task")}))
+    (alone / "data.yaml").write_text(yaml.safe_dump({name: written[name] for name in ("data", "task", "training")}))
     shutil.copytree(tmp_path / "base", alone / "models" / "base")
     assert command("evaluate", alone / "models" / "base", alone / "data.yaml") == 2
     assert "task.reference=null is the model from which a training starts, and neither" in capsys.readouterr().err
