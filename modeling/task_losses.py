@@ -14,12 +14,13 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 
 
 def averaged(total, count, num_items_in_batch):
-    """The sum divided by the count of the whole optimizer step, or if that is None by the count of this batch."""
-    if num_items_in_batch is None:
-        return total / count
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    """The sum divided by the count of the whole optimizer step, or if that is None by the count of this batch.
+
+    A sum over nothing is 0, and so is its mean.
+    """
+    if num_items_in_batch is not None:
+        count = num_items_in_batch.to(total.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch
+    return total / (count + (count == 0))
 
 
 def token_classification_loss(logits, labels, num_items_in_batch=None):

@@ -5,13 +5,19 @@ from typing import Any
 from ..errors import UserError
 
 
+class IfThere(str):
+    """The name of a column that rows may lack: its cell is then None."""
+
+
 def cell(row: dict[str, Any], name: str) -> Any:
     """The value of a column; dots in its name lead into nested dicts. Raises KeyError."""
     if name in row:
         return row[name]
     value: Any = row
     for key in name.split("."):
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or key not in value:
+            if isinstance(name, IfThere):
+                return None
             raise KeyError(name)
         value = value[key]
     return value

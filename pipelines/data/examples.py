@@ -14,7 +14,7 @@ from ..errors import UserError, did_you_mean, shown
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
-from .cells import cell, cell_names
+from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, is_unicode, names_of_classes, not_utf8
 from .files import file_identities, name_of_files, readable
@@ -34,7 +34,8 @@ SOME = 100  # first rows, of which at least one must be readable
 class ExampleSource(ABC):
     """A restartable stream of examples in a fixed order.
 
-    columns: recipe field (such as "label_field") -> the column or key that it names. Every row has all of them.
+    columns: recipe field (such as "label_field") -> the column or key that it names. Every row has all of them; one
+    that is IfThere may be missing in the data.
     """
 
     name: str
@@ -71,7 +72,7 @@ class ExampleSource(ABC):
     def missing_column(self, there: list[str], place: str) -> UserError | None:
         """The error for the first column that is not among those `there`; None: all are."""
         for field, column in self.columns.items():
-            if column not in there:
+            if column not in there and not isinstance(column, IfThere):
                 near = did_you_mean(column, there)
                 known = "" if "known:" in near else f" (there are {', '.join(map(shown, there))})"
                 section = "data" if field == GROUPS else "task"
@@ -189,7 +190,7 @@ class HubExamples(ExampleSource):
         rows = self._source.rows
         # The columns to read: for names joined by dots, the outermost column.
         outermost = dict.fromkeys(c if c in rows.features else c.split(".")[0] for c in self.columns.values())
-        return rows.select_columns(list(outermost)).with_format(None)
+        return rows.select_columns([c for c in outermost if c in rows.features]).with_format(None)
 
     def identity(self) -> Any:
         return {"source": self._source.identity(), "columns": self.columns}

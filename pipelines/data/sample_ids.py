@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
 from .endless import EndlessStream
 
 NO_ROW = None  # index of a filler row, for a process that has no other
@@ -50,8 +50,9 @@ def with_sample_ids(rows):
 
 
 def without_labels(row: dict) -> dict:
-    """The same row with all labels -100, so that it adds nothing to the loss."""
-    return row | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
+    """The same row with all labels -100, and no token that stands for a word: it adds nothing to the loss."""
+    words = {WORDS: torch.zeros_like(torch.as_tensor(row[WORDS]))} if WORDS in row else {}
+    return row | words | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 
 def evaluation_order(rows: Dataset) -> list[int]:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import UserError
-from ..metrics.significance import differences
+from ..metrics.significance import Comparison, differences
+from ..plugins import METRICS
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..reporting.interpret import between
@@ -70,13 +71,19 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     if any(each.rows is None for both in compared for each in both):
         return ModelComparison(*results, {})
     for a, b in compared:
-        if (a.rows, a.references) != (b.rows, b.references):
+        same = a.rows == b.rows and (a.references == b.references or are_of_models(a))
+        if not same:
             raise UserError(
                 f"MODEL={places[0]} and MODEL={places[1]} do not answer the same questions in the same way (their "
                 f"classes have other numbers, or their rows hold other examples); measure each by itself"
             )
         all_differences |= differences(a, b, first.evaluation.bootstrap, first.training.seed)
     return ModelComparison(*results, all_differences)
+
+
+def are_of_models(compared: Comparison) -> bool:
+    """Whether references are the models' own rewards, of rejected answers, and so differ between two models."""
+    return all(METRICS[name].compares == "rewards" for name in compared.metrics)
 
 
 def cells(result: ModelComparison, name: str) -> list[str]:

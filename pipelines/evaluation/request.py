@@ -35,6 +35,7 @@ def evaluation_recipe(
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
     recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **sections)
+    keep_start(recipe, task, model, overrides, sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
@@ -43,6 +44,31 @@ def evaluation_recipe(
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
     return recipe
+
+
+def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sections: dict) -> None:
+    """Give a setting that is null in the recipe `task`, and then means model.name_or_path, the model of before.
+
+    That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
+    trained. Raises UserError where neither is known.
+    """
+    part, name = objective_of(recipe).section, objective_of(recipe).is_start_where_null
+    if name is None:
+        return
+    data, _ = read_yaml_file(task, "recipes", "recipe")
+    given = {tuple(path): value for path, value in map(parse_override, overrides)}
+    settings = {**(data.get(part) or {}), **(sections.get(part) or {})}
+    if (given.get((part, name)) or settings.get(name)) is not None:
+        return
+    beside = recipe_beside(model)
+    saved = {} if beside is None else read_yaml_file(str(beside), "recipes", "recipe")[0]
+    starts = ((each.get("model") or {}).get("name_or_path") for each in (data, saved))
+    if (start := next(filter(None, starts), None)) is None:
+        raise UserError(
+            f"{part}.{name}=null is the model from which a training starts, and neither TASK={task} nor the recipe of "
+            f"MODEL={model} names it; set {part}.{name}"
+        )
+    setattr(recipe.learned, name, start)
 
 
 def recipes_of_suite(

@@ -82,6 +82,7 @@ class Objective(Measuring, ABC):
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
     in_parts_of_rows: whether a row can be split over processes (sequence and context parallelism).
+    is_start_where_null: the setting whose null means the model from which the training starts; None: there is none.
 
     After `prepare`, `processor` (a tokenizer or an image processor) is what is saved with the model.
     """
@@ -120,6 +121,7 @@ class Objective(Measuring, ABC):
     finishes_on: str = "none"
     taught: ClassVar[str] = "nothing"
     in_parts_of_rows: ClassVar[bool] = False
+    is_start_where_null: ClassVar[str | None] = None
     answers_by: str = ""
     stratified_by: str | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.cells import kind_of
+from ..data.cells import IfThere, kind_of
 from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -71,8 +71,10 @@ class ChatTask(TextTask):
     use = 'anyformer generate {folder} "your question" --chat'
 
     def columns(self) -> dict[str, str]:
-        section = self.settings
-        names = {"prompt_field": section.prompt_field, "input_field": section.input_field}
+        section, further = self.settings, self.settings.input_field
+        if further is not None and further == ChatSettings.input_field:  # not set: many data sets have no such column
+            further = IfThere(further)
+        names = {"prompt_field": section.prompt_field, "input_field": further}
         return {field: column for field, column in names.items() if None not in (column, section.prompt_field)}
 
     # ---- messages
@@ -222,14 +224,15 @@ class ChatTask(TextTask):
 
     def _tokens(self, texts: list[str], control: ControlTokens) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """(token ids, the character span of each token) for each text, which may hold marks of control tokens."""
-        encoded, as_text = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), None
+        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}  # rows are cut later
+        encoded, as_text = self.tokenizer(texts, **options), None
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"]):
             parts = control.split(text)
             if any(name for _, name in parts):
                 ids, offsets, begin, as_text = [], [], 0, as_text or text_tokenizer(self.tokenizer)
                 for part, name in parts:
                     read = self.tokenizer if name is None else as_text
-                    coded = read(name or part, add_special_tokens=False, return_offsets_mapping=True)
+                    coded = read(name or part, **options)
                     spans = coded["offset_mapping"] if name is None else [(0, len(part))] * len(coded["input_ids"])
                     ids += coded["input_ids"]
                     offsets += [(begin + start, begin + end) for start, end in spans]
@@ -257,17 +260,20 @@ class ChatTask(TextTask):
         number, left_out = rows.facts["examples"], rows.facts["left_out"]
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
         more = f"; {counted(left_out, 'more')} left out, whose prompt alone is longer" if left_out else ""
+        cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
+        if cut > number / 10:
+            more += f"\nof {cut:,} of {number:,} an answer is cut off at its end; raise task.max_length"
         return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
     def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        """The row of an example's conversations, as `encode` returns them; `full` in it: one reaches max_length.
+        """The row of an example's conversations, as `encode` returns them; None where no answer fits into max_length.
 
-        None where no answer fits into max_length.
+        `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
         """
 
     def _batches(self, examples) -> Iterator[dict[str, Any]]:
-        names = [*self.columns_of_rows, "prompt", "answer", "full"]
+        names = [*self.columns_of_rows, "prompt", "answer", "full", "cut"]
         for batch in in_batches(examples):
             rows = self._rows_of(batch)
             usable = [
@@ -295,6 +301,7 @@ class ChatTask(TextTask):
             "examples": len(batch["labels"]),
             "tokens": sum(map(len, batch["input_ids"])),
             "at_max_length": sum(batch["full"]),
+            "answers_cut": sum(batch["cut"]),
             "left_out": batch["left_out"],
         }
 
@@ -341,6 +348,12 @@ class ChatTask(TextTask):
         super().check_model_length(most)
         self.check_prompts(most)
 
+    def sample_answer(self, finished: FinishedModel, ids: list[int]) -> str:
+        """An answer of evaluation.sample_tokens, or of as many as the positions leave after a prompt that fits them."""
+        most = self.recipe.evaluation.sample_tokens
+        free = (getattr(finished.model.config, "max_position_embeddings", None) or 0) - len(ids)
+        return continuations(finished, self.tokenizer, [ids], min(most, free) if free > 0 else most)[0]
+
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
         """Answers to evaluation.sample_prompts, or else to the first conversations of a split other than `train`."""
         prompts = [([{"role": "user", "content": text}], {}) for text in self.recipe.evaluation.sample_prompts]
@@ -349,7 +362,7 @@ class ChatTask(TextTask):
             questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
             prompts = [(json.loads(messages), {"reference": answer}) for messages, answer in zip(questions, answers)]
         questions = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
-        texts = continuations(finished, self.tokenizer, questions, self.recipe.evaluation.sample_tokens)
+        texts = [self.sample_answer(finished, ids) for ids in questions]
         return [
             {"prompt": messages[-1]["content"], "text": text} | reference
             for (messages, reference), text in zip(prompts, texts)

@@ -2,8 +2,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..recipes.types import show
 from ..words import counted
 from .answering import of_scores, piped
 from .base import SHARE
@@ -60,6 +62,14 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
+
+    def before_training(self) -> None:
+        super().before_training()
+        if self.settings.class_weights is not None and getattr(self.config, "distillation_head", False):
+            raise UserError(
+                f"task.class_weights={show(self.settings.class_weights)} does not go with "
+                f"model.distillation_head=true, whose two classifiers have a loss each; remove one of the two"
+            )
 
     def try_examples(self, examples: list, prepared: bool) -> None:
         super().try_examples(examples, prepared)

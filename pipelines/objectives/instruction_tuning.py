@@ -88,7 +88,8 @@ class InstructionTuning(TokenPredictions, ChatTask):
         labels = [number if is_learned else IGNORE_INDEX for number, is_learned in zip(ids[:longest], learned)]
         if not any(learned[:longest]):
             return None
-        return {"input_ids": ids[:longest], "labels": labels, "full": len(ids) >= longest}
+        full, cut = len(ids) >= longest, any(learned[longest:])
+        return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
 
     def _facts(self, batch: dict[str, Any]) -> dict:
         return super()._facts(batch) | {

@@ -32,6 +32,11 @@ class MaskedImage(ImageObjective):
         "the first epoch, others in each further one"
     )
 
+    def check(self) -> None:
+        super().check()
+        if self.recipe.training.extra.get("label_smoothing_factor"):
+            raise UserError("training.label_smoothing_factor has no effect on pixels; remove it")
+
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         if self.config.model_type not in FAMILIES:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class MultipleChoice(ClassScores, TextTask):
             yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
 
     def _joined(self, tokenizer, found: list[list[tuple[str, str]]]) -> tuple[dict[str, list], int]:
-        """(columns of rows, how many texts were cut). found: `_pairs` of examples with equally many choices."""
+        """(columns of rows, how many texts have max_length). found: `_pairs` of examples with equally many choices."""
         first, second = zip(*(pair for pairs in found for pair in pairs))
         encoded = tokenizer(
             list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
@@ -215,8 +215,10 @@ class MultipleChoice(ClassScores, TextTask):
             shares = []
             for _, equals in groupby(items, len):
                 for batch in in_batches(equals, finished.batch_size):
-                    joined, cut = self._joined(tokenizer, batch)
-                    self.cut += cut
+                    joined, full = self._joined(tokenizer, batch)
+                    if full:
+                        whole = tokenizer(*map(list, zip(*chain(*batch))), verbose=False)["input_ids"]
+                        self.cut += sum(len(ids) > self.settings.max_length for ids in whole)
                     rows = [dict(zip(joined, map(torch.tensor, values))) for values in zip(*joined.values())]
                     labels = {"labels": torch.tensor(0)}  # a dummy, because the collator stacks labels
                     inputs = collate([row | labels for row in rows])

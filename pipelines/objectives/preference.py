@@ -57,6 +57,7 @@ class Preference(ChatTask):
     sequences_per_row = 2
     columns_of_rows = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
     last_only = True
+    is_start_where_null = "reference"
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
 
     def check(self) -> None:
@@ -104,6 +105,7 @@ class Preference(ChatTask):
             return None
         row = {"input_ids": [number for ids, _ in answers for number in ids]}
         row |= {"labels": 0, "full": max(len(ids) for ids, _ in answers) >= longest}  # the first one is chosen
+        row["cut"] = any(any(learned[longest:]) for _, learned in encoded)
         for part, (ids, start) in zip(PARTS, answers):
             row |= {f"{part}_length": len(ids), f"{part}_start": start}
         return row

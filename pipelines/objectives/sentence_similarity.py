@@ -82,8 +82,7 @@ class SentenceSimilarity(SequenceRegression):
             raise UserError(
                 f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
             )
-        if self.recipe.training.extra.get("label_smoothing_factor"):
-            raise UserError("training.label_smoothing_factor has no effect on numbers; remove it")
+        self.refuse_smoothing()
         super().check()
 
     def range_words(self) -> str:

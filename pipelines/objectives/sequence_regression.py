@@ -31,6 +31,15 @@ class SequenceRegression(LabelledTexts):
     validates_metrics = True
     loss_unit = "squared error"
 
+    def refuse_smoothing(self) -> None:
+        """Raise UserError for label smoothing."""
+        if self.recipe.training.extra.get("label_smoothing_factor"):
+            raise UserError("training.label_smoothing_factor has no effect on numbers; remove it")
+
+    def before_training(self) -> None:
+        self.refuse_smoothing()  # not in `check`: finished models of earlier versions may name it, and are measured
+        super().before_training()
+
     # ---- labels
 
     def label_identity(self) -> Any:

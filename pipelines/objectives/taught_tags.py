@@ -1,16 +1,19 @@
 """Distillation of word tags: the teacher reads the words of a sentence joined by spaces, with its own tokenizer.
 
-Its answer for a word is the logits at the word's first token. Words that its tokenizer has cut, or that have no token,
+Its answer for a word is the logits at the word's first token, or at the last one where its recipe says that the word's
+tag was learned there. Words that its tokenizer has cut, or that have no token,
 are learned from their labels only.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import ClassVar
 
 from ..data.batch_keys import IGNORE_INDEX, WORDS, pad
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import TEACHERS
+from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from .tag_schemes import word_of_each_token
 from .taught_texts import OfClasses
 from .teacher_losses import BesideCollator, TagLesson
@@ -25,6 +28,16 @@ class TaughtTags(OfClasses):
         super().before_training()
         if not self.teacher.tokenizer.is_fast:
             raise UserError(f"{self.teacher.words} has no tokenizer.json, and does not say where its tokens stand")
+
+    @cached_property
+    def reads_last(self) -> bool:
+        """Whether the teacher has learned the tag of a word at its last token."""
+        file = recipe_beside(self.teacher.path)
+        saved = {} if file is None else read_yaml_file(str(file), "recipes", "recipe of the teacher")[0]
+        return (saved.get("task") or {}).get("labelled_token") == "last"
+
+    def how_answered(self) -> list[str]:
+        return ["last"] if self.reads_last else []
 
     def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
         if not self.without_labels:
@@ -61,7 +74,8 @@ class TaughtTags(OfClasses):
     def _of_words(self, words: list[str], offsets: list, logits: "np.ndarray") -> "np.ndarray":
         """A sentence's logits (tokens, K) -> those of its words (words, K); NaN for a word without a token."""
         of_words = np.full((len(words), logits.shape[-1]), np.nan, dtype=np.float32)
-        for word, place in reversed(list(zip(word_of_each_token(words, offsets), range(len(offsets))))):
+        pairs = list(zip(word_of_each_token(words, offsets), range(len(offsets))))
+        for word, place in pairs if self.reads_last else reversed(pairs):
             if word is not None:
                 of_words[word] = logits[place]
         return of_words

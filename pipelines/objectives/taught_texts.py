@@ -64,7 +64,7 @@ class TaughtTexts(Taught):
             self.without_labels = False
             joined, asked_sources = Joined([joined, more]), [*asked_sources, further]
             joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
-        identity = sha([self.taught, self.teacher.identity])
+        identity = sha([self.taught, self.teacher.identity, *self.how_answered()])
         texts = (self.asked_of_teacher(row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
         answers = answered(texts, cache, identity, self.teacher.name, self.answers)
@@ -74,6 +74,10 @@ class TaughtTexts(Taught):
         self.teacher.let_go()
         self.lesson = self.made_lesson()
         return rows | {"train": WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))}
+
+    def how_answered(self) -> list[str]:
+        """What else, beside the teacher, its answers depend on."""
+        return []
 
     def asked_of_teacher(self, row: dict, place: str) -> Any:
         """What `answers` takes for an example; None if the example makes no row."""

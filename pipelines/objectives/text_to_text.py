@@ -56,6 +56,7 @@ class TextToText(Translation):
     default_metrics = ()  # by the kind of answers
     hub_task = "text2text-generation"
     sample_words = "answer to"
+    names_metrics = False  # whether an empty list of metrics is meant: a saved recipe has one where none were named
 
     @property
     def asks_for(self) -> str:
@@ -63,8 +64,9 @@ class TextToText(Translation):
 
     @property
     def metrics(self) -> list[str]:
-        """The recipe's metrics, or the usual ones for the kind of answers."""
-        return self.recipe.evaluation.metrics or USUAL_METRICS[self.settings.answers]
+        """The recipe's metrics, or if it names none the usual ones for the kind of answers."""
+        named = self.recipe.evaluation.metrics
+        return named if named or self.names_metrics else USUAL_METRICS[self.settings.answers]
 
     @classmethod
     def metric_names(cls, answers: Collection[str] = tuple(USUAL_METRICS)) -> list[str]:

@@ -249,7 +249,9 @@ class Translation(TextTask):
         read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]
         end, longest = self.tokenizer.eos_token_id, self.settings.max_length
         ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # a language token may follow eos
-        self.cut += sum(len(row) >= longest for row in ids)
+        full = [text for text, row in zip(asked, ids, strict=True) if len(row) >= longest]
+        whole = self.tokenizer(full, verbose=False)["input_ids"] if full else []
+        self.cut += sum(len(row) + (end not in row[-2:]) > longest for row in whole)
         return [{"prediction": text} for text in self.written(finished, ids)]
 
     def show(self, console, rows, number: int, row: dict) -> None:

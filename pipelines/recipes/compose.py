@@ -374,7 +374,7 @@ def _training_section(data: Any) -> TrainingSection:
     ours = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in ours | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
-    section.output_dir = os.path.expanduser(section.output_dir)  # as TrainingArguments does
+    section.output_dir = os.path.expanduser(section.output_dir or "")  # as TrainingArguments does
     for key, value in section.extra.items():
         where = f"training.{key}"
         section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)

@@ -126,7 +126,8 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
         computed = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
         computed |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
-        metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | computed).items()}
+        own = {"loss": result["loss"]} if "predictions" in result else {}  # of no counted label there is none
+        metrics |= {f"{split}_{name}": value for name, value in (own | computed).items()}
         if session.is_main:
             with spoken(CLASSES_FILE, session.folder.path):
                 report = data.objective.class_report(rows, range(len(rows)), data.sources[split])

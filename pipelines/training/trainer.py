@@ -6,6 +6,7 @@ second and MFU are logged; a new best model is saved at once, whatever save_step
 function in its own file, called where Trainer has a hook. The engine (engines/) decides how processes share the model.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -127,7 +128,9 @@ class AnyformerTrainer(Trainer):
         if self.position.stream is not None:
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # a resumed stream seeks its position itself
-        with self.engine.entered(kwargs):
+        with self.engine.entered(kwargs), warnings.catch_warnings():
+            # Trainer says that it disables it for several labels, of which ours has a loss (losses.SeveralLabels).
+            warnings.filterwarnings("ignore", "Label smoothing is not compatible", UserWarning)
             super().__init__(**kwargs)
         # A tied head is the embedding and not saved a second time; ZeRO and FSDP would hand it over as a copy.
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())

@@ -158,6 +158,8 @@ def test_a_sweep_is_ordered_by_what_the_parts_measure(tmp_path, command, capsys)
     assert command("sweep", mixed_recipe(tmp_path), "training.seed=[1,2]", "--metric", "accuracy") == 2
     measured = "loss, bleu_de, accuracy_mood, f1_mood, pearson_like, spearman_like"
     assert f"the recipe measures {measured}; name one" in capsys.readouterr().err
+    none = load_recipe(str(mixed_recipe(tmp_path)), ["task.parts.2.metrics=[]", "task.parts.1.metrics=null"])
+    assert objective_of(none).metrics_of_answers() == ["bleu_de", "accuracy_mood"]
 
 
 def test_answers_of_a_part_are_no_longer_than_the_models_positions():

@@ -27,8 +27,10 @@ class EarlyStopping(EarlyStoppingCallback):
 
     def sentence(self, state, metric: str) -> str:
         """The sentence that says why the training ended."""
+        ended = f"ended after step {state.global_step} of {state.max_steps}: {metric} was"
+        if not state.best_global_step:
+            return f"{ended} undefined (NaN) in all validations (evaluation.patience); the last model is kept"
         return (
-            f"ended after step {state.global_step} of {state.max_steps}: {metric} was no better in the last "
-            f"{self.early_stopping_patience_counter} validations (evaluation.patience), the best is of step "
-            f"{state.best_global_step}"
+            f"{ended} no better in the last {self.early_stopping_patience_counter} validations (evaluation.patience), "
+            f"the best is of step {state.best_global_step}"
         )

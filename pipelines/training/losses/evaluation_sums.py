@@ -1,5 +1,6 @@
 """Exact evaluation: sums over every counted label of every row, on all processes."""
 
+import math
 from itertools import chain, islice, repeat
 
 import torch
@@ -74,14 +75,15 @@ class EvaluationSums:
     def metrics(self, accelerator) -> dict:
         """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
 
-        A loss of several parts is the sum of their means, which are returned as well; nll and predictions are those of
-        the first part. Where rows belong to parts, the mean loss of each part is also returned.
+        Without a counted label the loss is NaN. A loss of several parts is the sum of their means, which are returned
+        as well; nll and predictions are those of the first part. Where rows belong to parts, the mean loss of each part
+        is also returned.
         """
         if not self.counts:
             self.sums.zero_()
             self.predictions = [torch.full_like(metrics, IGNORE_INDEX) for metrics in self.predictions]
         total, count = accelerator.reduce(self.sums, "sum").tolist()
-        metrics = {"loss": total / count, "nll": total, "predictions": count} if count else {}
+        metrics = {"loss": total / count, "nll": total, "predictions": count} if count else {"loss": math.nan}
         if self.parts:
             parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
             metrics |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}

@@ -68,6 +68,7 @@ class ModelLoss:
     def _own_loss(self, outputs, batch: dict, num_items_in_batch=None, *, label_smoothing: float):
         total = self.own.total(outputs, batch, label_smoothing)
         items = self.count(batch) if num_items_in_batch is None else num_items_in_batch
+        items = items + (items == 0)  # a step whose labels weigh nothing has a loss of 0
         return total / items + self._of_routers(outputs, lambda rows: self.own.weights_of_rows(batch, rows) / items)
 
     def _of_routers(self, outputs, weights_of: Callable[[int], torch.Tensor]):

@@ -302,6 +302,10 @@ def test_mixed_pixels_and_labels_have_the_same_shares():
             {"task": None, "objective": {"name": "masked_image"}, "evaluation": {"metrics": ["accuracy"]}},
             "only the loss",
         ),
+        (
+            {"task": None, "objective": {"name": "masked_image"}, "training": {"label_smoothing_factor": 0.1}},
+            "training.label_smoothing_factor has no effect on pixels",
+        ),
     ],
 )
 def test_what_an_image_recipe_cannot_say_is_refused_before_any_image_is_opened(tmp_path, sections, words):

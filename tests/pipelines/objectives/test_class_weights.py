@@ -54,6 +54,18 @@ def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one
     assert (labels * weights).sum(0).tolist() == pytest.approx((1 - labels).sum(0).tolist())
 
 
+def test_a_step_whose_labels_weigh_nothing_changes_nothing_and_a_validation_of_them_has_no_loss(tmp_path, command):
+    rows = [{"text": f"a {number}", "label": "other" if number < 16 else "a"} for number in range(17)]
+    sections = on_rows(tmp_path, rows, label_names=["other", "a"], class_weights=[0, 1])
+    sections["data"]["validation_files"] = str(write_lines(tmp_path / "others.jsonl", rows[:5]))
+    recipe = task_recipe(tmp_path, "sequence_classification", training={"max_steps": 3}, **sections)
+    assert command("train", recipe) == 0
+    losses, facts = logged_losses(tmp_path / "run"), json.loads((tmp_path / "run" / "run.json").read_text())
+    assert 0.0 in losses and max(losses) > 0 and facts["metrics"] == {"validation_accuracy": 0.0}
+    assert command("evaluate", tmp_path / "run", "--output", tmp_path / "result.json") == 0
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"]["loss"] is None
+
+
 def unequal(path, number=160):
     """Reviews, a quarter of which is good."""
     rows = [json.loads(line) for line in reviews(path, number).read_text().splitlines()]
@@ -95,11 +107,14 @@ def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path
     assert "gradients finite" in capsys.readouterr().out
 
 
-def test_images_mixed_or_not_have_weights_too(tmp_path, command):
+def test_images_mixed_or_not_have_weights_too(tmp_path, command, capsys):
     task = {"class_weights": [1, 2, 0.5], "mixup_alpha": 0.4}
     recipe = image_recipe(tmp_path, task=task, training={"max_steps": 2})
     classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).objective.label_names)
     weights = f"task.class_weights={[1.0 + i for i in range(classes)]}"
+    two_heads = ["model.use_distillation_token=true", "model.distillation_head=true"]
+    assert command("train", recipe, weights, *two_heads) == 2
+    assert "does not go with model.distillation_head=true, whose two classifiers" in capsys.readouterr().err
     assert command("train", recipe, weights) == 0
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 

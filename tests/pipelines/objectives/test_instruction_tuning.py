@@ -2,12 +2,14 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
+import pyarrow.parquet
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
-from anyformer.pipelines.objectives import instruction_tuning
+from anyformer.pipelines.objectives import chats, instruction_tuning
 from anyformer.pipelines.objectives.finished_model import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -117,12 +119,18 @@ def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
     text = data.tokenizer.decode(row["input_ids"])
     assert text.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
     assert len(answers_in(data.tokenizer, row["input_ids"], row["labels"])) == 2
-    task = {"prompt_field": "prompt", "input_field": None, "answer_field": "completion", "packing": False}
-    data = prepared(tmp_path, **on_rows(tmp_path, [{"prompt": "q", "completion": "a"}] * 12, **task))
-    assert data.tokenizer.decode(data.rows["train"][0]["input_ids"]).split("\n")[1::2] == [
-        "q<|endoftext|>",
-        "a<|endoftext|>",
-    ]
+    task = {"prompt_field": "prompt", "answer_field": "completion", "packing": False}
+    rows = [{"prompt": "q", "completion": "a"}] * 12
+    parquet = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), parquet)
+    for source in (rows, parquet):
+        data = prepared(tmp_path, **on_rows(tmp_path, source, **task))
+        read = data.tokenizer.decode(data.rows["train"][0]["input_ids"])
+        assert read.split("\n")[1::2] == ["q<|endoftext|>", "a<|endoftext|>"]
+        with pytest.raises(UserError, match=r"task.input_field='more': no such column"):
+            prepared(tmp_path, **on_rows(tmp_path, source, **task, input_field="more"))
+    some = prepared(tmp_path, **on_rows(tmp_path, [rows[0] | {"input": "b"}, *rows[1:]], **task)).rows["train"]
+    assert len(some[0]["input_ids"]) == len(some[1]["input_ids"]) + len("\n\nb")
 
 
 def test_a_text_among_whole_conversations_is_their_json_or_refused(tmp_path):
@@ -163,9 +171,14 @@ def test_a_conversation_that_cannot_be_learned_is_named_with_its_place(tmp_path,
 def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
     rows = [GOOD, GOOD | {"instruction": "long " * 100}, *[GOOD] * 11]
     data = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
-    assert "1 more left out, whose prompt alone is longer" in data.objective.describe(data.rows["train"])
+    said = data.objective.describe(data.rows["train"])
+    assert "1 more left out, whose prompt alone is longer" in said and "cut off" not in said
     lines = [int(place.split()[-1]) for place, _ in data.objective.with_rows(data.sources["train"])]
     assert lines == [1, *range(3, 14)]
+    rows[2:4] = [GOOD | {"output": "long " * 20}] * 2
+    said = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
+    cut = "of 2 of 12 an answer is cut off at its end; raise task.max_length"
+    assert cut in said.objective.describe(said.rows["train"])
     with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
         prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))
 
@@ -279,3 +292,12 @@ def test_a_sample_prompt_longer_than_the_positions_is_refused_before_the_trainin
     objective = prepared(tmp_path, data={"test_files": None}, evaluation=prompts).objective
     with pytest.raises(UserError, match=r"evaluation.sample_prompts.1 has \d+ tokens, but the model has 128 positions"):
         objective.check_model_length(128)
+
+
+def test_a_sample_ends_where_the_models_positions_do(tmp_path, monkeypatch):
+    objective = prepared(tmp_path, data={"test_files": None}, evaluation={"sample_tokens": 96}).objective
+    monkeypatch.setattr(chats, "continuations", lambda finished, tokenizer, prompts, most: [most])
+    config = SimpleNamespace(max_position_embeddings=64)
+    finished = FinishedModel("", lambda: SimpleNamespace(config=config), 1)
+    found = [objective.sample_answer(finished, [0] * length) for length in (40, 64)]
+    assert found == [24, 96]  # rotary positions go on, as far as they do

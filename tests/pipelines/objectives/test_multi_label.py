@@ -10,12 +10,18 @@ from task_data import SUBJECTS, on_rows, task_recipe
 KIND = "multi_label_classification"
 
 
+@pytest.mark.filterwarnings("error:Label smoothing")
 def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,
         "multi_label_classification",
         model={"pooler_type": "mean"},
-        training={"max_steps": 60, "gradient_accumulation_steps": 2, "learning_rate": 0.01},
+        training={
+            "max_steps": 60,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 0.01,
+            "label_smoothing_factor": 0.01,
+        },
         evaluation={"every_steps": 30, "best_metric": "f1_macro", "metrics": ["f1_micro", "f1_macro", "accuracy"]},
     )
     assert command("train", recipe) == 0

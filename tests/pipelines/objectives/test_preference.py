@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import math
+import shutil
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -61,6 +63,16 @@ def test_a_run_prefers_what_is_chosen_and_is_measured_against_its_reference_agai
     assert command("evaluate", run) == 0
     again = json.loads(next(run.glob("evaluation-*.json")).read_text())["metrics"]
     assert again["reward_margin"] == pytest.approx(metrics["test_reward_margin"], abs=1e-5)
+    both = tmp_path / "both.json"  # by the recipe, whose task.reference is null: the model it starts from
+    assert command("evaluate", tmp_path / "base", run, recipe, "--output", both) == 0
+    of_base, of_run = (each["metrics"]["reward_margin"] for each in json.loads(both.read_text())["results"])
+    assert of_base == pytest.approx(0, abs=SAME) and of_run == pytest.approx(again["reward_margin"], abs=1e-5)
+    (alone := tmp_path / "alone").mkdir()
+    written = yaml.safe_load(recipe.read_text())
+    (alone / "data.yaml").write_text(yaml.safe_dump({name: written[name] for name in ("data", "task", "training")}))
+    shutil.copytree(tmp_path / "base", alone / "models" / "base")
+    assert command("evaluate", alone / "models" / "base", alone / "data.yaml") == 2
+    assert "task.reference=null is the model from which a training starts, and neither" in capsys.readouterr().err
     lora = ["training.lora={r: 4, target_modules: all-linear}", f"training.output_dir={tmp_path / 'lora'}"]
     if importlib.util.find_spec("peft"):
         assert command("train", recipe, *lora, "training.max_steps=2", "evaluation.every_steps=2") == 0

@@ -49,6 +49,8 @@ def test_numbers_are_learned_and_measured_by_their_correlations(tmp_path, comman
 
 def test_what_is_no_number_is_one_sentence(tmp_path, command, capsys):
     recipe = recipe_of(tmp_path, max_steps=2)
+    assert command("train", recipe, "training.label_smoothing_factor=0.1") == 2
+    assert "training.label_smoothing_factor has no effect on numbers; remove it" in capsys.readouterr().err
     for value, words in (("high", "holds 'high', which is no finite number"), (-100, "stands for a missing label")):
         write_lines(tmp_path / "a.jsonl", [{"text": "up", "label": value}] * 30)
         assert command("train", recipe) == 2
@@ -60,3 +62,6 @@ def test_rows_without_a_number_are_not_counted_by_either_loss():
     assert sequence_classification_loss(logits, labels, "regression").item() == 2.5
     assert loss_of_logits({"logits": logits}, labels, shift=False).item() == 2.5
     assert loss_of_logits({"logits": logits}, labels, 1, shift=False).item() == 5.0
+    none = torch.full_like(labels, -100)
+    assert sequence_classification_loss(logits, none, "regression") == 0
+    assert loss_of_logits({"logits": logits}, none, shift=False) == 0

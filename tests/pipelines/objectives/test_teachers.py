@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data import reference, teacher_store
+from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
@@ -306,6 +307,12 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     torch.testing.assert_close(lesson.total({"logits": logits}, batch), expected, atol=1e-4, rtol=1e-4)
     alone = sum(alone for _, alone in each)
     assert lesson.weight(batch) == taken.sum() + alone
+    assert lesson.weight(prepared.collator([without_labels(row) for row in (rows[0], rows[first + 2])])) == 0
+    objective, of_tokens = prepared.objective, np.eye(2, 5, dtype=np.float32)
+    for last in (False, True):  # at which token of a word the teacher has learned its tag
+        (folder / "recipe.yaml").write_text(f"task: {{labelled_token: {'last' if last else 'all'}}}")
+        objective.__dict__.pop("reads_last", None)
+        assert objective._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
     validation = prepared.collator([prepared.rows["validation"][0]])
     assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()
 

@@ -127,9 +127,13 @@ def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
     assert "1 text cut to what the model reads at once" in capsys.readouterr().err
 
 
-def test_a_text_that_just_fits_is_not_counted_as_cut(tmp_path, capsys):
-    folder = saved(tmp_path / "model", "BertModel")
-    anyformer.predict(folder, [{"text": " ".join(["film"] * words)} for words in (30, 31)])  # + 2, of 32
+@pytest.mark.parametrize("architecture", ["BertModel", "T5ForConditionalGeneration", "BertForMultipleChoice"])
+def test_a_text_that_just_fits_is_not_counted_as_cut(architecture, tmp_path, capsys):
+    folder = saved(tmp_path / "model", architecture)
+    rows = [{"text": " ".join(["film"] * words)} for words in (30, 31)]  # + 2, of 32
+    if architecture.endswith("Choice"):  # as many with "was" and the longer choice, and 3 special ones
+        rows = [{"context": row["text"][20:], "question": "was", "choices": ["a", "a b"]} for row in rows]
+    anyformer.predict(folder, rows)
     assert "1 text cut to what the model reads at once" in capsys.readouterr().err
 
 

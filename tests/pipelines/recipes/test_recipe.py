@@ -208,6 +208,7 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=220 has no settings in it"),
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb"),
         ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
+        ("training={}", "training.output_dir is not set"),
         ("publish.repo_id=''", "publish.repo_id='' is no value; leave it out, or set it to null"),
         ("nonsense", "override 'nonsense' is not of the form section.key=value"),
     ],

@@ -4,9 +4,11 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.guards.early_stopping import EarlyStopping
 from processes import end_in_micro_batch, logged_losses
 from run_folders import facts_of, lines_of
 from task_data import task_recipe
+from transformers import TrainerState
 
 PATIENCE = 2
 
@@ -148,3 +150,9 @@ def test_patience_needs_something_to_improve(tmp_path):
         load_recipe(str(recipe_of(tmp_path, best_metric=None)))
     with pytest.raises(UserError, match=r"evaluation.patience=0"):
         load_recipe(str(recipe_of(tmp_path, patience=0)))
+
+
+def test_a_metric_that_no_validation_has_is_said_to_be_undefined():
+    stopping = EarlyStopping(PATIENCE)
+    said = stopping.sentence(TrainerState(global_step=8, max_steps=60), "pearson")
+    assert said.startswith("ended after step 8 of 60: pearson was undefined (NaN) in all validations")
