@@ -265,7 +265,8 @@ def _vit_faults(c):
 def _seq2seq_faults(c):
     for kind in dict.fromkeys(map(cache_type, (*attention_kinds(c), *(c.attention_pattern or ())))):
         if (c.rope_parameters or {}).get(kind, kind) is None:
-            yield f"rope_parameters.{kind}=None names layers of one stack, but this model has two; give it a rope_theta"
+            fault = f"rope_parameters.{kind}=None, layers without positions, is for models of one stack"
+            yield f"{fault}, and this one has two; give it a rope_theta"
     if c.no_rope_layers is not None:
         yield f"no_rope_layers={c.no_rope_layers} names the layers of one stack, but this model has two; leave it null"
     if c.block != "sequential":

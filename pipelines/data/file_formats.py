@@ -210,9 +210,8 @@ class Separated(FileFormat):
                         way_out = "a value with a separator in it needs quotes."
                         yield line, UserError(f"{field}: {path}, line {line} {holds}; {way_out}")
                     elif values and self._are_several_rows(values):
-                        goes_on = (
-                            f"is one row with the lines up to {table.line_num} by its quotes, and one itself without"
-                        )
+                        goes_on = f"begins a row that its quotation marks end in line {table.line_num}, but by their "
+                        goes_on += "tabs each of these lines is a row"
                         way_out = f"{QUOTES}; a row that has tabs and line ends in a value is read from a .csv"
                         yield line, UserError(f"{field}: {path}, line {line} {goes_on}; {way_out}")
                     elif values:
@@ -231,7 +230,7 @@ class Separated(FileFormat):
         return lines.readline(2 * document_bytes + 2**20)
 
     def _are_several_rows(self, values: list[str]) -> bool:
-        """Whether a row's lines are whole rows, too, if quotation marks are letters, as many .tsv files have them."""
+        """Whether each line of a row would be a whole row if quotation marks were letters, as in many .tsv files."""
         return False
 
     def _check_names(self, names: list[str], columns: list[str], field: str, path: Path) -> None:

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.plots import can_plot, plot_scaling
+from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..training.run import train
@@ -90,7 +91,7 @@ class LargerRun:
         longest = max(runs, key=lambda run: run["steps"])
         tokens = round(self.rung.steps * longest["tokens"] / longest["steps"])
         plan = plan_run(self.recipe, self.devices, price=self.price)
-        finished = (self.rung.folder / "run.json").exists()
+        finished = (self.rung.folder / "run.json").exists() and read_run(self.rung.folder).is_finished
         result = {
             "width": self.rung.width,
             "steps": self.rung.steps,

@@ -129,7 +129,7 @@ class AnyformerTrainer(Trainer):
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # a resumed stream seeks its position itself
         with self.engine.entered(kwargs), warnings.catch_warnings():
-            # Trainer says that it disables it for several labels, of which ours has a loss (losses.SeveralLabels).
+            # Trainer warns that it does not smooth several labels; our loss of them does (losses.SeveralLabels).
             warnings.filterwarnings("ignore", "Label smoothing is not compatible", UserWarning)
             super().__init__(**kwargs)
         # A tied head is the embedding and not saved a second time; ZeRO and FSDP would hand it over as a copy.

@@ -189,7 +189,7 @@ SEQ2SEQ_CASES = {
         "position_encoding": "rotary",
         "no_rope_layers": [1] * 7 + [0],
     },
-    "rope_parameters.full_attention=None names layers of one stack, but this model has two": {
+    "rope_parameters.full_attention=None, layers without positions, is for models of one stack": {
         "attention_pattern": ["sliding_attention", "full_attention"],
         "sliding_window": 4,
         "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None},

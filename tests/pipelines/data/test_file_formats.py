@@ -165,7 +165,7 @@ BROKEN = {
     ),
     "two rows.tsv": (
         'text\tlabel\ngood\t1\n"Anna saw Rome.\tAnna sah Rom.\nBen said bye."\tBen sagt.\n',
-        ["line 3 is one row with the lines up to 4", "its own quotes doubled"],
+        ["line 3 begins a row that its quotation marks end in line 4", "its own quotes doubled"],
     ),
     "spaces.csv": (" text,label\ngood,1\n", ["did you mean ' text'?"]),
     "empty.csv": ("", ["holds no document with text"]),

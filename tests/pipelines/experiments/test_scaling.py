@@ -1,6 +1,8 @@
 """The law of scaling: found again from losses made by it, and fitted to a ladder of real runs."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +78,13 @@ def test_a_ladder_of_runs_is_measured_fitted_and_drawn(tiny_recipe, command, tmp
     assert run_of_it["loss"] is None and run_of_it["cost"] == pytest.approx(3 * run_of_it["hours"])
     assert run_of_it["tokens"] == 2 * max(r["tokens"] for r in result["runs"])
     assert run_of_it["interval"][0] <= run_of_it["predicted"] <= run_of_it["interval"][1]
+    folder = Path(run_of_it["folder"])
+    folder.mkdir()
+    of_another = json.loads((run / "width-64-steps-8" / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(of_another | {"status": "running"}))  # as of a run that goes on
+    assert command(*larger) == 0
+    assert json.loads((run / "scaling.json").read_text())["larger"] == run_of_it
+    shutil.rmtree(folder)
     assert command("train", recipe, f"training.output_dir={run}", *run_of_it["settings"]) == 0
     capsys.readouterr()
     assert command(*larger) == 0
