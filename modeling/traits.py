@@ -41,7 +41,6 @@ class Scheme:
     splits_heads: bool = True  # tensor parallelism can split the heads
     module: str = "positions"  # the file of this folder that has its class
     # The fields below are read by rules, listings and plans; rules/kinds.py fills them in for our schemes.
-    trained_bias: bool = False  # no longer read; code that was saved with older models may set it
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane

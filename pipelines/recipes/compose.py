@@ -95,43 +95,6 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
     return int(part)
 
 
-# ------------------------------------------------------------------------------------- removed settings
-
-
-# Removed settings, which recipes saved by earlier versions still contain because they spell out every default, and for
-# each the value that describes what is done now.
-REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
-UL2 = (
-    *((0.15, 3.0, REGULAR), (0.15, 8.0, REGULAR), (0.25, None, SEQUENTIAL)),
-    *((0.5, 3.0, EXTREME), (0.5, 8.0, EXTREME), (0.15, 64.0, EXTREME), (0.5, 64.0, EXTREME)),
-)
-WHATEVER = object()  # any value, because it changed no result
-FORMER: dict[str, Any] = {
-    "shortest_prefix": 0.0,
-    "longest_prefix": 1.0,
-    "positive_from": 0.8,
-    "memory_update": "delta",
-    "layer_decay": None,
-    "pp_parts": None,
-    "columns": None,
-    "num_proc": WHATEVER,
-    "denoisers": [
-        {"noise_density": rate, "mean_span_length": length, "weight": 1.0, "mode_token": token}
-        for rate, length, token in UL2
-    ],
-}
-
-
-def without_former(recipe: Any) -> Any:
-    """A recipe's plain data without those removed settings whose values describe what is done now."""
-    if isinstance(recipe, list):
-        return [without_former(item) for item in recipe]
-    if not isinstance(recipe, dict):
-        return recipe
-    rest = {key: value for key, value in recipe.items() if key not in FORMER or FORMER[key] not in (value, WHATEVER)}
-    return {key: without_former(value) for key, value in rest.items()}
-
-
 # ------------------------------------------------------------------------------------------------ composing
 
 
@@ -202,7 +165,6 @@ def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sect
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_no_secret(data, "")
-    data = without_former(data)
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):

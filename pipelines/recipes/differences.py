@@ -7,7 +7,6 @@ from typing import Any
 
 from ..plugins import OBJECTIVES
 from .checks import UNSHAPED
-from .compose import without_former
 from .schema import LEARNED, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show
@@ -79,7 +78,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     A key that one of them lacks (because another version wrote it) counts as its default.
     """
-    before, after = (flat_settings(_numbered(without_former(without_signatures(side)))) for side in (old, new))
+    before, after = (flat_settings(_numbered(without_signatures(side))) for side in (old, new))
     names = {section: new[section].get("name") for section in LEARNED if isinstance(new.get(section), dict)}
     learned = {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(learned)

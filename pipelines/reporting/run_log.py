@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipes.compose import without_former
 from ..recipes.differences import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
@@ -44,8 +43,8 @@ class RunLog:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The composed recipe as plain data, without settings that no longer exist."""
-        return without_former(self.run["recipe"])
+        """The composed recipe as plain data."""
+        return self.run["recipe"]
 
     @property
     def is_finished(self) -> bool:

@@ -14,7 +14,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, READ_WITH, SCHEDULE_BOUNDS
-from anyformer.pipelines.recipes.compose import FORMER, load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.field_docs import describe_fields
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
@@ -526,22 +526,6 @@ def test_a_run_may_be_resumed_with_other_settings_that_leave_its_mathematics_alo
     old = load_recipe("quickstart").to_dict()
     for override in OF_NO_MATHEMATICS:
         assert resume_difference(old, load_recipe("quickstart", [override]).to_dict()) is None, override
-
-
-def test_settings_that_are_gone_are_read_where_they_say_what_is_done_now():
-    for name, section, gone in (
-        ("imdb_prefix_lm", "objective", "shortest_prefix"),
-        ("imdb_ul2", "objective", "denoisers"),
-        ("quickstart", "training", "layer_decay"),
-    ):
-        new = load_recipe(name)
-        old = new.to_dict()
-        old[section][gone] = FORMER[gone]
-        assert recipe_from_dict(old) == new and resume_difference(old, new.to_dict()) is None
-        old[section][gone] = 0.5
-        assert gone in resume_difference(old, new.to_dict())
-        with pytest.raises(UserError, match=f"{section}.{gone}"):
-            recipe_from_dict(old)
 
 
 def test_a_run_that_set_what_its_schedule_does_not_read_is_resumed_without():
