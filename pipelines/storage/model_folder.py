@@ -12,13 +12,12 @@ from anyformer import modeling
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from ..errors import UserError
+from ..manifest import MANIFEST, MAY_CHANGE, OF_ANSWERS, check_saved_files, entries_of, is_any
+from .atomic import write_atomically
 from .checkpoints import list_checkpoints
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
-# What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
-OF_ANSWERS = ("*.safetensors", "*.bin", "*.py", "*.model", "*.txt", "*.jinja", "*config*.json", "*token*.json")
-OF_ANSWERS += ("vocab.json", "clusters.json", "*.index.json", "recipe.yaml")
 OUR_CODE = Path(modeling.__file__).parent
 
 
@@ -156,6 +155,12 @@ def remove_supplied_code(folder: Path) -> None:
             file.unlink()
 
 
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a finished run's folder, which every command that reads the model compares."""
+    files = [file for file in files_of_answers(folder) if not is_any(file.name, MAY_CHANGE)]
+    write_atomically(folder / MANIFEST, json.dumps(entries_of(folder, files), indent=1))
+
+
 def open_model_folder(folder: Path | str) -> ModelFolder:
     """Return the saved model in `folder`; raise UserError where there is none."""
     folder = Path(folder)
@@ -171,6 +176,7 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
         raise UserError(f"{file} holds no settings; save the model again")
     model = ModelFolder(folder, config)
     model.weight_files()
+    check_saved_files(folder, "MODEL")
     return model
 
 

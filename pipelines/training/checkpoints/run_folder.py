@@ -1,14 +1,11 @@
 """The folder of a run: the run's identity, whether it can be resumed, and whether it is finished."""
 
-import importlib.metadata
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +20,8 @@ from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
 from ...storage.json_text import json_text
+from ...storage.record import package_versions
 from .extend_run import differs_in_length_alone, schedule_of, section_of, shared_steps
-
-PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """The installed versions of Python and of the packages that a run's results depend on."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # an extra that is not installed
-    return versions
 
 
 def say(sentence: str) -> None:
