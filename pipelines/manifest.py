@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, first_line
+from .errors import UserError
 
 MANIFEST = "manifest.json"  # {file: {"size", "sha256", "state"}}; of a checkpoint without "state"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
@@ -15,8 +16,9 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 OF_ANSWERS = (*WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
 OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "modules.json", "[0-9]_*/config.json")
 OF_ANSWERS += ("*.index.json", "recipe.yaml")
-# Among them what a user may edit: defaults of generation, a recipe, and code, which the package may write anew.
-MAY_CHANGE = ("generation_config.json", "recipe.yaml", "*.py")
+# Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
+# the package may write anew.
+MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
 
 
 def sha256(path: Path) -> str:
@@ -77,7 +79,7 @@ def check_saved_files(folder: str | Path, what: str) -> None:
     entries = read_manifest(folder)
     if has_other_weights(folder, entries):
         for file in sorted(file for file in folder.iterdir() if fnmatch(file.name, "*.safetensors")):
-            _check_whole(file, what)
+            tensor_sizes(file)
         return
     for name, entry in entries.items():
         file = folder / name
@@ -88,11 +90,13 @@ def check_saved_files(folder: str | Path, what: str) -> None:
             )
 
 
-def _check_whole(file: Path, what: str) -> None:
+def tensor_sizes(file: Path) -> dict[str, int]:
+    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="np"):
-            return
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{what}={file.parent}: {file.name} is damaged ({first_line(error)}); save it again") from error
+        with safe_open(file, framework="np") as tensors:
+            names = tensors.keys()  # not a mapping: iterating over it fails
+            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}); save the model again") from error

@@ -5,6 +5,9 @@ import os
 from ..reporting.comparison import compare_runs
 from ..reporting.report import REPORT
 from ..reporting.run_log import RUN_FILE, read_run
+from ..storage.checkpoints import set_aside
+from ..storage.record import weights_identity
+from ..training.checkpoints.run_folder import stored_run
 from ..training.run import train
 from .story_file import Step, Story
 
@@ -19,6 +22,8 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
     """
     is_main = os.environ.get("RANK", "0") == "0"
     for number, step in enumerate(story.steps, 1):
+        if is_main and not dry_run:
+            set_stale_aside(step)
         is_done = not dry_run and is_finished(step)
         if is_main:
             state = ": finished before" if is_done else ""
@@ -31,6 +36,17 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
     if is_main and not dry_run:
         print(f"report of all steps: {story.folder / REPORT}")
     return 0
+
+
+def set_stale_aside(step: Step) -> None:
+    """Rename the folder of a step that began from other weights than those that the step before it has now."""
+    base, stored = step.recipe.model.name_or_path, stored_run(step.folder)
+    if base is None or stored is None or stored["data"].get("base_weights") == weights_identity(base):
+        return
+    print(
+        f"step {step.name} began from other weights than {base} has now and is made again; what was made is in "
+        f"{set_aside(step.folder)}"
+    )
 
 
 def is_finished(step: Step) -> bool:

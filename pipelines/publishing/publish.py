@@ -24,7 +24,7 @@ from ..storage.record import of_its_model
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
-from .run_facts import RunFacts, is_on_hub
+from .run_facts import RunFacts
 
 # Files of the modules that sentence-transformers adds to a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -177,13 +177,13 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
     Raises:
         UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
-    if model.is_adapter and not is_on_hub(base_of(model.path)):
+    facts = RunFacts.read(model.path)
+    if model.is_adapter and not facts.is_on_hub(base_of(model.path)):
         raise UserError(
             f"{model.path} is an adapter of {base_of(model.path)}, a folder of this machine that nobody else could "
             f"load it with; publish a whole model instead, made by: anyformer merge {model.path} OUT"
         )
     model.parameter_count()  # reads the header of every weight file: a damaged one is noticed before the upload
-    facts = RunFacts.read(model.path)
     picture = objective_facts(facts.recipe).picture
     patterns = [*PUBLISHED, *OF_THE_RUN, *([picture] if picture else [])] if facts.is_of_its_model else PUBLISHED
     texts = {

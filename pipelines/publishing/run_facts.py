@@ -86,7 +86,11 @@ class RunFacts:
     def hub_base_model(self) -> str | None:
         """The id of the base model, if it is on the Hub."""
         name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return name if isinstance(name, str) and is_on_hub(name) else None
+        return name if isinstance(name, str) and self.is_on_hub(name) else None
+
+    def is_on_hub(self, name: str) -> bool:
+        """Whether a name is that of a repository on the Hub: as the run found it, wherever this is asked."""
+        return is_on_hub(name, self.run.get("local"))
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -126,7 +130,7 @@ class RunFacts:
     def hub_datasets(self) -> list[str]:
         """Ids of the data sets on the Hub that the run read, without local folders that `load_dataset` reads."""
         named = {source.get("dataset") or "" for source in self.sources}
-        return sorted(name for name in named if is_on_hub(name))
+        return sorted(name for name in named if self.is_on_hub(name))
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -207,7 +211,11 @@ def _source_name(source: dict[str, Any]) -> str | None:
     return None
 
 
-def is_on_hub(name: str) -> bool:
-    """Whether a name is that of a repository on the Hub; an existing folder, or a path in runs/, is none."""
+def is_on_hub(name: str, local: list[str] | None = None) -> bool:
+    """Whether a name is that of a repository on the Hub; a folder, or a path in runs/, is none.
+
+    local: names of folders where the run was made; None: not known, so folders that exist here count.
+    """
     is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    return bool(is_id) and not Path(name).exists() and not name.startswith("runs/")
+    is_folder = Path(name).exists() if local is None else name in local
+    return bool(is_id) and not is_folder and not name.startswith("runs/")

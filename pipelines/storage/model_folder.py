@@ -1,7 +1,6 @@
 """Model folders: a saved model's config, weights and the code files it loads with."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from anyformer import modeling
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from ..errors import UserError
-from ..manifest import MANIFEST, MAY_CHANGE, OF_ANSWERS, check_saved_files, entries_of, is_any
+from ..manifest import MANIFEST, MAY_CHANGE, OF_ANSWERS, check_saved_files, entries_of, is_any, tensor_sizes
 from .atomic import write_atomically
 from .checkpoints import list_checkpoints
 
@@ -130,18 +129,6 @@ class ModelFolder:
                     f"{self.path} lacks {supplied[0]}, and its {name} is of another anyformer version; load the model "
                     f"with from_pretrained and save it again"
                 )
-
-
-def tensor_sizes(file: Path) -> dict[str, int]:
-    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as tensors:
-            names = tensors.keys()  # not a mapping: iterating over it fails
-            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged ({error}); save the model again") from error
 
 
 def remove_supplied_code(folder: Path) -> None:

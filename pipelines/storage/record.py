@@ -10,19 +10,20 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..adapters import base_of, is_adapter
+from ..adapters import ADAPTER_CONFIG, base_of, is_adapter
 from ..errors import UserError
 from ..manifest import read_manifest, sha256, state_of
 from ..plugins import loaded_plugins
 from .cache import sha
 from .checksums import content_hash
-from .model_folder import OUR_CODE, files_of_answers
+from .model_folder import OUR_CODE, files_of_answers, read_json
 
 OF = "of"  # the key of a record in the JSON of its result
 RESULTS = ("metrics", "samples", "signatures")  # in run.json, of the finished model
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 # Settings of a recipe that change no number.
 WORDS = (("name",), ("description",), ("publish",), ("data", "cache_dir"), ("training", "output_dir"))
+WORDS += (("task", "label_names"),)  # filled in from the model
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,11 @@ def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[s
             name = str(file.relative_to(folder))
             is_known = known.get(name, {}).get("state") == state_of(file)
             files.append([name, known[name]["sha256"] if is_known else _read(file)])
-    return [sha(files), *(weights_identity(base_of(folder), shown=shown) if is_adapter(folder) else [])]
+    if not is_adapter(folder):
+        return [sha(files)]
+    settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}  # the base may have been moved
+    files = [settings if name == ADAPTER_CONFIG else [name, content] for name, content in files]
+    return [sha(files), *weights_identity(base_of(folder), shown=shown)]
 
 
 def _read(file: Path) -> str:
@@ -162,12 +167,27 @@ def _hash_of_files(pattern: str) -> str | None:
     return sha(hashes) if hashes else None
 
 
+def local_names(settings: dict[str, Any]) -> list[str]:
+    """The models and data sets that a recipe names and that are folders of this machine: nobody else has them.
+
+    It is decided where the recipe is used, because a relative name is none of a folder elsewhere.
+    """
+    names = set()
+    for key, value in settings.items():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                names |= set(local_names(item))
+            elif key in ("name_or_path", "dataset", "reference", "converted_from") and isinstance(item, str):
+                names |= {item} if Path(item).expanduser().exists() else set()
+    return sorted(names)
+
+
 def recipe_identity(settings: dict[str, Any]) -> str:
     """A hash of a recipe's settings, without those that change no number."""
     copy = json.loads(json.dumps(settings))
     for *sections, name in WORDS:
-        section = copy.get(sections[0], {}) if sections else copy
-        section.pop(name, None)
+        section = copy.get(sections[0]) if sections else copy
+        (section or {}).pop(name, None)
     return sha(copy)
 
 

@@ -23,7 +23,6 @@ from ..storage.checkpoints import STAGING
 from ..storage.json_text import finite, json_text
 from ..storage.model_folder import write_manifest
 from ..storage.plugin_code import save_plugin_code
-from ..storage.record import Record, data_identity, weights_identity
 from ..words import working
 from .arguments import rows_of
 from .engines.deepspeed_engine import whole_weights
@@ -69,7 +68,7 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
 def write_finished(session: Session, facts: dict) -> None:
     """Write card, report and run.json, whose status is "finished" only after all else. Only for the main process."""
     folder = session.folder
-    facts |= Record(weights_identity(folder.path), data_identity(session.recipe.to_dict())).facts()
+    facts |= folder.record().facts()
     folder.write(COMPLETING, **facts)
     with working("writing card and report"):
         draw_card_picture(folder.path)

@@ -20,7 +20,7 @@ from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
-from ..storage.record import weights_identity
+from ..storage.record import data_identity, weights_identity
 from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
 from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
@@ -85,6 +85,7 @@ class Session:
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
+        self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
         for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
             if section is not None and section.name_or_path is not None:
                 self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path))
