@@ -112,7 +112,7 @@ class RunFolder:
                     (aside / file.relative_to(self.path)).parent.mkdir(parents=True, exist_ok=True)
                     os.replace(file, aside / file.relative_to(self.path))
             what += f" (now in {aside.name})"
-        say(f"{self.path}: another {what} than that of the finished run, which is completed again")
+        say(f"{self.path}: the {what} is not that of the finished run any more; the run is completed again")
         return False
 
     def check_same_run(self, folder: Path, stored: dict) -> None:

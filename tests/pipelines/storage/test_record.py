@@ -185,7 +185,7 @@ def test_a_finished_run_whose_model_or_data_was_changed_is_completed_again(place
     change_weights(run)
     assert (
         command(*words) == 0
-        and "another model (now in replaced-1) than that of the finished run" in capsys.readouterr().err
+        and "the model (now in replaced-1) is not that of the finished run" in capsys.readouterr().err
     )
     assert (run / "model.safetensors").read_bytes() == weights and facts_of(run)["metrics"] == metrics
     assert (run / "replaced-1" / "model.safetensors").read_bytes() != weights
