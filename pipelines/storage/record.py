@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -51,10 +52,8 @@ class Record:
     def of(cls, result: Any) -> "Record":
         """The record in a result's JSON; an empty one where it says nothing, which is of nothing that is asked for."""
         kept = result.get(OF) if isinstance(result, dict) else None
-        names = cls.__dataclass_fields__
-        return (
-            cls(**{name: value for name, value in kept.items() if name in names}) if isinstance(kept, dict) else cls()
-        )
+        kept = kept if isinstance(kept, dict) else {}
+        return cls(**{name: kept.get(name) for name in cls.__dataclass_fields__})
 
     def facts(self) -> dict[str, Any]:
         """{OF: the known parts}, for the JSON of the result."""
@@ -147,17 +146,23 @@ def check_same_weights(name_or_path: str | Path, before: list, what: str) -> Non
 
 
 def data_identity(settings: dict[str, Any]) -> dict[str, str | None]:
-    """{hash of a path or pattern that a recipe names: hash of the files there}; None for one that is not found here."""
-    found: dict[str, str | None] = {}
-    if settings.get("streaming"):  # such data is never read whole
-        return found
+    """{hash of a path or pattern that a recipe names: hash of the files there}; None for one that is not found here.
+
+    Empty for streamed data, which is never read whole.
+    """
+    if (settings.get("data") or {}).get("streaming"):
+        return {}
+    return {sha(name): _hash_of_files(os.path.expanduser(name)) for name in _named(settings, "files", "dataset")}
+
+
+def _named(settings: dict[str, Any], *endings: str) -> Iterator[str]:
+    """The texts in plain data under keys with some endings."""
     for key, value in settings.items():
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
-                found |= data_identity(item)
-            elif isinstance(item, str) and (key in ("files", "dataset") or key.endswith("_files")):
-                found[sha(item)] = _hash_of_files(os.path.expanduser(item))
-    return found
+                yield from _named(item, *endings)
+            elif isinstance(item, str) and key.endswith(endings):
+                yield item
 
 
 def _hash_of_files(pattern: str) -> str | None:
@@ -172,14 +177,8 @@ def local_names(settings: dict[str, Any]) -> list[str]:
 
     It is decided where the recipe is used, because a relative name is none of a folder elsewhere.
     """
-    names = set()
-    for key, value in settings.items():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict):
-                names |= set(local_names(item))
-            elif key in ("name_or_path", "dataset", "reference", "converted_from") and isinstance(item, str):
-                names |= {item} if Path(item).expanduser().exists() else set()
-    return sorted(names)
+    names = _named(settings, "name_or_path", "dataset", "reference", "converted_from")
+    return sorted({name for name in names if os.path.exists(os.path.expanduser(name))})
 
 
 def recipe_identity(settings: dict[str, Any]) -> str:

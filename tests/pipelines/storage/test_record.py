@@ -284,6 +284,30 @@ def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, p
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_a_reference_that_is_replaced_while_it_is_read_leaves_no_log_probabilities(tmp_path, monkeypatch):
+    from anyformer.pipelines.errors import UserError
+    from anyformer.pipelines.objectives.prepare import prepare_data
+    from anyformer.pipelines.recipes.compose import load_recipe
+    from task_data import task_recipe
+
+    recipe = task_recipe(tmp_path, "preference")
+    whole = transformers.AutoModelForCausalLM.from_pretrained.__func__
+
+    def replaced(cls, name, *args, **kwargs):
+        change_weights(Path(name))
+        return whole(cls, name, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", classmethod(replaced))
+    with pytest.raises(UserError, match=r"base was changed while it was read"):
+        prepare_data(load_recipe(recipe), splits=["test"])
+    monkeypatch.undo()
+    kept, fresh = (
+        [row["reference"] for row in prepare_data(load_recipe(recipe, words), splits=["test"]).rows["test"]]
+        for words in ([], [f"data.cache_dir={tmp_path / 'fresh'}"])
+    )
+    assert all(map(torch.equal, kept, fresh))
+
+
 URL = "https://shelf.example/a.txt?X-Amz-Credential=me&X-Amz-Signature="
 
 
