@@ -1,12 +1,13 @@
 """Training of a story: its steps in order, without those that are finished, and one page of all steps."""
 
 import os
+from pathlib import Path
 
 from ..reporting.comparison import compare_runs
 from ..reporting.report import REPORT
 from ..reporting.run_log import RUN_FILE, read_run
 from ..storage.checkpoints import set_aside
-from ..storage.record import weights_identity
+from ..storage.record import Record
 from ..training.checkpoints.run_folder import stored_run
 from ..training.run import train
 from .story_file import Step, Story
@@ -41,7 +42,9 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
 def set_stale_aside(step: Step) -> None:
     """Rename the folder of a step that began from other weights than those that the step before it has now."""
     base, stored = step.recipe.model.name_or_path, stored_run(step.folder)
-    if base is None or stored is None or stored["data"].get("base_weights") == weights_identity(base):
+    if stored is None or base is None or not Path(base).expanduser().is_dir():
+        return
+    if Record(stored["data"].get("base_weights")).differs_from(Record.now(base)) is None:
         return
     print(
         f"step {step.name} began from other weights than {base} has now and is made again; what was made is in "

@@ -126,9 +126,10 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # Checkpoints of runs with LoRA or a teacher do not hold these weights.
+        # The weights that a run began from, and its teacher's, are in no checkpoint; a run goes on from the same ones alone.
         for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
-            if difference is None and stored["data"].get(base) != self.data.get(base):
+            of_stored, now = Record(stored["data"].get(base)), Record(self.data.get(base))
+            if difference is None and of_stored.differs_from(now) is not None:
                 where = "model" if section is self.recipe.model else "teacher"
                 difference = f"the weights of {where}.name_or_path={section.name_or_path!r} have changed since"
         if difference is not None:
