@@ -126,7 +126,7 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # The weights that a run began from, and its teacher's, are in no checkpoint; a run goes on from the same ones alone.
+        # Checkpoints hold neither the weights that a run began from nor its teacher's.
         for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
             of_stored, now = Record(stored["data"].get(base)), Record(self.data.get(base))
             if difference is None and of_stored.differs_from(now) is not None:
