@@ -5,12 +5,14 @@ import json
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .errors import UserError
 
-MANIFEST = "manifest.json"  # {file: {"size", "sha256", "state"}}; of a checkpoint without "state"
+MANIFEST = "manifest.json"  # {file: {"size", "sha256"}}
+LARGE = 2**26  # bytes; larger files are hashed only where they were touched after the manifest was written
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 # What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
 OF_ANSWERS = (*WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
@@ -32,16 +34,23 @@ def state_of(path: Path) -> list[int]:
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
 
 
+def hash_of(path: Path) -> str:
+    """The SHA-256 of a file, read once in a process as long as nobody writes it."""
+    return _hash_in_state(path.absolute(), tuple(state_of(path)))
+
+
+@lru_cache(maxsize=4096)
+def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
+    return sha256(path)
+
+
 def is_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def entries_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """The manifest's entries of some files."""
-    return {
-        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file), "state": state_of(file)}
-        for file in files
-    }
+    return {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
@@ -57,11 +66,17 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return entries if is_ours else {}
 
 
+def is_untouched(file: Path) -> bool:
+    """Whether a large file has not been written since the manifest beside it, by the time of its last change."""
+    state, manifest = file.stat(), file.parent / MANIFEST
+    return state.st_size > LARGE and manifest.is_file() and state.st_ctime_ns < manifest.stat().st_ctime_ns
+
+
 def is_unchanged(file: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file is the one of the manifest; it is read only where it was touched since."""
+    """Whether a file is the one of the manifest."""
     if not file.is_file() or file.stat().st_size != entry["size"]:
         return False
-    return state_of(file) == entry.get("state") or sha256(file) == entry.get("sha256")
+    return is_untouched(file) or hash_of(file) == entry.get("sha256")
 
 
 def has_other_weights(folder: Path, entries: dict[str, dict[str, Any]]) -> bool:

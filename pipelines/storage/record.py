@@ -7,13 +7,13 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..adapters import ADAPTER_CONFIG, base_of, is_adapter
 from ..errors import UserError
-from ..manifest import read_manifest, sha256, state_of
+from ..manifest import hash_of, is_untouched, read_manifest
 from ..plugins import loaded_plugins
 from .cache import sha
 from .checksums import content_hash
@@ -93,8 +93,8 @@ def _is_same(kept: Any, here: Any) -> bool:
 def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[str | None]:
     """Hashes that change whenever a model's answers do: of its files, and for an adapter of its base's.
 
-    Of a repository on the Hub the commit; None where neither a folder nor a commit is known. shown: of a file that was
-    not touched since, the manifest's hash is taken; else every file is read, once in a process.
+    Of a repository on the Hub the commit; None where neither a folder nor a commit is known. shown: of a large file
+    that was not touched since, the manifest's hash is taken; else every file is read, once in a process.
     """
     folder = Path(name_or_path).expanduser()
     if not folder.is_dir():
@@ -103,22 +103,13 @@ def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[s
     for file in files_of_answers(folder):
         if file.name != "recipe.yaml" and not (OUR_CODE / file.name).is_file():  # the package's own code is used
             name = str(file.relative_to(folder))
-            is_known = known.get(name, {}).get("state") == state_of(file)
-            files.append([name, known[name]["sha256"] if is_known else _read(file)])
+            is_known = name in known and is_untouched(file)
+            files.append([name, known[name]["sha256"] if is_known else hash_of(file)])
     if not is_adapter(folder):
         return [sha(files)]
     settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}  # the base may have been moved
     files = [settings if name == ADAPTER_CONFIG else [name, content] for name, content in files]
     return [sha(files), *weights_identity(base_of(folder), shown=shown)]
-
-
-def _read(file: Path) -> str:
-    return _sha256(file.absolute(), tuple(state_of(file)))
-
-
-@lru_cache(maxsize=4096)
-def _sha256(file: Path, state: tuple[int, ...]) -> str:
-    return sha256(file)
 
 
 def _commit_of(repository: str) -> str | None:
