@@ -174,6 +174,25 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
         assert "metrics.jsonl" not in files and "metrics" not in json.loads(files["run.json"])
 
 
+def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
+    from anyformer.pipelines.publishing.run_facts import RunFacts
+    from anyformer.pipelines.storage.record import Record
+
+    base, adapter = place / "run", place / "adapter"
+    adapter.mkdir()
+    save_file({"base_model.model.lora_A": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
+    settings = {"base_model_name_or_path": str(base), "r": 2}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    (adapter / "run.json").write_text(json.dumps(facts_of(base) | Record.now(adapter).facts()))
+    assert RunFacts.read(adapter).metrics
+    base.rename(place / "moved")
+    assert RunFacts.read(adapter).metrics  # nothing says that the base has changed
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": f"{place}/moved"}))
+    assert RunFacts.read(adapter).metrics
+    change_weights(place / "moved")
+    assert not RunFacts.read(adapter).metrics and "left out" in RunFacts.read(adapter).left_out[0]
+
+
 def test_a_finished_run_whose_model_or_data_was_changed_is_completed_again(place, command, capsys):
     run, test = place / "again", place / "test.jsonl"
     test.write_text((place / "text.jsonl").read_text()[:9000].rpartition("\n")[0])
