@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .adapters import load_model
 from .errors import UserError
+from .manifest import check_saved_files
 from .plugins import objective_of
 from .recipes.compose import load_recipe, recipe_from_dict
 from .recipes.preset_run import planned_recipe
@@ -67,6 +68,7 @@ class Run:
         """The finished model, in evaluation mode, as transformers' Auto class loads it from the folder."""
         import transformers
 
+        check_saved_files(self.path, "RUN")
         recipe = recipe_from_dict(self.facts["recipe"] | {"model": {"name_or_path": str(self.path)}, "tokenizer": {}})
         recipe.trust_remote_code = self.trust_remote_code
         auto_class = getattr(transformers, objective_of(recipe).auto_class)

@@ -8,6 +8,7 @@ from typing import Any
 from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import UserError, did_you_mean, first_line, loading_reason
+from .manifest import check_saved_files
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # the folder where the shipped recipes put their runs
@@ -21,11 +22,12 @@ def locate_model(name_or_path: str, what: str = "MODEL") -> str:
     what: the argument or setting that names it, for errors.
 
     Raises:
-        UserError: no such folder, or a folder without a model.
+        UserError: no such folder, a folder without a model, or a file that is not the one the model was saved with.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         if _holds_model(folder):
+            check_saved_files(folder, what)
             return str(folder)
         checkpoints = [path for path in folder.glob("checkpoint-*") if _holds_model(path)]
         if checkpoints:

@@ -18,6 +18,7 @@ LEAVES = {
     "errors",
     "generation",
     "lazy",
+    "manifest",
     "plugins",
     "transformers_logging",
     "words",

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..adapters import base_of, is_adapter
 from ..storage.cache import cached_folder, sha
-from ..storage.checksums import crc32
 from ..words import counted, watched
 from .documents import in_batches
 from .rows import Rows
@@ -74,18 +72,3 @@ def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[
         return np.load(cached_folder(cache, ANSWERS, keys[number], build) / FILE)
 
     return np.concatenate([stored(number) for number in watched(range(len(chunks)), f"teacher, {TEXTS_AT_ONCE} texts")])
-
-
-def weights_identity(name_or_path: str) -> list:
-    """JSON that changes whenever the weights of a model do: checksums of its files, or its revision on the Hub."""
-    folder = Path(name_or_path).expanduser()
-    if not folder.is_dir():
-        from transformers.utils import cached_file
-
-        try:  # the path in the Hub's cache has the commit in it
-            return [name_or_path, cached_file(name_or_path, "config.json")]
-        except (OSError, ValueError):  # loading the model will say what is wrong
-            return [name_or_path]
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*config.json")])
-    base = weights_identity(base_of(folder)) if is_adapter(folder) else []
-    return [[file.name, crc32(file)] for file in files] + base

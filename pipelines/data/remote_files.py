@@ -115,7 +115,7 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
 
 def _name(place: str) -> str:
     """The name of the file, without the query of a web address."""
-    return Path(place.partition("?")[0] if place.startswith(("http://", "https://")) else place).name
+    return Path(place.partition("?")[0] if "http://" in place or "https://" in place else place).name
 
 
 def _known_copies(known: Path) -> list[Path] | None:

@@ -30,9 +30,11 @@ from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..reporting.console import print_table
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
+from ..storage.record import weights_identity
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
@@ -131,7 +133,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     """Measure the model of a prepared evaluation; `picture` and errors are those of evaluate_model."""
     started = time.time()
     recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
-    rows, chosen = prepared.rows, prepared.chosen
+    rows, chosen, weights = prepared.rows, prepared.chosen, weights_identity(recipe.model.name_or_path)
     model = prepared.load_model()
     if rows.is_packed:
         check_documents_apart(model, recipe.model.name_or_path, objective, [rows])
@@ -159,6 +161,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         recipe,
         rows.name,
         started,
+        weights,
         [answer for comparison in compared for answer in answers_of(objective, comparison)],
         split=split,
         examples=len(chosen),
@@ -288,8 +291,8 @@ def print_evaluation(result: Evaluation) -> None:
 
 
 def write_json(facts: dict, path: Path) -> None:
-    """Write a result as JSON, complete or not at all."""
-    write_atomically(path, json_text(facts) + "\n")
+    """Write a result as JSON, complete or not at all, its URLs without signatures."""
+    write_atomically(path, json_text(without_signatures(facts)) + "\n")
 
 
 def write_lines(rows: list[dict], path: Path) -> None:

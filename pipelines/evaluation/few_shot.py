@@ -27,6 +27,7 @@ from ..objectives.prepare import cache_of, leaves_out
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
+from ..storage.record import weights_identity
 from ..training.arguments import training_arguments
 from .evaluate import load, open_config
 from .result import Result, with_bounds
@@ -78,7 +79,7 @@ def evaluate_few_shot(
     Raises:
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
-    started = time.time()
+    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
     config, objective = open_config(recipe), objective_of(recipe)
     sources, template = objective.open(), question_template(objective, shots.template)
     solvable, questions = questions_of_splits(objective, sources, ("train", split), template)
@@ -104,7 +105,8 @@ def evaluate_few_shot(
             answers.append({"shots": number, "row": question.row} | pair)
     facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
     facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": partial(iter, sources[split])}
-    return Result(recipe, sources[split].name, started, answers, split=split, examples=len(questions), **facts)
+    facts |= {"split": split, "examples": len(questions)}
+    return Result(recipe, sources[split].name, started, weights, answers, **facts)
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:

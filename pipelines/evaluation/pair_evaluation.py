@@ -10,6 +10,7 @@ from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, share
 from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
+from ..storage.record import weights_identity
 from .evaluate import load, open_config
 from .result import Result, with_bounds
 
@@ -22,7 +23,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
 
     Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
     """
-    started = time.time()
+    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
     pairs, config, source = open_pairs(settings, "minimal_pairs"), open_config(recipe), recipe.model
     with loading(f"MODEL={source.name_or_path}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
@@ -38,7 +39,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
         for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
     ]
     shares = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
-    return Result(recipe, pairs.name, started, answers, score=score, **shares)
+    return Result(recipe, pairs.name, started, weights, answers, score=score, **shares)
 
 
 def head_of(config) -> str:

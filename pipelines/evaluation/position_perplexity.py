@@ -19,10 +19,12 @@ from ..reporting.charts import by_position
 from ..reporting.figures import draw
 from ..storage.checkpoints import write_atomically
 from ..storage.json_text import json_text
+from ..storage.record import weights_identity
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched
 from .evaluate import load, open_config
+from .result import record_of
 
 BUCKETS = 32
 
@@ -37,7 +39,7 @@ def evaluate_by_position(
 
     Raises UserError where no row lies within one document, and as `evaluate_model` does.
     """
-    started = time.time()
+    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
     config = open_config(recipe)
     check_length(objective_of(recipe), config)
     data = prepare_data(recipe, splits=[split], model_config=config)
@@ -63,6 +65,7 @@ def evaluate_by_position(
         **in_buckets(sums / len(whole)),
         "seconds": round(time.time() - started, 1),
         "recipe": recipe.to_dict(),
+        **record_of(recipe, weights),
     }
     write_atomically(output, json_text(result) + "\n")
     picture = output.with_suffix(".png")

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
-from ..training.checkpoints.run_folder import package_versions
+from ..storage.record import Record, check_same_weights, package_versions
 from ..words import human_time, short_metric
 
 
@@ -18,16 +19,18 @@ class Result:
     which answers number them.
 
     Args:
-        began: by time.time().
+        began: by time.time(). weights: of the model, as weights_identity gives them before it is read.
+
+    Raises UserError where the model has been changed meanwhile.
     """
 
     answers: list[dict]
     asked: Callable[[], Iterator[tuple[str, dict]]]
 
-    def __init__(self, recipe: Recipe, data: str, began: float, answers: list[dict], /, **facts: Any):
+    def __init__(self, recipe: Recipe, data: str, began: float, weights: list, answers: list[dict], /, **facts: Any):
         self.model, self.task, self.data, self.answers = recipe.model.name_or_path, recipe.name, data, answers
         self.seconds, self.versions = round(time.time() - began, 1), package_versions()
-        vars(self).update(facts)
+        vars(self).update(record_of(recipe, weights, facts.get("settings")), **facts)
 
     def facts(self) -> dict:
         """Everything but the single answers and examples, as plain data for JSON."""
@@ -37,6 +40,15 @@ class Result:
         """The line above the table: `runs/mine on sst2: 872 examples of sst2 (test), 0:12`. what: 872 examples."""
         split = f" ({self.split})" if hasattr(self, "split") else ""
         return f"{self.model} on {self.task}: {what} of {self.data}{split}{how}, {human_time(self.seconds)}"
+
+
+def record_of(recipe: Recipe, weights: list, settings: dict | None = None) -> dict[str, Any]:
+    """The entry of a result that says what it is of. settings: those of a measurement that are not in the recipe.
+
+    Raises UserError where the model is no longer of these weights.
+    """
+    check_same_weights(recipe.model.name_or_path, weights, "MODEL")
+    return replace(Record.now(None, recipe.to_dict() | {"settings": settings}), weights=weights).facts()
 
 
 def with_bounds(value: float, bounds: dict | None) -> str:

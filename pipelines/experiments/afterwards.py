@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..reporting.run_log import BY_POSITION_FILE, read_run
+from ..storage.record import Record, code_identity, data_identity
 from .workers import Command, run_commands
 
 UNKNOWN = -1  # the limit on rows of a file that does not say it
@@ -25,9 +26,11 @@ def measure_by_position(
     """
     commands = []
     for folder in runs:
-        measurement = read_run(folder).by_position
+        log = read_run(folder, shown=False)
+        now, measurement = Record(data=data_identity(log.recipe), code=code_identity()), log.by_position
         has_length = (measurement.get("recipe") or {}).get("objective", {}).get("sequence_length") == length
-        if not (has_length and measurement.get("max_examples", UNKNOWN) == max_examples):
+        is_of = has_length and Record.of(measurement).differs_from(now) is None
+        if not (is_of and measurement.get("max_examples", UNKNOWN) == max_examples):
             limit = [] if max_examples is None else ["--max-examples", str(max_examples)]
             words = [*plugins, "evaluate", str(folder), f"objective.sequence_length={length}", "--by-position", *limit]
             words += ["--output", str(folder / BY_POSITION_FILE)]

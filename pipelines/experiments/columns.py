@@ -98,7 +98,8 @@ def measure_columns(names: list[str], folders: list[Path]) -> None:
 
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
-    columns_of = {folder: read_run(folder).columns for folder in folders}
+    runs = {folder: read_run(folder, shown=False) for folder in folders}
+    columns_of = {folder: run.columns for folder, run in runs.items()}
     for name in names:
         column, unmeasured = COLUMNS[name], [folder for folder in folders if name not in columns_of[folder]]
         values_of: dict[Path, list[float | None]] = {folder: [] for folder in unmeasured}
@@ -108,4 +109,5 @@ def measure_columns(names: list[str], folders: list[Path]) -> None:
         for folder, values in values_of.items():
             numbers = [value for value in values if value is not None]
             columns_of[folder][name] = statistics.median(numbers) if numbers else None
-            write_atomically(folder / COLUMNS_FILE, json.dumps(columns_of[folder], indent=1))
+            kept = columns_of[folder] | runs[folder].model.facts()
+            write_atomically(folder / COLUMNS_FILE, json.dumps(kept, indent=1))

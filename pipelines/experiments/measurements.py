@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..storage.model_folder import files_of_answers
+from ..storage.record import Record
 from .samplers import Combination
 from .sweep import Run, SweepRuns
 
@@ -15,11 +15,10 @@ from .sweep import Run, SweepRuns
 class Measurement(Run):
     """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
 
-    expected: (what its file says of the measurement: the recipe and the limit on examples; when the model was written).
-    A file that agrees with both is not made again.
+    expected: the limit on examples, and the record of what is measured. A file that agrees with both is not made again.
     """
 
-    expected: tuple[dict[str, Any], int] = ({}, 0)
+    expected: tuple[int | None, Record] = (None, Record())
 
     @property
     def file(self) -> Path:
@@ -31,14 +30,12 @@ class Measurement(Run):
 
     def is_known(self) -> bool:
         """Whether the file holds the result of this model with these settings."""
-        facts, written = self.expected
-        if not self.file.is_file() or self.file.stat().st_mtime_ns < written:
-            return False
+        most, now = self.expected
         try:
             result = json.loads(self.file.read_text(encoding="utf-8"))
-            return {name: result[name] for name in facts} == json.loads(json.dumps(facts))
-        except (ValueError, KeyError, TypeError):
-            return False  # damaged: it is measured again
+            return result["max_examples"] == most and Record.of(result).differs_from(now) is None
+        except (OSError, ValueError, KeyError, TypeError):
+            return False  # missing or damaged: it is measured
 
     def read(self) -> None:
         """Read what the command has written."""
@@ -58,8 +55,6 @@ class SweepMeasurements(SweepRuns):
     def __init__(self, *args, load: Callable, **kwargs):
         super().__init__(*args, **kwargs)
         self.load = load
-        files = files_of_answers(Path(self.sweep.settings.evaluate).expanduser())
-        self.written = max((path.stat().st_mtime_ns for path in files), default=0)
 
     def metric_asked_for(self) -> tuple[str, str, str]:
         """As in SweepRuns, but without a split: `evaluate` measures one split and does not put it before a metric."""
@@ -69,7 +64,8 @@ class SweepMeasurements(SweepRuns):
     def runs_of(self, combination: Combination) -> list[Run]:
         """One measurement for the combination, as no seed would change it."""
         recipe = self.load([*self.sweep.fixed, *combination.settings]).to_dict()
-        expected = {"recipe": recipe, "max_examples": self.sweep.settings.max_examples}, self.written
+        now = Record.now(self.sweep.settings.evaluate, recipe | {"settings": None})
+        expected = self.sweep.settings.max_examples, now
         return [Measurement(combination, None, self.folder / combination.name, expected=expected)]
 
     def question(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
+from ..recipes.secrets import without_secrets
 from .sweep_file import Range, Sweep, setting
 
 LONGEST = 120  # characters in a folder's name
@@ -34,7 +35,7 @@ class Combination:
         parts = []
         for key, short, value in zip(self.values, bare, self.values.values()):
             label = key if bare.count(short) > 1 else short
-            apart = f"-{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}" if key in self.alike else ""
+            apart = f"-{hashlib.sha256(label_of(value).encode()).hexdigest()[:8]}" if key in self.alike else ""
             parts.append((value if key == VARIANT else f"{label}={written(value)}") + apart)
         name = _plain(",".join(parts))
         if len(name) <= LONGEST:
@@ -47,10 +48,15 @@ def _plain(text: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it stands in a folder's name: true, null, 0.001; full-sliding for a list."""
+    """A value as it stands in a folder's name: true, null, 0.001; full-sliding for a list; of a URL no secret."""
     if isinstance(value, list):
         return "-".join(map(written, value))
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(without_secrets(value))
+
+
+def label_of(value: Any) -> str:
+    """A text that tells a value from the others, without the signatures in it, which may differ in the next command."""
+    return repr(without_secrets(value))
 
 
 def combination(sweep: Sweep, values: dict[str, Any]) -> Combination:
@@ -106,7 +112,7 @@ class Optuna:
         self.sweep, self.seed, self.optuna, self.chosen = sweep, seed, optuna, chosen
         self.study = optuna.create_study(direction="minimize" if lower_is_better else "maximize")
         self.choices = {
-            key: optuna.distributions.CategoricalDistribution([repr(value) for value in values])
+            key: optuna.distributions.CategoricalDistribution([label_of(value) for value in values])
             if not isinstance(values, Range)
             else (optuna.distributions.IntDistribution if values.whole else optuna.distributions.FloatDistribution)(
                 values.min, values.max, log=values.log
@@ -128,7 +134,7 @@ class Optuna:
             if isinstance(choices, Range):
                 values[key] = param if choices.whole else min(choices.max, max(choices.min, float(f"{param:.4g}")))
             else:
-                values[key] = next(value for value in choices if repr(value) == param)
+                values[key] = next(value for value in choices if label_of(value) == param)
         return combination(self.sweep, values), trial
 
     def tell(self, trial: Any, value: float | None) -> None:

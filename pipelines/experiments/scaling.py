@@ -14,11 +14,14 @@ from ..accounting.plan import plan_run
 from ..accounting.step_memory import planned_config
 from ..errors import UserError
 from ..plugins import objective_of
+from ..recipes.differences import resume_difference
 from ..recipes.schema import Recipe
+from ..recipes.usual_rates import settled
 from ..reporting.plots import can_plot, plot_scaling
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
+from ..training.arguments import steps_of_epoch
 from ..training.run import train
 from ..words import counted
 from .ladder import Rung
@@ -91,7 +94,6 @@ class LargerRun:
         longest = max(runs, key=lambda run: run["steps"])
         tokens = round(self.rung.steps * longest["tokens"] / longest["steps"])
         plan = plan_run(self.recipe, self.devices, price=self.price)
-        finished = (self.rung.folder / "run.json").exists() and read_run(self.rung.folder).is_finished
         result = {
             "width": self.rung.width,
             "steps": self.rung.steps,
@@ -99,7 +101,7 @@ class LargerRun:
             "tokens": tokens,
             "passes": tokens * longest["passes"] / longest["tokens"],
             "predicted": float(law.loss(parameters, tokens)),
-            "loss": measured(self.rung)["loss"] if finished else None,
+            "loss": measured(self.rung)["loss"] if self.is_finished(longest["folder"]) else None,
             "folder": str(self.rung.folder),
             "settings": self.rung.settings,
             "devices": plan.devices,
@@ -112,6 +114,20 @@ class LargerRun:
         if resampled_laws:
             result["interval"] = interval([other.loss(parameters, tokens) for other in resampled_laws])
         return result
+
+    def is_finished(self, beside: str) -> bool:
+        """Whether the larger run has ended, was of this recipe and its model is still there.
+
+        beside: the folder of a run of the ladder, whose data it must have read, too.
+        """
+        if not (self.rung.folder / "run.json").exists():
+            return False
+        log, ladder = read_run(self.rung.folder, shown=False), read_run(beside).run
+        if not log.is_finished or not log.run.get("metrics"):
+            return False
+        recipe = settled(self.recipe, steps_of_epoch(log.run["data"]["train"]["rows"], log.run["rows_per_step"]))
+        is_same_data = log.run["data"]["fingerprint"] == ladder["data"]["fingerprint"]
+        return is_same_data and resume_difference(log.run["recipe"], recipe.to_dict()) is None
 
 
 def report(recipe: Recipe, rungs: list[Rung], resamples: int, larger: LargerRun | None = None) -> dict:

@@ -1,10 +1,14 @@
 """Training of a story: its steps in order, without those that are finished, and one page of all steps."""
 
 import os
+from pathlib import Path
 
 from ..reporting.comparison import compare_runs
 from ..reporting.report import REPORT
 from ..reporting.run_log import RUN_FILE, read_run
+from ..storage.checkpoints import set_aside
+from ..storage.record import Record
+from ..training.checkpoints.run_folder import stored_run
 from ..training.run import train
 from .story_file import Step, Story
 
@@ -19,6 +23,8 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
     """
     is_main = os.environ.get("RANK", "0") == "0"
     for number, step in enumerate(story.steps, 1):
+        if is_main and not dry_run:
+            set_stale_aside(step)
         is_done = not dry_run and is_finished(step)
         if is_main:
             state = ": finished before" if is_done else ""
@@ -31,6 +37,19 @@ def train_story(story: Story, *, dry_run: bool = False) -> int:
     if is_main and not dry_run:
         print(f"report of all steps: {story.folder / REPORT}")
     return 0
+
+
+def set_stale_aside(step: Step) -> None:
+    """Rename the folder of a step that began from other weights than those that the step before it has now."""
+    base, stored = step.recipe.model.name_or_path, stored_run(step.folder)
+    if stored is None or base is None or not Path(base).expanduser().is_dir():
+        return
+    if Record(stored["data"].get("base_weights")).differs_from(Record.now(base)) is None:
+        return
+    print(
+        f"step {step.name} began from other weights than {base} has now and is made again; what was made is in "
+        f"{set_aside(step.folder)}"
+    )
 
 
 def is_finished(step: Step) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
-from ..recipes.secrets import without_signatures
+from ..recipes.secrets import without_secrets, without_signatures
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
@@ -226,7 +226,7 @@ class SweepRuns:
         else:
             last = command.last_line()
             reason = last.removeprefix(SAID) if last.startswith(SAID) else f"ended with {code}; see {command.log}"
-            run.state = "stopped" if code > 128 else reason
+            run.state = "stopped" if code > 128 else without_secrets(reason)
             self.say(f"{name}: {run.state}")
         self.write_table()
 
@@ -253,7 +253,7 @@ class SweepRuns:
         columns = self.sweep.settings.columns
         writer.writerow([*varied, "seed", "state", *metrics, *columns, *facts, "folder"])
         for run in self.runs:
-            values = [run.combination.values.get(key) for key in varied]
+            values = [without_secrets(run.combination.values.get(key)) for key in varied]
             numbers = [run.metrics.get(name) for name in metrics] + [run.columns.get(name) for name in columns]
             numbers += [run.facts.get(name) for name in facts]
             writer.writerow([*values, run.seed, run.state, *numbers, run.folder])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import UserError, refuse_unknown
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
+from ..recipes.secrets import without_secrets
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import as_mapping, build, show
 
@@ -152,9 +153,10 @@ def _varied(value: Any, where: str) -> list | Range | None:
         return Range(*ends, bool(value.get("log", False)))
     if not isinstance(value, list) or not value:  # an empty list is a value: no prompts, no metrics
         return None
-    twice = [one for number, one in enumerate(value) if one in value[:number]]
+    public = without_secrets(value)
+    twice = [one for number, one in enumerate(public) if one in public[:number]]
     if twice:
-        raise UserError(f"{where}={show(value)} names {show(twice[0])} twice")
+        raise UserError(f"{where}={show(public)} names {show(twice[0])} twice")
     return value
 
 

@@ -16,6 +16,7 @@ from ..adapters import (
 )
 from ..errors import UserError, loading_reason
 from ..lazy import transformers
+from ..manifest import check_saved_files
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
 from ..storage.atomic import destination_folder
@@ -28,6 +29,7 @@ def check_adapter(source: str, destination: str | os.PathLike) -> Path:
     if not is_adapter(source):
         raise UserError(f"ADAPTER={source} holds no adapter (adapter_config.json); name the folder of a run with LoRA")
     need_peft(f"ADAPTER={source} is an adapter and")
+    check_saved_files(source, "ADAPTER")
     return destination_folder(destination)
 
 

@@ -111,11 +111,19 @@ class Preference(ChatTask):
         return row
 
     def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
-        from ..data.reference import WithReference, weights_identity
+        from ..data.reference import WithReference
+        from ..storage.record import check_same_weights, weights_identity
 
         reference = locate_model(self.settings.reference, "task.reference")
-        key = sha(["log-probabilities", encoded.fingerprint, weights_identity(reference), self.padding])
-        return WithReference.cached(encoded, cache, key, lambda: self._log_probabilities(encoded, reference, progress))
+        identity = weights_identity(reference)
+
+        def compute():
+            log_probs = self._log_probabilities(encoded, reference, progress)
+            check_same_weights(reference, identity, "task.reference")
+            return log_probs
+
+        key = sha(["log-probabilities", encoded.fingerprint, identity, self.padding])
+        return WithReference.cached(encoded, cache, key, compute)
 
     def _log_probabilities(self, rows, reference: str, progress: bool):
         """(N, 2) float32: the reference model's log-probabilities of the two answers of each row."""

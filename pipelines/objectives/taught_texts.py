@@ -67,7 +67,9 @@ class TaughtTexts(Taught):
         identity = sha([self.taught, self.teacher.identity, *self.how_answered()])
         texts = (self.asked_of_teacher(row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
-        answers = answered(texts, cache, identity, self.teacher.name, self.answers)
+        answers = answered(
+            texts, cache, identity, self.teacher.name, lambda some: self.teacher.unchanged(self.answers(some))
+        )
         numbers = self.completed_answers(answers, texts)
         if self.teacher.cut:
             print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")

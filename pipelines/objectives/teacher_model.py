@@ -10,13 +10,12 @@ import transformers
 import anyformer
 
 from ..adapters import is_adapter, load_config, load_model
-from ..data.reference import weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
-from ..storage.checksums import crc32
 from ..storage.model_folder import open_model_folder
+from ..storage.record import check_same_weights, weights_identity
 from ..transformers_logging import errors_only
-from .of_heads import POOLING, pooling_of
+from .of_heads import pooling_of
 from .text import UNLIMITED
 
 SETTING = "teacher.name_or_path"
@@ -49,8 +48,13 @@ class Teacher:
     @cached_property
     def identity(self) -> list:
         """JSON that changes whenever the teacher's answers do."""
-        files = [Path(self.path) / name for name in ("tokenizer.json", POOLING)]
-        return weights_identity(self.path) + [[file.name, crc32(file)] for file in files if file.is_file()]
+        return weights_identity(self.path)
+
+    def unchanged(self, answers: Any) -> Any:
+        """Return what has been computed with the model; raise UserError if its files have changed since `identity`."""
+        if self.is_folder:  # the commit of a repository is in its identity, and asking for it takes a request
+            check_same_weights(self.path, self.identity, SETTING)
+        return answers
 
     @property
     def parameters(self) -> int:
@@ -109,6 +113,7 @@ class Teacher:
     @cached_property
     def model(self):
         """The model, in evaluation mode, on an accelerator where there is one. Raises UserError."""
+        _ = self.identity  # before it is read
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
         with loading(self.words), errors_only():
             dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -118,7 +123,7 @@ class Teacher:
             raise UserError(
                 f"{self.words} lacks the weights {', '.join(missing[:3])}; it cannot answer, train it first"
             )
-        return model.to(device).eval().requires_grad_(False)
+        return self.unchanged(model.to(device).eval().requires_grad_(False))
 
     def let_go(self) -> None:
         """Free the model's memory; the next use loads it again."""

@@ -132,7 +132,7 @@ class TaughtTokens(Taught):
 
         def answer(numbers):
             batch = collate([rows[number] for number in numbers])
-            return self.teacher.top_tokens(batch, size, section.top_k, section.temperature)
+            return self.teacher.unchanged(self.teacher.top_tokens(batch, size, section.top_k, section.temperature))
 
         options = {"width": self.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
         return WithTopTokens.cached(rows, cache, key, answer, self.batch_size, self.teacher.name, **options)

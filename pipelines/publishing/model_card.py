@@ -105,7 +105,9 @@ def write_model_card(
     model = open_model_folder(folder)
     card = model.path / "README.md"
     if is_own_card(card):
-        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, name=name))
+        facts = RunFacts.read(model.path)
+        print(*facts.left_out, sep="\n", end="\n" * bool(facts.left_out))
+        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, facts=facts, name=name))
     else:
         print(f"{card} was not written by anyformer, or changed by hand; it is kept as it is")
     return card
@@ -198,8 +200,8 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "suite_metrics": facts.suite_metrics,
         "signatures": run.get("signatures") or {},
         "samples": facts.samples,
-        "curve": CURVE if (model.path / CURVE).is_file() else None,
-        "picture": picture if picture and (model.path / picture).is_file() else None,
+        "curve": CURVE if facts.is_of_its_model and (model.path / CURVE).is_file() else None,
+        "picture": picture if picture and facts.is_of_its_model and (model.path / picture).is_file() else None,
         "environment": (run.get("versions") or {}) | ({"seed": run["seed"]} if "seed" in run else {}) | _backends(run),
     }
 

@@ -20,10 +20,11 @@ from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.json_text import json_text
 from ..storage.local_facts import LOADING, names_only
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
+from ..storage.record import of_its_model
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
-from .run_facts import RunFacts, is_on_hub
+from .run_facts import RunFacts
 
 # Files of the modules that sentence-transformers adds to a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -37,14 +38,13 @@ PUBLISHED = [
         "generation_config.json",
         "recipe.yaml",
         "run.json",
-        "metrics.jsonl",
     ),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
-    *("router.jsonl", "loss.png"),
     *MODULE_FILES,
 ]
+OF_THE_RUN = ["metrics.jsonl", "router.jsonl", "loss.png"]  # published with the model that they are of
 LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that may name folders of the training machine
 HUB_TOKEN = re.compile(secrets.HUB_TOKEN.encode())
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -108,7 +108,8 @@ def with_card(
     facts: RunFacts | None = None,
 ) -> dict[str, Path | bytes]:
     """`files_to_publish` of a model, with its card and, where it is checked, check.json; arguments as in `publish`."""
-    contents, checked, card = dict(files), None, model.path / "README.md"
+    contents, checked, card, facts = dict(files), None, model.path / "README.md", facts or RunFacts.read(model.path)
+    print(*facts.left_out, sep="\n", end="\n" * bool(facts.left_out))
     if check is not None and (result := check(model.path)) is not None:
         checked, findings = result
         contents["check.json"] = json_text(findings).encode()
@@ -118,7 +119,7 @@ def with_card(
     else:
         print(f"{card} was not written by anyformer; it is published as it is")
         contents["README.md"] = card
-    if not license and not (facts or RunFacts.read(model.path)).section("publish").get("license"):
+    if not license and not facts.section("publish").get("license"):
         print("the card names no licence; --license or publish.license says it")
     if not any((model.path / name).is_file() for name in TOKENIZER):
         print(f"{model.path} holds no tokenizer; the model is published without one")
@@ -176,14 +177,15 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
     Raises:
         UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
-    if model.is_adapter and not is_on_hub(base_of(model.path)):
+    facts = RunFacts.read(model.path)
+    if model.is_adapter and not facts.is_on_hub(base_of(model.path)):
         raise UserError(
             f"{model.path} is an adapter of {base_of(model.path)}, a folder of this machine that nobody else could "
             f"load it with; publish a whole model instead, made by: anyformer merge {model.path} OUT"
         )
     model.parameter_count()  # reads the header of every weight file: a damaged one is noticed before the upload
-    picture = objective_facts(RunFacts.read(model.path).recipe).picture
-    patterns = PUBLISHED if picture is None else [*PUBLISHED, picture]
+    picture = objective_facts(facts.recipe).picture
+    patterns = [*PUBLISHED, *OF_THE_RUN, *([picture] if picture else [])] if facts.is_of_its_model else PUBLISHED
     texts = {
         file.name: file
         for file in sorted(model.path.iterdir())
@@ -208,7 +210,8 @@ def published_text(file: Path) -> Path | bytes:
         public = {name: value for name, value in content.items() if name not in LOADING}
         public |= names_only({name: value for name, value in public.items() if name == "name_or_path"})
     else:
-        public = secrets.without_signatures(names_only(content))
+        own = of_its_model(file.parent, content)[0] if file.name == "run.json" else content
+        public = secrets.without_signatures(names_only(own))
     if public == content:
         return file
     text = format_yaml(public) if is_yaml else json.dumps(public, indent=1, ensure_ascii=False)

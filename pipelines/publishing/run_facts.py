@@ -11,6 +11,7 @@ from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
 from ..storage.local_facts import names_only, path_name
 from ..storage.model_folder import read_json
+from ..storage.record import Record, data_identity, of_its_model, weights_identity
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
 BUILT_IN = {
@@ -27,6 +28,8 @@ class RunFacts:
     recipe: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     suites: list[dict[str, Any]] = field(default_factory=list)  # the contents of evaluation-SUITE.json files
+    left_out: list[str] = field(default_factory=list)  # sentences on results that are not of the model in the folder
+    is_of_its_model: bool = True  # whether that model is the run's, so that the run's curves and pictures are of it
 
     @classmethod
     def read(cls, folder: Path) -> "RunFacts":
@@ -40,7 +43,7 @@ class RunFacts:
             if (folder / name).is_file():
                 run = read_json(folder / name, "delete it to go on")
                 break
-        run = without_signatures(run) if isinstance(run, dict) else {}
+        run, left_out = of_its_model(folder, without_signatures(run) if isinstance(run, dict) else {})
         recipe_file, recipe = folder / "recipe.yaml", run.get("recipe") or {}
         text = format_yaml(recipe) if recipe else None
         if recipe_file.is_file():
@@ -48,7 +51,8 @@ class RunFacts:
             saved = parse_yaml(text, str(recipe_file))
             recipe = without_signatures(saved)
             text = text if recipe == saved else format_yaml(recipe)
-        return cls(text, recipe if isinstance(recipe, dict) else {}, run, _suites(folder))
+        is_of_its_model, suites = not left_out, _suites(folder, left_out)
+        return cls(text, recipe if isinstance(recipe, dict) else {}, run, suites, left_out, is_of_its_model)
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, empty if the recipe has none of this name."""
@@ -82,7 +86,11 @@ class RunFacts:
     def hub_base_model(self) -> str | None:
         """The id of the base model, if it is on the Hub."""
         name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return name if isinstance(name, str) and is_on_hub(name) else None
+        return name if isinstance(name, str) and self.is_on_hub(name) else None
+
+    def is_on_hub(self, name: str) -> bool:
+        """Whether a name is that of a repository on the Hub: as the run found it, wherever this is asked."""
+        return is_on_hub(name, self.run.get("local"))
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -122,7 +130,7 @@ class RunFacts:
     def hub_datasets(self) -> list[str]:
         """Ids of the data sets on the Hub that the run read, without local folders that `load_dataset` reads."""
         named = {source.get("dataset") or "" for source in self.sources}
-        return sorted(name for name in named if is_on_hub(name))
+        return sorted(name for name in named if self.is_on_hub(name))
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -167,14 +175,31 @@ def validated_on(run: dict[str, Any]) -> str:
     return f"on {used:,} of {rows:,} rows" if rows and used and used < rows else ""
 
 
-def _suites(folder: Path) -> list[dict[str, Any]]:
-    """The results of suites that `anyformer evaluate` has written into a model's folder."""
+def _suites(folder: Path, left_out: list[str]) -> list[dict[str, Any]]:
+    """The results of suites that `anyformer evaluate` has written into a model's folder.
+
+    left_out: gets a sentence for each suite with results of other weights or data than those of now, without which it
+    is returned.
+    """
     suites = []
     for file in sorted(folder.glob("evaluation-*.json")):
         result = read_json(file, "delete it to go on")
         if isinstance(result, dict) and "suite" in result and "models" not in result:  # of one model, not a comparison
-            suites.append(result)
+            is_of = {name: _is_of(folder, task) for name, task in result["tasks"].items()}
+            suites.append(result | {"tasks": {name: task for name, task in result["tasks"].items() if is_of[name]}})
+            others = [name for name, is_so in is_of.items() if not is_so]
+            if others:
+                left_out.append(
+                    f"{file.name}: {', '.join(others)} left out, measured on another model or other data than now; "
+                    f"anyformer evaluate {folder} {result['suite']} measures again"
+                )
     return suites
+
+
+def _is_of(folder: Path, result: dict[str, Any]) -> bool:
+    """Whether a result is of the model in a folder, and of the data that its recipe names now."""
+    now = Record(weights_identity(folder), data_identity(result.get("recipe") or {}))
+    return Record.of(result).differs_from(now) is None
 
 
 def _source_name(source: dict[str, Any]) -> str | None:
@@ -186,7 +211,11 @@ def _source_name(source: dict[str, Any]) -> str | None:
     return None
 
 
-def is_on_hub(name: str) -> bool:
-    """Whether a name is that of a repository on the Hub; an existing folder, or a path in runs/, is none."""
+def is_on_hub(name: str, local: list[str] | None = None) -> bool:
+    """Whether a name is that of a repository on the Hub; a folder, or a path in runs/, is none.
+
+    local: names of folders where the run was made; None: not known, so folders that exist here count.
+    """
     is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    return bool(is_id) and not Path(name).exists() and not name.startswith("runs/")
+    is_folder = Path(name).exists() if local is None else name in local
+    return bool(is_id) and not is_folder and not name.startswith("runs/")

@@ -60,5 +60,5 @@ def of_step(facts: RunFacts, step: int) -> RunFacts:
     """The facts of a run after some steps, for the card: its recipe and data, and the validation at that step."""
     validation = next((each for each in facts.run.get("validations") or [] if each["step"] == step), {})
     metrics = {f"validation_{name}": value for name, value in validation.items() if name != "step"}
-    run = {name: facts.run[name] for name in ("data", "versions", "seed", "world_size") if name in facts.run}
+    run = {name: facts.run[name] for name in ("data", "versions", "seed", "world_size", "local") if name in facts.run}
     return RunFacts(facts.recipe_text, facts.recipe, run | {"steps": step, "metrics": metrics})

@@ -57,6 +57,16 @@ def without_signatures(value: Any) -> Any:
     return _QUERY.sub(_unsigned, value) if isinstance(value, str) else value
 
 
+def without_secrets(value: Any) -> Any:
+    """As without_signatures, also without passwords and keys: for names of folders, tables and lines."""
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    value = without_signatures(value)
+    for pattern in _PATTERNS.values() if isinstance(value, str) else ():
+        value = pattern.sub("", value)
+    return value
+
+
 def _unsigned(match: re.Match) -> str:
     address, parameters = match[1], re.split("[&;#]", match[2])
     names = [unquote(parameter.partition("=")[0]) for parameter in parameters]

@@ -69,7 +69,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
     """The runs; raises UserError for a folder without one, a run that is named twice or has logged nothing."""
-    logs = [read_run(folder) for folder in folders]
+    logs = [read_run(folder, shown=False) for folder in folders]
     for first, second in combinations(logs, 2):
         if first.folder.resolve() == second.folder.resolve():
             raise UserError(f"RUN={second.folder} is named twice; name each run once")

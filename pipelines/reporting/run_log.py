@@ -13,6 +13,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 from ..storage.model_folder import read_json
+from ..storage.record import OF, Record, of_its_model
 
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
@@ -26,8 +27,9 @@ BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a s
 class RunLog:
     """A run, read from its folder alone.
 
-    run: the contents of run.json. entries, routers, gradients: the lines of metrics.jsonl, router.jsonl and
-    gradients.jsonl. damaged: sentences about files that cannot be read whole.
+    run: the contents of run.json, without results of another model than the folder's. entries, routers,
+    gradients: the lines of metrics.jsonl, router.jsonl and gradients.jsonl. damaged: sentences about files that cannot
+    be read whole, or are of another model. model: the record of the folder's.
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class RunLog:
     routers: list[dict[str, Any]] = field(default_factory=list)
     gradients: list[dict[str, Any]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    model: Record = field(default_factory=Record)
 
     @property
     def name(self) -> str:
@@ -139,12 +142,13 @@ class RunLog:
     @cached_property
     def columns(self) -> dict[str, float | None]:
         """{name: number} that a sweep has measured on the finished run, beside its metrics."""
-        return _object(self.folder / COLUMNS_FILE, self.damaged)
+        columns = _object(self.folder / COLUMNS_FILE, self.damaged, self.model)
+        return {name: value for name, value in columns.items() if name != OF}
 
     @cached_property
     def by_position(self) -> dict[str, Any]:
         """What `anyformer evaluate --by-position` has written for a sweep: "tokens_before" and "perplexity"."""
-        return _object(self.folder / BY_POSITION_FILE, self.damaged)
+        return _object(self.folder / BY_POSITION_FILE, self.damaged, self.model)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -165,8 +169,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_run(folder: Path | str) -> RunLog:
+def read_run(folder: Path | str, *, shown: bool = True) -> RunLog:
     """Read a run's folder.
+
+    shown: as weights_identity has it; False where runs are compared.
 
     Raises:
         UserError: there is no run in it, or its run.json is damaged.
@@ -183,6 +189,9 @@ def read_run(folder: Path | str) -> RunLog:
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), dict):
         raise UserError(f"{file} is of no run that anyformer trained: it has no recipe; name the output_dir of a run")
     log = RunLog(folder, run)
+    if log.is_finished:
+        log.model = Record.now(folder, shown=shown)
+        log.run, log.damaged = of_its_model(folder, run, shown=shown)
     files = METRICS_FILE, ROUTER_FILE, GRADIENTS_FILE
     log.entries, log.routers, log.gradients = (_lines(folder / name, log.damaged) for name in files)
     return log
@@ -199,8 +208,8 @@ def _lines(file: Path, damaged: list[str]) -> list[dict]:
     return entries
 
 
-def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is missing or damaged."""
+def _object(file: Path, damaged: list[str], model: Record) -> dict[str, Any]:
+    """The JSON object in a file that a sweep wrote; empty if it is missing, damaged or of another model."""
     if not file.is_file():
         return {}
     try:
@@ -209,5 +218,8 @@ def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict):
         damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
+        return {}
+    if Record.of(content).differs_from(model) is not None:
+        damaged.append(f"{file.name} is of another model and not shown; the sweep that wrote it measures this one")
         return {}
     return content

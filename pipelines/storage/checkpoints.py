@@ -4,7 +4,6 @@ Each is written to `.incomplete/checkpoint-N`, gets a manifest of its files (siz
 Before a run resumes, it checks the manifest; a damaged checkpoint becomes `corrupt-checkpoint-N`, an older one is used.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -14,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..manifest import MANIFEST, entries_of, sha256
 from .atomic import share_files, sync_file, write_atomically
 
 STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
-MANIFEST = "manifest.json"
 RUN_FILE = "anyformer_run.json"  # identity of the run, in each checkpoint
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -33,8 +27,8 @@ def _files(folder: Path) -> list[Path]:
 def commit(staged: Path, final: Path) -> None:
     """Write the manifest of a staged checkpoint and make it visible under its final name."""
     files = _files(staged)
-    entries = {str(f.relative_to(staged)): {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
     share_files(files)
+    entries = entries_of(staged, files)
     for file in files:
         sync_file(file)
     write_atomically(staged / MANIFEST, json.dumps(entries, indent=1))

@@ -13,8 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..errors import UserError
+from ..manifest import sha256, state_of
 from .atomic import write_atomically
-from .checkpoints import first_difference, sha256
+from .checkpoints import first_difference
 
 CHECKSUMS = "checksums.json"  # {file: [bytes, CRC-32]}
 COMPARED = "compared.json"  # {file: its state when it was last compared}
@@ -44,7 +45,7 @@ def find_change(folder: Path) -> str | None:
         return f"{CHECKSUMS} cannot be read"
     try:
         is_large = sum(size for size, _ in entries.values()) > ALWAYS
-        states = {name: _state(folder / name) for name in entries} if is_large else None
+        states = {name: state_of(folder / name) for name in entries} if is_large else None
         if is_large and states == _compared(folder):
             return None
         difference = first_difference(folder, entries, crc32)
@@ -67,12 +68,7 @@ def crc32(path: Path) -> int:
     return checksum
 
 
-def _state(path: Path) -> list[int]:
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-
-
-States = dict[Path, tuple[int, ...] | None]  # file -> its size, time of change and inode; None: it is not there
+States = dict[Path, tuple[int, ...] | None]  # file -> its size, times of change and inode; None: it is not there
 _watching: ContextVar[tuple[States, ...]] = ContextVar("watching", default=())
 
 
@@ -112,10 +108,9 @@ def _sha256(path: Path, state: tuple[int, ...] | None) -> str:
 
 def _content_state(path: Path) -> tuple[int, ...] | None:
     try:
-        state = path.stat()
+        return tuple(state_of(path))
     except OSError:
         return None
-    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 def _compared(folder: Path) -> dict | None:

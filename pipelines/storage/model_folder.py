@@ -1,7 +1,6 @@
 """Model folders: a saved model's config, weights and the code files it loads with."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from anyformer import modeling
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from ..errors import UserError
+from ..manifest import MANIFEST, MAY_CHANGE, OF_ANSWERS, check_saved_files, entries_of, is_any, tensor_sizes
+from .atomic import write_atomically
 from .checkpoints import list_checkpoints
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
-# What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
-OF_ANSWERS = ("*.safetensors", "*.bin", "*.py", "*.model", "*.txt", "*.jinja", "*config*.json", "*token*.json")
-OF_ANSWERS += ("vocab.json", "clusters.json", "*.index.json", "recipe.yaml")
 OUR_CODE = Path(modeling.__file__).parent
 
 
@@ -133,18 +131,6 @@ class ModelFolder:
                 )
 
 
-def tensor_sizes(file: Path) -> dict[str, int]:
-    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as tensors:
-            names = tensors.keys()  # not a mapping: iterating over it fails
-            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged ({error}); save the model again") from error
-
-
 def remove_supplied_code(folder: Path) -> None:
     """Delete from a saved anyformer model the code files that the installed package has, too, byte for byte.
 
@@ -154,6 +140,12 @@ def remove_supplied_code(folder: Path) -> None:
         installed = OUR_CODE / file.name
         if installed.is_file() and installed.read_bytes() == file.read_bytes():
             file.unlink()
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a finished run's folder, which every command that reads the model compares."""
+    files = [file for file in files_of_answers(folder) if not is_any(file.name, MAY_CHANGE)]
+    write_atomically(folder / MANIFEST, json.dumps(entries_of(folder, files), indent=1))
 
 
 def open_model_folder(folder: Path | str) -> ModelFolder:
@@ -171,6 +163,7 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
         raise UserError(f"{file} holds no settings; save the model again")
     model = ModelFolder(folder, config)
     model.weight_files()
+    check_saved_files(folder, "MODEL")
     return model
 
 

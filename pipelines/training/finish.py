@@ -11,6 +11,7 @@ import transformers
 from ..adapters import ADAPTER_CONFIG, load_model, merge_weights
 from ..backends import backends_of
 from ..errors import UserError
+from ..manifest import MANIFEST
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..recipes.schema import MINIMAL_PAIRS
@@ -20,6 +21,7 @@ from ..reporting.run_log import CLASSES_FILE, COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.checkpoints import STAGING
 from ..storage.json_text import finite, json_text
+from ..storage.model_folder import write_manifest
 from ..storage.plugin_code import save_plugin_code
 from ..words import working
 from .arguments import rows_of
@@ -66,12 +68,14 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
 def write_finished(session: Session, facts: dict) -> None:
     """Write card, report and run.json, whose status is "finished" only after all else. Only for the main process."""
     folder = session.folder
+    facts |= folder.record().facts()
     folder.write(COMPLETING, **facts)
     with working("writing card and report"):
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
         with spoken("report.html", folder.path):
             write_report(folder.path)
+    write_manifest(folder.path)
     folder.write("finished", **facts)
     if not session.quiet:
         print_result(folder.path, folder.identity() | facts, session.data.objective)
@@ -195,6 +199,7 @@ def save_final(session: Session, trainer) -> None:
         if lora is None:
             save_plugin_code(staged, plain(trainer.model).config)
         share_files(staged.iterdir())
+        (folder / MANIFEST).unlink(missing_ok=True)  # of the shorter run that this one goes on from
         for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder / file.name)
         shutil.rmtree(folder / STAGING, ignore_errors=True)

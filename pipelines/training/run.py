@@ -17,6 +17,7 @@ from ..recipes.stage_plan import of_stage
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
+from ..storage.record import check_same_weights
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.going_on import checkpoint_to_go_on
@@ -98,6 +99,9 @@ def fresh_model(session: Session):
     """The model to train, seeded, and checked against the data."""
     set_seed(session.arguments.seed)
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
+    if (base := session.recipe.model.name_or_path) is not None:
+        before = session.data.facts["base_weights"]
+        session.from_main(lambda: check_same_weights(base, before, "model.name_or_path"))
     check_length(session.data.objective, model.config, trains=True)
     for run in session.stages:
         with of_stage(run.stage.number):

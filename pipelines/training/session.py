@@ -8,7 +8,6 @@ from functools import partial
 
 from transformers import TrainingArguments
 
-from ..data.reference import weights_identity
 from ..data.rows import Rows
 from ..errors import UserError
 from ..generation import locate_model
@@ -21,7 +20,7 @@ from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
-from ..storage.cache import sha
+from ..storage.record import data_identity, weights_identity
 from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
 from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
@@ -86,10 +85,10 @@ class Session:
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
-        if recipe.training.lora is not None:
-            self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
-        if recipe.teacher is not None:
-            self.data.facts["teacher_weights"] = sha(weights_identity(recipe.teacher.name_or_path))
+        self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
+        for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
+            if section is not None and section.name_or_path is not None:
+                self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path))
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]

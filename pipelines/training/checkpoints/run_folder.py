@@ -1,19 +1,18 @@
 """The folder of a run: the run's identity, whether it can be resumed, and whether it is finished."""
 
-import importlib.metadata
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
+from ...manifest import MAY_CHANGE, check_saved_files, is_any
 from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, same_step
@@ -23,21 +22,9 @@ from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
 from ...storage.json_text import json_text
+from ...storage.model_folder import files_of_answers
+from ...storage.record import OF, Record, local_names, package_versions, weights_identity
 from .extend_run import differs_in_length_alone, schedule_of, section_of, shared_steps
-
-PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """The installed versions of Python and of the packages that a run's results depend on."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # an extra that is not installed
-    return versions
 
 
 def say(sentence: str) -> None:
@@ -71,7 +58,7 @@ class RunFolder:
     data: sizes of the data, and a `fingerprint` that identifies it. total_steps: training section -> all steps of a run
     with this data and number of rows per step, None if unknown. rows_per_step: of all processes; None: not known yet.
     versions_by_step: if a run was resumed under other package versions, [{"from_step": 0, "torch": ...}, ...], the
-    oldest first.
+    oldest first. read: the data's files, as data_identity gives them.
     """
 
     recipe: Recipe
@@ -79,6 +66,7 @@ class RunFolder:
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
     rows_per_step: int | None = None
     versions_by_step: list[dict[str, Any]] = field(default_factory=list)
+    read: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -91,10 +79,41 @@ class RunFolder:
             "seed": self.recipe.training.seed,
             "versions": package_versions(),
             "data": self.data,
+            "local": local_names(self.recipe.to_dict()),
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
         }
+
+    def record(self) -> Record:
+        """What the results of the finished run are of: the model in the folder, and the data, also of other splits."""
+        return Record(weights_identity(self.path), self.read)
+
+    def is_as_left(self, stored: dict) -> bool:
+        """Whether a finished run's results are still those of its model and data; prints what is not.
+
+        A model that somebody has saved in place of the run's is set aside. Raises UserError where no checkpoint is left
+        by which the run could be completed again, and for files that were not saved with the model.
+        """
+        check_saved_files(self.path, "training.output_dir")
+        changed = Record.of(stored).differs_from(self.record()) if OF in stored else None
+        if changed is None:
+            return True
+        what = "model" if changed == "weights" else "data"
+        if not list_checkpoints(self.path):
+            raise UserError(
+                f"training.output_dir={self.path}: the {what} of the finished run has been changed since, and no "
+                f"checkpoint is left to complete it again from; anyformer evaluate measures the model as it is now"
+            )
+        if changed == "weights":
+            aside = next(place for n in count(1) if not (place := self.path / f"replaced-{n}").exists())
+            for file in files_of_answers(self.path):
+                if not is_any(file.name, MAY_CHANGE):
+                    (aside / file.relative_to(self.path)).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(file, aside / file.relative_to(self.path))
+            what += f" (now in {aside.name})"
+        say(f"{self.path}: the {what} is not that of the finished run any more; the run is completed again")
+        return False
 
     def check_same_run(self, folder: Path, stored: dict) -> None:
         """Raise UserError if `folder` belongs to a run with another recipe or other data; a shorter run is allowed."""
@@ -107,9 +126,10 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # Checkpoints of runs with LoRA or a teacher do not hold these weights.
+        # Checkpoints hold neither the weights that a run began from nor its teacher's.
         for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
-            if difference is None and stored["data"].get(base) != self.data.get(base):
+            of_stored, now = Record(stored["data"].get(base)), Record(self.data.get(base))
+            if difference is None and of_stored.differs_from(now) is not None:
                 where = "model" if section is self.recipe.model else "teacher"
                 difference = f"the weights of {where}.name_or_path={section.name_or_path!r} have changed since"
         if difference is not None:
@@ -237,7 +257,7 @@ class RunFolder:
             say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
             return None
         self.check_free()
-        if stored.get("status") != "finished":
+        if stored.get("status") != "finished" or not self.is_as_left(stored):
             return None
         if not self.is_longer_than(stored):
             return stored

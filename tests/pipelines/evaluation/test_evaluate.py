@@ -318,6 +318,7 @@ def test_models_that_number_the_classes_differently_are_refused_before_anything_
     config = json.loads((other / "config.json").read_text())
     config |= {"id2label": {"0": "pos", "1": "neg"}, "label2id": {"pos": 0, "neg": 1}}
     (other / "config.json").write_text(json.dumps(config))
+    (other / "manifest.json").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnyformerTrainer, "evaluate", None)
         sentence = refused("runs/classes", other, "classes.yaml", "task.label_names=null")

@@ -1,0 +1,117 @@
+"""The manifest of a model's folder: the files that a run or a checkpoint was saved with, compared by every reader."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+MANIFEST = "manifest.json"  # {file: {"size", "sha256"}}
+LARGE = 2**26  # bytes; larger files are hashed only where they were touched after the manifest was written
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+# What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
+OF_ANSWERS = (*WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
+OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "modules.json", "[0-9]_*/config.json")
+OF_ANSWERS += ("*.index.json", "recipe.yaml")
+# Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
+# the package may write anew.
+MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def state_of(path: Path) -> list[int]:
+    """Size, times of change and inode of a file, which differ as soon as it has been written again."""
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def hash_of(path: Path) -> str:
+    """The SHA-256 of a file, read once in a process as long as nobody writes it."""
+    return _hash_in_state(path.absolute(), tuple(state_of(path)))
+
+
+@lru_cache(maxsize=4096)
+def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
+    return sha256(path)
+
+
+def is_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def entries_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """The manifest's entries of some files."""
+    return {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a folder's manifest; empty where it has none. Raises UserError for a damaged one."""
+    file = folder / MANIFEST
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{file} is damaged, so nothing says whether the model is whole; delete it to go on") from None
+    is_ours = isinstance(entries, dict) and all(isinstance(row, dict) and "size" in row for row in entries.values())
+    return entries if is_ours else {}
+
+
+def is_untouched(file: Path) -> bool:
+    """Whether a large file has not been written since the manifest beside it, by the time of its last change."""
+    state, manifest = file.stat(), file.parent / MANIFEST
+    return state.st_size > LARGE and manifest.is_file() and state.st_ctime_ns < manifest.stat().st_ctime_ns
+
+
+def is_unchanged(file: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file is the one of the manifest."""
+    if not file.is_file() or file.stat().st_size != entry["size"]:
+        return False
+    return is_untouched(file) or hash_of(file) == entry.get("sha256")
+
+
+def has_other_weights(folder: Path, entries: dict[str, dict[str, Any]]) -> bool:
+    """Whether the folder's weights are not those of its manifest: somebody has saved another model there."""
+    return any(not is_unchanged(folder / name, row) for name, row in entries.items() if is_any(name, WEIGHTS))
+
+
+def check_saved_files(folder: str | Path, what: str) -> None:
+    """Raise UserError for a file of a model that is not the one it was saved with, or for half of its weights.
+
+    A folder without a manifest has nothing to compare. Where its weights are whole and others, a person has saved
+    another model into it, whose other files may differ, too. what: the argument that names the folder.
+    """
+    folder = Path(folder).expanduser()
+    entries = read_manifest(folder)
+    if has_other_weights(folder, entries):
+        for file in sorted(file for file in folder.iterdir() if fnmatch(file.name, "*.safetensors")):
+            tensor_sizes(file)
+        return
+    for name, entry in entries.items():
+        file = folder / name
+        if is_any(file.name, OF_ANSWERS) and not is_any(file.name, MAY_CHANGE) and not is_unchanged(file, entry):
+            fault = "has changed since it was saved with the weights" if file.is_file() else "is missing"
+            raise UserError(
+                f"{what}={folder}: {name} {fault}; put the file of then back, or delete {MANIFEST} if it should be so"
+            )
+
+
+def tensor_sizes(file: Path) -> dict[str, int]:
+    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            names = tensors.keys()  # not a mapping: iterating over it fails
+            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}); save the model again") from error
