@@ -17,6 +17,7 @@ from ..metrics import wilson
 from ..objectives.measuring import evenly_spread
 from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection, MinimalPairsSettings
+from ..words import say
 
 USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
 Rows = Callable[[list[str]], Iterable[tuple[str, Any]]]
@@ -128,7 +129,13 @@ def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]
         if isinstance(first, UserError):
             raise first
         available = list(first)
-    return available, lambda columns: PairFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+
+    def rows(columns: list[str]) -> Iterator[tuple[str, dict]]:
+        files = PairFiles(patterns, dict(zip(columns, columns)), limits, field)
+        say(files.notes())
+        return files.items()
+
+    return available, rows
 
 
 def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
