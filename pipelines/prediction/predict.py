@@ -269,7 +269,9 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
         if state.is_main_process:
             out.remove_others()
         if len(missing) < len(numbers) and state.is_main_process:
-            say([f"going on: {len(numbers) - len(missing):,} of {counted(len(numbers), 'part')} are there"])
+            done = len(numbers) - len(missing)
+            are = "is" if done == 1 else "are"
+            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {are} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = parts(prediction.rows, prediction.part_size)

@@ -476,7 +476,7 @@ def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and
     how = {"batch_size": 1} | touched(classes, model, file)[change]()
     anyformer.predict(model, str(file), out=out, **how)
     said, again = capsys.readouterr().err, tmp_path / "again.jsonl"
-    assert ("going on: 1 of 1 part are there" in said) == (change in ("nothing", "results"))
+    assert ("going on: 1 of 1 part is there" in said) == (change in ("nothing", "results"))
     anyformer.predict(model, str(file), out=again, **how)
     assert out.read_bytes() == again.read_bytes() and not list(tmp_path.glob(".*"))
 
