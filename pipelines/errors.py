@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import os.path
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -26,6 +27,13 @@ def need_package(what: str, package: str, extra: str, module: str | None = None)
     """
     if importlib.util.find_spec(module or package) is None:
         raise UserError(f"{what} needs the package {package}; install anyformer[{extra}]")
+
+
+def refuse_file(what: str, text: str, way_out: str | None = None) -> None:
+    """Raise UserError where a text is the name of a file: its name is hardly the text that is meant."""
+    if os.path.isfile(os.path.expanduser(text)):
+        way_out = way_out or f'give the text that is meant, such as "$(head -1 {text})"'
+        raise UserError(f"{what}={text} is a file; {way_out}")
 
 
 def first_line(error: BaseException) -> str:

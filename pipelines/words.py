@@ -27,7 +27,7 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
 
 def at_limit(number: int, total: int, limit: str) -> str:
     """`12 of 5,452 reach max_length=64`: how many have the largest length; longer ones were cut to it."""
-    return f"{number:,} of {total:,} reach {limit}" if number else f"none reaches {limit}"
+    return f"{number:,} of {total:,} reach{'es' if number == 1 else ''} {limit}" if number else f"none reaches {limit}"
 
 
 def short_number(count: float) -> str:
@@ -100,6 +100,12 @@ def watched(items: Sequence, what: str) -> Iterator:
                 print(f"{what} {done:,} of {len(items):,}, {left} left", file=sys.stderr, flush=True)
                 said = now
             yield item
+
+
+def say(sentences: Iterable[str]) -> None:
+    """Print lines for the user on standard error, because programs may read the output; once for all processes."""
+    for sentence in sentences if os.environ.get("RANK", "0") == "0" else ():
+        print(f"anyformer: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager

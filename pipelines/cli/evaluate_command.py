@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
+from ..words import say
+from .output import json_alone, quoted, refuse_json, say_loading, say_next
 from .parser import add_json, add_overrides, at_least, whole_numbers
 
 

@@ -1,5 +1,6 @@
 """`anyformer generate`: a text continued by a saved model."""
 
+from ..errors import refuse_file
 from .output import quoted, say_loading, say_next
 from .parser import add_backends, at_least
 
@@ -36,6 +37,7 @@ def add_sampling(parser, tokens: int):
 def run(args) -> None:
     from ..generation import generate_text
 
+    refuse_file("PROMPT", args.prompt, f"anyformer predict {args.model} {args.prompt} answers the texts in it")
     # None: the default of the kind of model. A decoder samples, an encoder-decoder searches.
     do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
     say_loading()

@@ -57,12 +57,6 @@ def print_facts(console: "Console", facts: Iterable[tuple[str, str]]) -> None:
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False, soft_wrap=True)
 
 
-def say(notes: list[str]) -> None:
-    """Print notes about the settings on standard error, once for all processes."""
-    for note in notes if os.environ.get("RANK", "0") == "0" else ():
-        print(f"anyformer: {note}", file=sys.stderr)
-
-
 def say_loading() -> None:
     """Say on a terminal why nothing happens for some seconds."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":

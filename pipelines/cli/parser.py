@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
-from .output import say
+from ..words import say
 
 # Verb -> its line of help. Its module, such as train_command.py, has two functions: add_arguments(add_parser) makes the
 # verb's parser (add_parser takes the arguments of argparse's); run(args) returns the exit code, or None for 0.

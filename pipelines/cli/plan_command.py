@@ -6,8 +6,8 @@ from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..reporting.console import wide_console
-from ..words import counted, short_number
-from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
+from ..words import counted, say, short_number
+from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ def add_arguments(add_parser) -> None:
         "answered: classes, tags of words, spans, similarities, choices, texts, masked words, vectors.\n\n"
         "FILE is a table (.csv, .tsv, .jsonl, .json, .parquet), an image, a text, or a folder of them. The answers,\n"
         "in the order of the rows and beside their columns, go to --out FILE, or as JSON lines to the standard\n"
-        "output. An interrupted prediction goes on with the same command.",
+        "output. An empty row gets an empty answer. An interrupted prediction goes on with the same command.",
         epilog="examples:\n"
         "  anyformer predict runs/trec_classify questions.csv --out answers.csv\n"
         "  anyformer predict runs/trec_classify mails.jsonl --columns text=body --out answers.parquet\n"

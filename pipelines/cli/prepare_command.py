@@ -6,6 +6,7 @@ import time
 
 from ..errors import UserError
 from ..recipes.global_batch import rows_per_step
+from ..words import counted
 from .output import quoted, say_loading, say_next
 from .parser import add_recipe, recipe_of
 
@@ -39,7 +40,7 @@ def run(args) -> None:
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)
-        print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
+        print(f"share {args.shard}: " + ", ".join(f"{counted(n, 'shard')} of {split}" for split, n in made.items()))
     print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
     say_next(f"anyformer train {quoted(args.recipe)}" + ("    # when every share is ready" if share else ""))
 

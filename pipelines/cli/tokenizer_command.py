@@ -1,6 +1,7 @@
 """`anyformer tokenizer`: tokenizers measured on a text, beside each other, or the tokens of a text."""
 
-from .output import json_alone, quoted, say, say_loading, say_next
+from ..words import say
+from .output import json_alone, quoted, say_loading, say_next
 from .parser import add_json, at_least
 
 

@@ -36,17 +36,18 @@ class BadRow(NamedTuple):
 
 
 def bad_rows_of(examples: Examples, attempt: Callable[[Probe], None]) -> list[BadRow]:
-    """The rows of a split that cannot be read, or for which `attempt` raises a UserError.
-
-    Empty if all rows fail: then the fault is not in single rows.
-    """
-    bad, total = [], 0
+    """The rows of a split that cannot be read, or for which `attempt` raises a UserError."""
+    bad = []
     for batch in in_batches(examples.numbered()):
-        total += len(batch)
         good = [(index, example) for index, example in batch if not isinstance(example[1], UserError)]
         unread = [BadRow(index, place, str(row)) for index, (place, row) in batch if isinstance(row, UserError)]
         bad += sorted([*unread, *_failing(good, attempt)])
-    return bad if len(bad) < total else []
+    return bad
+
+
+def are_all(examples: Examples, found: list[BadRow]) -> bool:
+    """Whether no other row of the split is left."""
+    return sum(1 for _ in examples.numbered()) == len(found)
 
 
 def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None]) -> Iterator[BadRow]:

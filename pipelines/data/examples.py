@@ -16,8 +16,8 @@ from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, is_unicode, names_of_classes, not_utf8
-from .files import file_identities, name_of_files, readable
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, encoding_notes, format_of, is_unicode, names_of_classes
+from .files import NOT_UTF8, WAY_OUT, file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
 from .planned_split import PartOfPlan
@@ -123,16 +123,21 @@ class ExampleFiles(ExampleSource):
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
         return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
 
+    def notes(self) -> list[str]:
+        return encoding_notes(self.field, self.paths, self.limits)
+
     def class_names(self, column: str) -> list[str] | None:
         path = self.paths[0]
         with readable(self.field, path):
             return format_of(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
-        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": not_utf8(self.field)}
+        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
         columns = list(dict.fromkeys(self.columns.values()))
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"
+            if row == "non_utf8" and self.limits.encoding != UTF8:  # a fault of the setting, not of single rows
+                raise UserError(f"{self.field}: {place}: not {self.limits.encoding}; {WAY_OUT}")
             if isinstance(row, dict):
                 yield place, self._with_cells(row, columns, place)
             else:
@@ -145,7 +150,7 @@ class ExampleFiles(ExampleSource):
         except KeyError:
             return self.missing_column(cell_names(row), place)
         if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
-            return UserError(f"{self.field}: {place}: {not_utf8(self.field)}")
+            return UserError(f"{self.field}: {place}: {NOT_UTF8}")
         return row | cells
 
 

@@ -26,18 +26,12 @@ from typing import Any
 
 from ..errors import UserError, first_line
 from ..lazy import datasets, pyarrow
-from ..storage.packed_files import packing_of, unpacked_name
+from ..storage.packed_files import open_packed, packing_of, unpacked_name
 from .cells import cell
-from .documents import Limits
-from .files import bounded_lines, open_file, readable
+from .documents import UTF8, Limits
+from .files import WAY_OUT, bounded_lines, encoding_of, name_of_files, open_file, readable
 
 QUOTES = "a value that begins with a quotation mark needs quotes around it, and its own quotes doubled"
-
-
-def not_utf8(field: str) -> str:
-    """What is said of bytes that are not UTF-8; only a recipe's `field` has an encoding that can be set."""
-    in_recipe = "data.encoding=cp1252, or what it is, reads another encoding"
-    return f"not UTF-8; {in_recipe if field.startswith('data.') else 'write it in UTF-8'}"
 
 
 class FileFormat(ABC):
@@ -118,8 +112,24 @@ def check_opens(field: str, path: Path) -> None:
         if file_format is not None and file_format.is_compressed and packing_of(path) is not None:
             name = type(file_format).__name__
             raise UserError(f"{field}: {path}: {name} is compressed inside; unpack the file first.")
-        with open_file(path):
-            pass
+        open_packed(path).close()
+
+
+def encodings_in(field: str, paths: list[Path], limits: Limits) -> dict[Path, str]:
+    """{file: its encoding} of the text files whose encoding the recipe leaves open, and which are not in UTF-8."""
+    found = {}
+    for path in paths if limits.encoding == UTF8 else ():
+        with readable(field, path):
+            if not getattr(format_of(path), "is_compressed", False) and encoding_of(path) not in (None, UTF8):
+                found[path] = encoding_of(path)
+    return found
+
+
+def encoding_notes(field: str, paths: list[Path], limits: Limits) -> list[str]:
+    """A sentence for each encoding of encodings_in."""
+    found = encodings_in(field, paths, limits)
+    files = {name: [path for path in found if found[path] == name] for name in sorted(set(found.values()))}
+    return [f"read as {name}, not UTF-8: {name_of_files(each)}; if not, {WAY_OUT}" for name, each in files.items()]
 
 
 @register_file_format(".jsonl", ".ndjson")
@@ -237,16 +247,15 @@ class Separated(FileFormat):
         """Raise UserError for a first line in another encoding, with other separators, or with a column twice."""
         where = f"{field}: {path}"
         if not is_unicode("".join(names)):
-            raise UserError(f"{where}, line 1: {not_utf8(field)}")
+            raise UserError(f"{where}, line 1: not in its encoding; {WAY_OUT}")
         twice = next((column for column in columns if names.count(column) > 1), None)
         if twice is not None:
             raise UserError(f"{where}, line 1 names {names.count(twice)} columns {twice!r}; rename all but one")
         other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
         if other and names[0] not in columns:
-            way_out = "set data.encoding, too, such as cp1252" if field.startswith("data.") else "write it in UTF-8"
             raise UserError(
                 f"{where} separates values by {other!r} instead of {self.delimiter!r}; save it with commas as .csv, or "
-                f"with tabs as .tsv (if its letters are not UTF-8, {way_out})"
+                f"with tabs as .tsv"
             )
 
 

@@ -2,8 +2,10 @@
 
 import codecs
 import io
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -12,6 +14,19 @@ from ..storage.checksums import content_hash
 from ..storage.packed_files import is_damage, open_packed, packing_of
 
 _BOM = b"\xef\xbb\xbf"
+# Byte order marks; that of UTF-32 begins with that of UTF-16.
+_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", _BOM: "utf-8"}
+_MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_PART = 2**20  # bytes that are looked at together
+_LOOKED_AT = 2**28  # of a file that begins with ASCII alone
+NOT_UTF8 = "not UTF-8; write it in UTF-8"  # of a row in a file of UTF-8
+WAY_OUT = "set data.encoding to what it is, such as cp1251, or write it in UTF-8"
+# What Western European text in cp1252 hardly has: several other bytes than ASCII in a row, as words in Cyrillic, Greek
+# and Chinese are, and signs between two letters, as letters of Polish and of the encodings of DOS would be.
+_NOT_WESTERN = re.compile(
+    rb"[\x80-\xff]{3,}|(?<=[A-Za-z])[\x80\x82\x84-\x89\x8b\x93-\x95\x98\x9b\xa1-\xaa\xac\xae\xaf\xb1-\xb3\xb5\xb6"
+    rb"\xb8\xb9\xbc-\xbf](?=[A-Za-z])"
+)
 
 
 def name_of_files(paths: list[Path]) -> str:
@@ -45,17 +60,66 @@ def readable(field: str, path: Path) -> Iterator[None]:
         raise
 
 
-def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
+def open_file(path: Path, encoding: str = "utf-8", refuses: bool = True) -> IO[bytes]:
     """The file's bytes as UTF-8, unpacked where its suffix says that they are packed, without a byte order mark.
 
-    encoding: of the file. Bytes that are invalid in it are passed on as they are, and are invalid as UTF-8, too.
+    encoding: of the file; UTF-8 means the one that is found. Bytes that are invalid in it are passed on as they are,
+    and are invalid as UTF-8, too. refuses: whether a file whose encoding is not found raises UnicodeDecodeError.
     """
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = encoding_of(path) or encoding
+        if refuses and encoding_of(path) is None:
+            raise UnicodeDecodeError("UTF-8, UTF-16 or cp1252 as a whole", b"", 0, 0, WAY_OUT)
     stream = open_packed(path)
     if codecs.lookup(encoding).name != "utf-8":
         stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
     if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
         stream.read(3)
     return stream
+
+
+def encoding_of(path: Path) -> str | None:
+    """The encoding of a whole text file: UTF-8 (also where a few bytes are broken), UTF-16, UTF-32 or cp1252, as codecs
+    name them; None: another one."""
+    state = path.stat()
+    return _found_encoding(path, (state.st_size, state.st_mtime_ns, state.st_ino))
+
+
+@lru_cache(maxsize=4096)
+def _found_encoding(path: Path, state: tuple[int, ...]) -> str | None:
+    with open_packed(path) as stream:
+        part = stream.read(_PART)
+        marked = next((name for mark, name in _MARKS.items() if part.startswith(mark)), _without_mark(part))
+        while marked is None and part.isascii() and stream.tell() < _LOOKED_AT and (more := stream.read(_PART)):
+            part = more
+        return marked or ("utf-8" if _decodes(part, "utf-8") else _judged(part + stream.read(16 * _PART)))
+
+
+def _without_mark(part: bytes) -> str | None:
+    """UTF-16 without a mark, known by the zeros beside each letter or sign of ASCII, all of them on one side."""
+    zeros = {"utf-16-le": part[1::2].count(0), "utf-16-be": part[::2].count(0)}
+    best, other = sorted(zeros, key=zeros.__getitem__, reverse=True)
+    is_it = zeros[best] * 200 > len(part) and zeros[best] > 4 * zeros[other] and not len(part) % 2
+    return best if is_it and _decodes(part, best) else None
+
+
+def _decodes(part: bytes, encoding: str) -> bool:
+    with suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder(encoding)().decode(part, final=len(part) < _PART)
+        return True
+    return False
+
+
+def _judged(content: bytes) -> str | None:
+    """The encoding of text that is not UTF-8 throughout."""
+    text = content.decode(errors="surrogateescape")
+    broken = len(re.findall("[\udc80-\udcff]", text))
+    whole = len(re.findall("[^\0-\x7f]", text)) - broken
+    if whole > broken and broken <= max(3, whole // 10):
+        return "utf-8"
+    odd = sum(len(set(match)) > 1 or len(match) == 1 for match in _NOT_WESTERN.findall(content))
+    is_western = not re.search(rb"[\x81\x8d\x8f\x90\x9d]", content) and 10 * odd <= broken
+    return "cp1252" if is_western and whole * 4 <= broken else None
 
 
 class _Recoded(io.RawIOBase):

@@ -62,6 +62,9 @@ class ImageFiles(ExampleFiles):
                 files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
 
+    def notes(self) -> list[str]:
+        return []  # an image has no encoding
+
     def class_names(self, column: str) -> list[str] | None:
         return sorted({path.parent.name for path in self.paths})
 

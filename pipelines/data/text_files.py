@@ -10,7 +10,7 @@ from ..errors import UserError, did_you_mean
 from ..storage.packed_files import packing_of, unpacked_name
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, encoding_notes, encodings_in, format_of
 from .files import bounded_lines, file_identities, name_of_files, open_file, readable
 from .patterns import find_files
 
@@ -83,12 +83,16 @@ class FileSource(Source):
         return parts
 
     def identity(self) -> Any:
+        found = encodings_in(self.field, self.paths, self.limits)
         return {
             "files": file_identities(self.field, self.paths),
             "text_field": self.text_field,
             "document": self.document,
             "limits": self.limits.identity(),
-        }
+        } | ({"encodings": [*found.values()]} if found else {})
+
+    def notes(self) -> list[str]:
+        return encoding_notes(self.field, self.paths, self.limits)
 
     def size_hint(self) -> int | None:
         if any(packing_of(path) or getattr(format_of(path), "is_compressed", False) for path in self.paths):
@@ -103,7 +107,7 @@ class FileSource(Source):
         """The whole file, its lines or its paragraphs; one that is too long is not held in memory."""
         parts: list[bytes] = []
         start, size, fault, has_text, ended = 1, 0, None, False, False
-        with open_file(path, self.limits.encoding) as stream:
+        with open_file(path, self.limits.encoding, refuses=self.document != "file") as stream:
             for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
                 is_blank = line is not None and not line.strip()
                 # A paragraph ends with the blank lines after it.

@@ -39,6 +39,7 @@ from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
+from ..words import counted, say
 from .class_tables import print_classes
 from .result import Result, with_bounds
 
@@ -123,6 +124,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     splits = objective.splits_to_measure(split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
+    say(f"{split}: {note}" for note in rows.notes)
     chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     data.objective.keeps_scores = True
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
@@ -283,7 +285,8 @@ def print_evaluation(result: Evaluation) -> None:
     """Print the metrics as a table below a line that says what was measured."""
     intervals = {name: result.intervals.get(name) for name in result.metrics}
     rows = [[name.replace("_", " "), with_bounds(result.metrics[name], bounds)] for name, bounds in intervals.items()]
-    console = print_table(result.head(f"{result.examples:,} {result.rows}"), ["metric", "value"], rows)
+    measured = counted(result.examples, result.rows.removesuffix("s"))
+    console = print_table(result.head(measured), ["metric", "value"], rows)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
     if result.classes is not None:

@@ -29,6 +29,7 @@ from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..storage.record import weights_identity
 from ..training.arguments import training_arguments
+from ..words import counted, say
 from .evaluate import load, open_config
 from .result import Result, with_bounds
 from .shot_answers import KINDS, Asked
@@ -83,6 +84,7 @@ def evaluate_few_shot(
     config, objective = open_config(recipe), objective_of(recipe)
     sources, template = objective.open(), question_template(objective, shots.template)
     solvable, questions = questions_of_splits(objective, sources, ("train", split), template)
+    say(f"{split}: {note}" for note in sources[split].notes())
     kind = KINDS[objective.asks_for](objective, shots.words, [question.answer for question in solvable])
     names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
@@ -199,7 +201,7 @@ def print_few_shot(result: Result) -> None:
         mean = "the mean of numbers weighted by " if result.compares == "numbers" else ""
         how = f"by {mean}the likelihood of {', '.join(result.label_words)}"
     print_table(
-        result.head(f"{result.examples:,} questions", f", answered {how}"),
+        result.head(counted(result.examples, "question"), f", answered {how}"),
         ["shots", *(name.replace("_", " ") for name in names), "prompts cut"],
         rows,
         numbers=slice(None),

@@ -11,6 +11,7 @@ from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..storage.record import weights_identity
+from ..words import counted
 from .evaluate import load, open_config
 from .result import Result, with_bounds
 
@@ -61,5 +62,5 @@ def print_pairs(result: Result) -> None:
     rows = []
     for name, row in [*groups.items(), ("all", vars(result))]:
         rows.append([name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"])
-    head = result.head(f"{result.pairs:,} pairs", f", by {result.score.replace('_', ' ')}")
+    head = result.head(counted(result.pairs, "pair"), f", by {result.score.replace('_', ' ')}")
     print_table(head, [column or "pairs", "good one likelier", "pairs"], rows)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import in_batches
-from ..errors import UserError, did_you_mean, loading_reason
+from ..errors import UserError, did_you_mean, loading_reason, refuse_file
 from ..generation import HUB_NAME, RUNS, check_runs
 from ..lazy import np, transformers
 from ..objectives.showing import pieces_text
@@ -23,7 +23,7 @@ from ..recipes.recipe_files import recipe_beside, shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..reporting.console import table_of
 from ..storage.cache import cache_folder
-from ..words import counted
+from ..words import counted, say
 
 SPLITS = ("validation", "test", "train")
 _BATCH = 1_000_000  # characters that are encoded at once
@@ -125,6 +125,8 @@ def check_text(place: Place, texts: list[str], on: str | None, split: str | None
         raise UserError("TEXT and --on FILE are two texts to measure on; give one of them")
     if split and (texts or on):
         raise UserError(f"--split {split} is of the recipe's own text; remove it, or {'TEXT' if texts else '--on'}")
+    for text in texts:
+        refuse_file("TEXT", text, f"to measure on it: --on {text}")
     if "" in [text.strip() for text in texts]:
         raise UserError("TEXT is empty; give some words")
     if not texts and not on and (place.recipe is None or objective_of(place.recipe).special_tokens is None):
@@ -150,6 +152,7 @@ def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
 
     try:
         corpus = open_corpora(DataSection(files=pattern, text_field=text_field, validation_fraction=0))["train"]
+        say(corpus.source.notes())
         return _sample(corpus, pattern, most)
     except UserError as error:  # its message names settings of a recipe
         message = str(error).replace("data.files", "--on").replace("data.text_field", "--text-field")

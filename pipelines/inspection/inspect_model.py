@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from ..adapters import HEADS_OF_TASKS, is_adapter, load_config, load_model, task_of
-from ..errors import UserError, loading
+from ..errors import UserError, loading, refuse_file
 from ..generation import locate_model
 from ..lazy import transformers
 from ..transformers_logging import errors_only
-from ..words import short_number, watched
+from ..words import counted, short_number, watched
 from .maps_page import write_page
 from .views import view_of_image, view_of_text
 
@@ -49,15 +49,22 @@ def inspect_model(
         layers: numbers of the layers whose maps the page holds; None: all.
         target: what an encoder-decoder writes; None: what it generates.
     """
+    import anyformer
+
     transformers.utils.logging.disable_progress_bar()
     name = locate_model(name)
+    anyformer.register()
+    with loading(f"MODEL={name}"):
+        reads_text = getattr(load_config(name, trust_remote_code=trust_remote_code), "patch_size", None) is None
+    for text in [*shown, target or ""] if reads_text else ():
+        refuse_file("TEXT", text)
     model, chosen = open_model(name, trust_remote_code), None if layers is None else set(layers)
     config = model.config
     count = getattr(config, "num_hidden_layers", 0)
     wrong = [layer for layer in layers or [] if not 0 <= layer < count]
     if wrong:
-        raise UserError(f"--layers {wrong[0]}: the model has {count} layers, from 0 to {count - 1}")
-    if getattr(config, "patch_size", None) is not None:
+        raise UserError(f"--layers {wrong[0]}: the model has {counted(count, 'layer')}, from 0 to {count - 1}")
+    if not reads_text:
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
         views = [view_of_image(model, processor, Path(file), chosen) for file in watched(shown, "images")]
     else:

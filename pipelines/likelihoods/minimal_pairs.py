@@ -7,7 +7,7 @@ from typing import Any
 from ..data.cells import filled_text_of
 from ..data.documents import UTF8, Limits
 from ..data.examples import ExampleFiles
-from ..data.file_formats import format_of
+from ..data.file_formats import encoding_notes, format_of
 from ..data.hub_datasets import HubSource
 from ..data.patterns import find_files
 from ..data.remote_files import with_local_copies
@@ -17,6 +17,7 @@ from ..metrics import wilson
 from ..objectives.measuring import evenly_spread
 from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection, MinimalPairsSettings
+from ..words import say
 
 USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
 Rows = Callable[[list[str]], Iterable[tuple[str, Any]]]
@@ -121,13 +122,15 @@ def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]
     field, data = f"{where}.files", DataSection()
     limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
     patterns = with_local_copies(settings.files, field, None)
-    path = next(iter(find_files(field, patterns)))
+    paths = list(find_files(field, patterns))
+    path = paths[0]
     available = None if format_of(path) is None else format_of(path).columns(field, path)
     if available is None:
         first = next(iter(ExampleFiles(str(path), {}, limits, field).items()), (None, {}))[1]
         if isinstance(first, UserError):
             raise first
         available = list(first)
+    say(encoding_notes(field, paths, limits))
     return available, lambda columns: PairFiles(patterns, dict(zip(columns, columns)), limits, field).items()
 
 

@@ -259,11 +259,12 @@ class ChatTask(TextTask):
         """A line about the encoded conversations. tokens: words that say how many tokens each has."""
         number, left_out = rows.facts["examples"], rows.facts["left_out"]
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
-        more = f"; {counted(left_out, 'more')} left out, whose prompt alone is longer" if left_out else ""
+        more = f"; {left_out:,} more left out, whose prompt alone is longer" if left_out else ""
+        total = counted(number, self.noun)
         cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
         if cut > number / 10:
-            more += f"\nof {cut:,} of {number:,} an answer is cut off at its end; raise task.max_length"
-        return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
+            more += f"\nin {cut:,} of {total} an answer is cut off at its end; raise task.max_length"
+        return f"{total} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
     def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:

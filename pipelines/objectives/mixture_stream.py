@@ -59,7 +59,8 @@ class PlacedStream(Rows):
         self._state: dict = {}
 
     def report(self) -> dict:
-        return {"stream": self.identity, "parts": {label: rows.report() for label, rows in self.parts.items()}}
+        parts = {label: rows.report() for label, rows in self.parts.items()}
+        return {"stream": self.identity, "parts": parts} | ({"notes": self.notes} if self.notes else {})
 
     def shares(self) -> dict[str, float]:
         """{part: its share of the rows}."""

@@ -122,9 +122,10 @@ def prepare_stages(data: PreparedData, cache: Path, progress: bool) -> "list[tup
 def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: bool) -> bool:
     """Leave unusable rows, which may have caused `error`, out of the splits' sources; return whether there were any.
 
-    Raises UserError with all of them where the recipe refuses such rows. prepared: as Objective.try_examples takes it.
+    Where all rows fail, the fault is not in single rows. Raises UserError with all unusable rows where the recipe
+    refuses such rows, and for a split of which none is left. prepared: as Objective.try_examples takes it.
     """
-    from ..data.bad_rows import bad_rows_of, leave_out, refusal
+    from ..data.bad_rows import are_all, bad_rows_of, leave_out, reasons, refusal
     from ..data.examples import Examples
     from .parts import of_label
 
@@ -133,13 +134,20 @@ def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: 
         return any([leaves_out(part, of_part, error, prepared) for part, of_part in parts])
     examples = [source for source in sources.values() if isinstance(source, Examples)]
     bad_rows = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
+    whole = [one for one, rows in zip(examples, bad_rows) if rows and are_all(one, rows)]
+    if len(whole) == len(examples):
+        return False
     if objective.recipe.data.bad_rows == "skip":
         for one, rows in zip(examples, bad_rows):
+            if one in whole:
+                raise UserError(f"data.bad_rows=skip leaves no example of {one.name} for {one.split}: {reasons(rows)}")
             if rows:
                 leave_out(one, rows)
-    elif any(bad_rows):
-        raise refusal([row for rows in bad_rows for row in rows], error)
-    return any(bad_rows)
+        return any(bad_rows)
+    single = [row for one, rows in zip(examples, bad_rows) if one not in whole for row in rows]
+    if single:
+        raise refusal(single, error)
+    return False
 
 
 def cache_of(recipe: Recipe) -> Path:

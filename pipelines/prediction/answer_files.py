@@ -1,20 +1,24 @@
 """The answers on disk: parts, each complete or absent, which are joined into one file at the end.
 
 While a prediction runs, its parts are JSON lines in a hidden folder beside the file, whose name depends on the model,
-the rows and the settings. The same command thus finds them again, whatever ended the earlier one.
+the rows and the settings. The same command thus finds them again, whatever ended the earlier one. The last line of a
+part says what it is of, and the checksum of the lines before it.
 """
 
 import csv
 import glob
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..evaluation.request import check_writable
 from ..storage.atomic import replaced_file, write_atomically
+from ..storage.folder_lock import FolderInUse, folder_lock
 from ..storage.json_text import json_text
 
 Answer = dict[str, Any]
@@ -31,9 +35,20 @@ class AnswerFile:
         check_writable(path, "--out")
         self.write: Callable[[Callable[[], Iterator[list[Answer]]], Path], None] = WRITERS[suffix]
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing the file; raises UserError where one does."""
+        try:
+            with folder_lock(self.path.parent, f".{self.path.name}.lock"):
+                yield
+        except FolderInUse as error:
+            raise UserError(
+                f"--out {self.path} is written by {error}; wait for its end, or name another file"
+            ) from None
+
     def begin(self, key: str) -> None:
         """Find or make the folder for the parts of this key. key: changes with model, rows and settings."""
-        self.folder = self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
+        self.key, self.folder = key, self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
         self.folder.mkdir(exist_ok=True)
 
     def remove_others(self) -> None:
@@ -47,14 +62,31 @@ class AnswerFile:
 
     def add(self, number: int, answers: list[Answer]) -> None:
         """Write a part, complete or not at all."""
-        write_atomically(self.part(number), "".join(json_text(row, None) + "\n" for row in answers))
+        lines = "".join(json_text(row, None) + "\n" for row in answers)
+        write_atomically(self.part(number), lines + self._last_line(lines))
+
+    def has(self, number: int) -> bool:
+        """Whether a part is there, whole and of this key; another one is to be made again."""
+        with suppress(OSError, UserError):
+            return bool(self._answers_in(number))
+        return False
+
+    def _last_line(self, lines: str) -> str:
+        return f"{self.key} {zlib.crc32(lines.encode()):08x}\n"
+
+    def _answers_in(self, number: int) -> list[str]:
+        """The lines of a part. Raises UserError where it is damaged, or not of this key."""
+        *lines, last = self.part(number).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+        if f"{last}\n" != self._last_line("".join(f"{line}\n" for line in lines)):
+            raise UserError(f"{self.part(number)} was damaged meanwhile; the same command makes it again")
+        return lines
 
     def join(self, count: int) -> None:
         """Write the file from its parts, in their order, and remove them."""
 
         def parts() -> Iterator[list[Answer]]:
             for number in range(count):
-                yield [json.loads(line) for line in self.part(number).read_text(encoding="utf-8").split("\n")[:-1]]
+                yield list(map(json.loads, self._answers_in(number)))
 
         with replaced_file(self.path) as temporary:
             self.write(parts, temporary)

@@ -4,11 +4,13 @@ The model's objective says what is read of a row and what an answer is: the obje
 else that of its head. Rows are answered in parts, so that an interrupted prediction goes on after its last whole part.
 """
 
+import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 import transformers
 from accelerate import PartialState
 
+from ..adapters import base_of, is_adapter
+from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
@@ -24,15 +28,16 @@ from ..images.processors import load_image_processor
 from ..objectives.base import Objective
 from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
-from ..plugins import objective_of
+from ..plugins import loaded_plugins, objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
+from ..storage.checksums import States, check_unchanged, content_hash, hashed_files
 from ..storage.model_folder import files_of_answers
 from ..transformers_logging import errors_only
-from ..words import counted, human_time, watched
+from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Columns, Row, Unlabelled, parts
+from .unlabelled import Columns, Row, Unlabelled, is_empty, parts
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -42,7 +47,9 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    objective: reads the rows and answers them. wanted: the columns that it reads. total: the number of rows.
+    objective: reads the rows and answers them. wanted: the columns that it reads. total: the number of rows. empty: of
+    them those that hold nothing to answer. content: a hash of all that is read in them. files: those
+    of the rows and the model, each with its state before it was hashed.
     """
 
     recipe: Recipe
@@ -50,9 +57,12 @@ class Prediction:
     rows: Unlabelled
     columns: Columns
     wanted: list[str]
-    total: int
     batch_size: int
     max_new_tokens: int | None
+    total: int = 0
+    empty: int = 0
+    content: str = ""
+    files: States = field(default_factory=dict)
 
     @property
     def part_size(self) -> int:
@@ -63,12 +73,38 @@ class Prediction:
         return -(-self.total // self.part_size)
 
     def key(self) -> str:
-        """A hash of the model's name and files, the rows and the settings."""
-        place = Path(self.recipe.model.name_or_path)
-        files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files_of_answers(place)]
-        settings, config = [self.columns.renamed, self.batch_size, self.max_new_tokens], self.objective.config
-        commit = getattr(config, "_commit_hash", None)  # of a model on the Hub, which has no files here
-        return sha([str(place), files, commit, self.rows.identity(), settings])
+        """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
+        with hashed_files() as files:
+            model = model_identity(self.recipe.model.name_or_path)
+        self.files |= files
+        code = [version(name) for name in ("anyformer", "torch", "transformers")], loaded_plugins()
+        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
+        return sha([model, self.content, settings, code])
+
+    def read(self) -> None:
+        """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
+        with hashed_files() as self.files:
+            seen = hashlib.sha256(sha(self.rows.identity()).encode())
+            for place, row in self.rows:
+                self.total += 1
+                if self.objective.tokenizer is None:  # images are decoded only when they are answered
+                    image = self.columns.read(self.wanted, place, row)[self.wanted[0]]
+                    self.empty += is_empty(image)
+                    seen.update(f"{hash_of_image(image)} ".encode())
+                else:
+                    self.empty += self.asked(place, row) is None
+        self.content = seen.hexdigest()
+
+    def asked(self, place: str, row: dict[str, Any]) -> Any:
+        """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
+        values = self.columns.read(self.wanted, place, row)
+        empty = [is_empty(values[name]) for name in self.wanted]
+        try:
+            return None if all(empty) else self.objective.asked(values, place)
+        except UserError:
+            if any(empty):
+                return None
+            raise
 
     def finished(self, device) -> FinishedModel:
         """The model, loaded when it is first used; it decodes greedily where it generates text."""
@@ -87,9 +123,11 @@ class Prediction:
 
     def answers(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
         """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
-        inputs = [self.objective.asked(self.columns.read(self.wanted, place, row), place) for place, row in part]
-        answers = []
-        for (place, row), answer in zip(part, self.objective.predict(finished, inputs), strict=True):
+        inputs, answers = [self.asked(place, row) for place, row in part], []
+        asked = [one for one in inputs if one is not None]
+        found = iter(self.objective.predict(finished, asked) if asked else [])
+        for (place, row), one in zip(part, inputs):
+            answer = {"prediction": None} if one is None else next(found)
             taken = next((name for name in answer if name in row), None)
             if taken is not None:
                 raise UserError(f"{place} has a column {taken!r}, where an answer belongs; rename it")
@@ -123,10 +161,11 @@ def prepare_prediction(
     trust_remote_code: bool = False,
 ) -> Prediction:
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
-    rows = Unlabelled(given)
     recipe = _recipe_of(str(model), trust_remote_code)
-    config = open_config(recipe)
     named = Columns(columns or {})
+    settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
+    rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
+    config = open_config(recipe)
     available = named.there(rows.first[1])
     objective = _objective(recipe, config, available)
     fields = objective.asked_columns(available)
@@ -135,13 +174,22 @@ def prepare_prediction(
     if objective.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    total = 0
-    for place, row in rows:
-        total += 1
-        values = named.read(wanted, place, row)
-        if objective.tokenizer is not None:  # images are decoded only when they are answered
-            objective.asked(values, place)
-    return Prediction(objective.recipe, objective, rows, named, wanted, total, batch_size, max_new_tokens)
+    prediction = Prediction(objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens)
+    prediction.read()
+    return prediction
+
+
+def model_identity(name: str) -> list:
+    """Hashes of the files that decide a model's answers, for an adapter also of its base's; on the Hub the commit."""
+    from transformers.utils import cached_file
+    from transformers.utils.hub import extract_commit_hash
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        with loading(f"MODEL={name}"):
+            return [name, extract_commit_hash(cached_file(name, "config.json"), None)]
+    files = [[file.name, content_hash(file)] for file in files_of_answers(folder)]
+    return [files, *(model_identity(base_of(folder)) if is_adapter(folder) else [])]
 
 
 def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
@@ -190,36 +238,47 @@ def run_prediction(
     state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
     if out is None and state.num_processes > 1:
         raise UserError("several processes share the rows; name the file that they write together: out, --out FILE")
+    say(prediction.rows.notes())
+    if out is not None and out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
+        raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
+    with out.locked() if out is not None and state.is_main_process else nullcontext():
+        _answer(prediction, out, take, state)
+        if not state.is_main_process:
+            return
+        if prediction.objective.cut:
+            say([f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once"])
+        if prediction.empty:
+            are = "is" if prediction.empty == 1 else "are"
+            say([f"{counted(prediction.empty, 'row')} {are} empty in what the model reads; so is the prediction"])
+        if out is not None:
+            for number in range(prediction.count):
+                while not out.has(number):  # a part of another process
+                    time.sleep(0.1)
+            out.join(prediction.count)
+    where = "" if out is None else f" -> {out.path}"
+    say([f"{counted(prediction.total, 'row')} answered in {human_time(time.time() - began)}{where}"])
+
+
+def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, state: PartialState) -> None:
+    """Answer this process's parts that are not there, and give them to `out` or `take`."""
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
-        if out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
-            raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
         out.begin(prediction.key())
-        missing = [number for number in numbers if not out.part(number).exists()]
+        missing = [number for number in numbers if not out.has(number)]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:
             out.remove_others()
         if len(missing) < len(numbers) and state.is_main_process:
-            _say(f"going on: {len(numbers) - len(missing):,} of {counted(len(numbers), 'part')} are there")
+            done = len(numbers) - len(missing)
+            are = "is" if done == 1 else "are"
+            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {are} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = parts(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
-        part = next(pieces)
+        part = next(pieces, [])
+        check_unchanged(prediction.files)
         if number in to_answer:
             answers = prediction.answers(finished, part)
+            check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
             take(answers) if out is None else out.add(number, answers)
-    if not state.is_main_process:
-        return
-    if prediction.objective.cut:
-        _say(f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once")
-    if out is not None:
-        while not all(out.part(number).exists() for number in range(prediction.count)):  # parts of other processes
-            time.sleep(0.1)
-        out.join(prediction.count)
-    where = "" if out is None else f" -> {out.path}"
-    _say(f"{counted(prediction.total, 'row')} answered in {human_time(time.time() - began)}{where}")
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

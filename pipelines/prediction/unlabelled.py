@@ -3,7 +3,8 @@
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
 from ..data.examples import all_unicode
-from ..data.file_formats import check_opens, format_of
-from ..data.files import open_file, readable
+from ..data.file_formats import check_opens, encoding_notes, format_of
+from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file, readable
 from ..data.image_files import is_image_file
 from ..data.patterns import find_files
 from ..errors import UserError, did_you_mean
@@ -29,14 +30,16 @@ class Unlabelled:
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
     file the column `image`, a text file `text`. image_column: the column whose paths are relative to the table's
-    folder. Raises UserError for a file that is missing or of an unknown format, and where there is no row.
+    folder. encoding: of the training's files, and of a file that does not tell another one. known: columns that the
+    model may read. Raises UserError for a file that is missing or of an unknown format, and where there is no row.
     """
 
     image_column: str | None = None
 
-    def __init__(self, given: str | Path | Iterable[Any]):
+    def __init__(self, given: str | Path | Iterable[Any], encoding: str = UTF8, known: Collection[str] = ()):
         data = DataSection()
-        self.limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
+        self.limits, self.encoding = Limits(data.max_document_bytes, data.max_line_bytes, UTF8), encoding
+        self.known = list(known)
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
@@ -73,37 +76,53 @@ class Unlabelled:
                     yield place, {"file": str(path)} | row
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        file_format = format_of(path)
+        file_format, limits = format_of(path), self._limits_of(path)
         if file_format is not None:
-            names = file_format.columns(FIELD, path) or []
-            for number, row in file_format.rows(FIELD, path, names, self.limits):
+            names = file_format.columns(FIELD, path) or self.known
+            for number, row in file_format.rows(FIELD, path, names, limits):
                 place = f"{path}, {file_format.counts} {number}"
                 if isinstance(row, UserError):  # a line that could not be read as a row
                     raise row
                 if isinstance(row, str):
                     raise UserError(f"{FIELD}: {place} is {FAULTS[row]}")
                 image = row.get(self.image_column)
-                is_own = file_format.has_own_paths and isinstance(image, str)
+                is_own = file_format.has_own_paths and isinstance(image, str) and image.strip()
                 yield place, row | {self.image_column: str(path.parent / image)} if is_own else row
         elif is_image_file(path):
             yield str(path), {"image": str(path)}
         else:
-            with open_file(path, self.limits.encoding) as stream:
-                text = stream.read().decode()
-            if text.strip():
-                yield str(path), {"text": text}
+            with open_file(path, limits.encoding) as stream:
+                yield str(path), {"text": stream.read().decode()}
+
+    def _limits_of(self, path: Path) -> Limits:
+        """With the training's encoding where the file itself tells none."""
+        told = self.encoding == UTF8 or is_image_file(path) or encoding_of(path) not in (None, "cp1252")
+        return self.limits if told else replace(self.limits, encoding=self.encoding)
+
+    def notes(self) -> list[str]:
+        """A sentence for each encoding, other than UTF-8 and the training's, in which files were read."""
+        found = [path for path in self.paths if not is_image_file(path) and self._limits_of(path) is self.limits]
+        return encoding_notes(FIELD, found, self.limits)
 
     def identity(self) -> Any:
-        """JSON that changes whenever the rows do; for files it holds their names, sizes and times."""
+        """JSON that changes whenever the rows do, but for the content of images; of files it holds names and hashes."""
         rows = sha(json.loads(json.dumps(self.mappings, default=str)))
-        files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
-        return [files, rows]
+        files = file_identities(FIELD, [path for path in self.paths if not is_image_file(path)])
+        return [[str(path) for path in self.paths], files, self.encoding, rows]
 
 
-FAULTS = {
-    "too_long": "longer than a document may be",
-    "non_utf8": "not UTF-8; write it in UTF-8",
-}
+FAULTS = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether a cell holds nothing: null, no text but white space, no words, no message with a text, no image."""
+    if isinstance(cell, dict):
+        return all(is_empty(value) for name, value in cell.items() if name != "role")
+    if isinstance(cell, list | tuple):
+        return all(map(is_empty, cell))
+    if isinstance(cell, str | bytes):
+        return cell.strip() in ("", "[]", b"")
+    return cell is None or (isinstance(cell, float) and cell != cell)  # NaN, as pandas writes null
 
 
 def is_text_file(path: Path) -> bool:

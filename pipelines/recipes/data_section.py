@@ -29,7 +29,7 @@ class SourceSection:
     revision: str | None = doc("revision of the Hub data set")
     split: str = doc("split of the Hub data set", "train")
     text_field: str = doc("column or key that holds the text; doc.body.text: a key within keys", "text")
-    encoding: str = doc("encoding of the files, such as utf-8, latin-1, cp1252 or utf-16", "utf-8")
+    encoding: str = doc("encoding of the files, such as cp1251; utf-8: also UTF-16 or cp1252, by their bytes", "utf-8")
     document: Literal["file", "line", "paragraph"] = doc("what one document is in a plain text file", "file")
     max_documents: int | None = doc("stop after this many documents", at_least=1)
 

@@ -14,6 +14,7 @@ from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 from ..storage.model_folder import read_json
 from ..storage.record import OF, Record, of_its_model
+from ..words import counted
 
 RUN_FILE = "run.json"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
@@ -120,11 +121,11 @@ class RunLog:
     def progress(self) -> str:
         """How far the run has got, in a sentence."""
         if self.is_finished:
-            return f"finished after {self.steps:,} steps"
+            return f"finished after {counted(self.steps, 'step')}"
         total, step = self.total_steps, self.steps
         share = f" of {total:,} ({step / total:.0%})" if total else ""
         if not self.entries and not step:
-            return f"begun, and nothing measured yet{f'; {total:,} steps to make' if total else ''}"
+            return "begun, and nothing measured yet" + (f"; {counted(total, 'step')} to make" if total else "")
         at = self.entries[-1].get("time") if self.entries else None
         when = f", last heard of on {time.strftime('%Y-%m-%d at %H:%M:%S', time.localtime(at))}" if at else ""
         return f"not finished: step {step:,}{share}{when}; this page shows what there is until then"

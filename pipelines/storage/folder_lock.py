@@ -18,14 +18,14 @@ class FolderInUse(Exception):
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Hold the lock of an existing folder for the block; raise FolderInUse where another process holds it.
 
-    The lock is the system's record lock on the file `.lock`: it ends with its process, however that ends, and forked
+    The lock is the system's record lock on the file `name`: it ends with its process, however that ends, and forked
     workers do not inherit it. So the lock of a killed process is stale at once. The text in the file names the holder.
     On a file system without locks no process is kept out.
     """
-    path, descriptor = folder / LOCK, _open_locked(folder / LOCK)
+    path, descriptor = folder / name, _open_locked(folder / name)
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{socket.gethostname()} {os.getpid()} {time.strftime('%Y-%m-%d %H:%M:%S')}".encode())

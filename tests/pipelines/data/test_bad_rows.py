@@ -99,6 +99,65 @@ def test_rows_that_the_file_breaks_are_found_with_the_others(tmp_path):
             list(examples)
 
 
+def test_no_row_is_left_out_for_the_encoding_of_its_file_in_training_evaluation_and_prediction(
+    tmp_path, command, capsys
+):
+    rows = [f"{'grün für' if number % 7 else 'plain'} {number},{('bad', 'good')[number % 2]}" for number in range(60)]
+    for name, part, encoding in (("a.csv", rows[:50], "cp1252"), ("b.csv", rows[50:], "utf-16-le")):
+        (tmp_path / name).write_bytes("\n".join(["text,label", *part, ""]).encode(encoding))
+    data = {"files": str(tmp_path / "a.csv"), "test_files": str(tmp_path / "b.csv"), "bad_rows": "skip"}
+    data |= {"validation_fraction": 0, "cache_dir": str(tmp_path)}
+    how = {"data": data, "tokenizer": CHARACTERS, "training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
+    recipe, out = task_recipe(tmp_path, "sequence_classification", **how), tmp_path / "out.jsonl"
+    assert command("train", recipe) == 0
+    facts, said = json.loads((tmp_path / "run" / "run.json").read_text())["data"], capsys.readouterr()
+    for split, name, encoding, number in (("train", "a.csv", "cp1252", 50), ("test", "b.csv", "utf-16-le", 10)):
+        assert facts[split]["examples"] == number and len(facts[split]["notes"]) == 1
+        assert facts[split]["notes"][0].startswith(f"read as {encoding}, not UTF-8: {name};")
+        assert f"read as {encoding}, not UTF-8: {name};" in said.out + said.err
+    assert command("evaluate", tmp_path / "run", f"data.test_files={tmp_path / 'a.csv'}") == 0
+    said = capsys.readouterr()
+    assert "50 examples" in said.out and "read as cp1252, not UTF-8: a.csv;" in said.err
+    assert command("predict", tmp_path / "run", tmp_path / "b.csv", "--out", out) == 0
+    assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == [
+        row[: row.index(",")] for row in rows[50:]
+    ]
+    assert "read as utf-16-le, not UTF-8: b.csv;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_rows_left_out_of_conversations_are_in_the_notes_and_facts_also_where_rows_are_packed(tmp_path, packing):
+    def chat(answer):
+        return {"messages": [{"role": "user", "content": "and?"}, {"role": "assistant", "content": answer}]}
+
+    rows = write_lines(tmp_path / "chats.jsonl", [*(chat(f"so {number}") for number in range(20)), chat("")])
+    data = {"files": str(rows), "test_files": None, "validation_fraction": 0, "bad_rows": "skip"}
+    data |= {"cache_dir": str(tmp_path)}
+    task = {"packing": packing, "messages_field": "messages", "prompt_field": None}
+    recipe = task_recipe(
+        tmp_path, "instruction_tuning", task=task, data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None}
+    )
+    prepared = prepare_data(load_recipe(str(recipe)))
+    (note,) = prepared.rows["train"].notes
+    assert note.startswith("1 row left out (data.bad_rows=skip): 1 'messages' holds an empty text")
+    assert prepared.facts["train"]["notes"] == [note] and (len(prepared.rows["train"]) < 20) == packing
+
+
+@pytest.mark.parametrize("bad, left", [([], 3), ([0], 2), ([0, 1, 2], 0)])
+def test_a_split_of_which_no_row_is_left_is_one_sentence(tmp_path, bad, left):
+    others = [BAD[5] if number in bad else row for number, row in enumerate(GOOD[:3])]
+    path = write_lines(tmp_path / "held.jsonl", others)
+    how = {"validation_files": str(path), "validation_fraction": None}
+    if left:
+        assert len(prepare_data(recipe_of(tmp_path, GOOD, bad_rows="skip", **how)).rows["validation"]) == left
+        return
+    sentence = "^data.bad_rows=skip leaves no example of held.jsonl for validation: 3 'text' holds null, not text$"
+    with pytest.raises(UserError, match=sentence):
+        prepare_data(recipe_of(tmp_path, GOOD, bad_rows="skip", **how))
+    with pytest.raises(UserError, match=r"held\.jsonl, line 1 holds null, not text$"):  # skip would not help
+        prepare_data(recipe_of(tmp_path, GOOD, **how))
+
+
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
     pattern = picture_folder(tmp_path / "pictures")
     (tmp_path / "pictures" / "left" / "zz.png").write_bytes(b"no image")

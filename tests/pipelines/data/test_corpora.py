@@ -329,7 +329,7 @@ def test_each_source_of_a_mixture_has_its_own_validation_where_it_has_one(tmp_pa
 
 
 def test_unreadable_documents_are_skipped_and_counted(tmp_path):
-    (tmp_path / "1.txt").write_bytes(b"caf\xe9 latin-1")
+    (tmp_path / "1.txt").write_bytes("кои-8".encode("koi8-r"))
     (tmp_path / "2.txt").write_text("x\n" * 400)
     (tmp_path / "3.txt").write_text("x" * 200)
     (tmp_path / "4.txt").write_text(" \n\n")
@@ -369,7 +369,8 @@ def test_held_back_documents_of_a_stream_are_among_its_first_and_nothing_more_is
 
 def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n')
+    rest = b'{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n'
+    path.write_bytes(b'{"text": "caf\xe9", "by": "\xc3\xa9\xc3\xa9"}\n' + rest)
     corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
     assert texts(corpus) == ["good"]
     assert corpus.skipped == {"non_utf8": 2, "empty": 2}

@@ -12,12 +12,14 @@ import tracemalloc
 import pyarrow
 import pyarrow.parquet
 import pytest
+from anyformer.pipelines.data.bad_rows import bad_rows_of
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS
 from anyformer.pipelines.data.text_files import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.prediction.unlabelled import Unlabelled
 from anyformer.pipelines.recipes.data_section import MixtureSource
 from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.storage import packed_files
@@ -153,9 +155,12 @@ BROKEN = {
     "end.json": ('[{"text": "a"}]\nmore', ["line 2", "not valid JSON"]),
     "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),
     "other.json": ('{"rows": []}', ["data.text_field='text'", "known: rows"]),
-    "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas", "data.encoding"]),
+    "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas"]),
     "tabs.csv": ("text\tlabel\ngood\t1\n", ["separates values by '\\t' instead of ','", "tabs as .tsv"]),
-    "cp1252.csv": (b"text,gr\xf6\xdfe\ngood,1\n", ["line 1: not UTF-8; data.encoding=cp1252"]),
+    "cp1251.csv": (
+        "text,оценка\nХорошо,1\n".encode("cp1251"),
+        ["cp1252 as a whole (set data.encoding to what it is"],
+    ),
     "twice.csv": ("text,label,text\na,1,b\n", ["data.files: ", "line 1 names 2 columns 'text'; rename all but one"]),
     "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
     "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
@@ -188,12 +193,6 @@ def test_quoted_values_of_a_table_with_tabs_hold_quotes_tabs_and_line_ends(tmp_p
     with (tmp_path / "a.tsv").open("w", newline="") as stream:
         csv.writer(stream, delimiter="\t").writerows(rows)
     assert texts(open_corpora(section(tmp_path / "a.tsv"))["train"]) == [text for text, _ in rows[1:]]
-
-
-def test_a_table_that_is_no_setting_of_a_recipe_has_no_setting_to_change(tmp_path):
-    (tmp_path / "a.csv").write_bytes(BROKEN["cp1252.csv"][0])
-    with pytest.raises(UserError, match=r"^FILE: .*line 1: not UTF-8; write it in UTF-8$"):
-        next(FILE_FORMATS[".csv"].rows("FILE", tmp_path / "a.csv", [], Limits(100, 100)))
 
 
 def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
@@ -272,13 +271,78 @@ def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
     assert prints[0] != prints[1]
 
 
-def test_bytes_that_are_no_text_are_skipped_rows_and_refused_examples(tmp_path):
+# What a file is saved in, and what is found.
+SAVED = {name: name for name in ("cp1252", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32")}
+SAVED |= {"utf-8-sig": "utf-8"}
+WESTERN = ["le café d’été", "groß“", "naïve, ça va…", *(f"plain {number}" for number in range(27))]
+OTHERS = {"utf-8-sig": ["добрый день", "好电影"], "utf-16-le": ["добрый день", "мир"], "utf-16-be": ["好电影", "日本"]}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("encoding", SAVED)
+def test_the_encoding_of_a_file_is_found_and_said_at_each_door(tmp_path, encoding, packed):
+    for words in (WESTERN, OTHERS.get(encoding, WESTERN)):
+        contents = {
+            "a.txt": "\n".join(words),
+            "a.jsonl": "".join(json.dumps({"text": word}, ensure_ascii=False) + "\n" for word in words),
+            "a.json": json.dumps([{"text": word} for word in words], ensure_ascii=False),
+            "a.csv": "text\r\n" + "".join(f'"{word}"\r\n' for word in words),
+            "a.tsv": "text\tn\n" + "".join(f"{word}\t1\n" for word in words),
+        }
+        for name, content in contents.items():
+            path = tmp_path / f"{name}{packed}"
+            with (gzip.open if packed else open)(path, "wb") as stream:
+                stream.write(content.encode(encoding))
+            corpus = open_corpora(section(path, document="line"))["train"]
+            assert [text.rstrip("\n") for text in texts(corpus)] == words, name
+            said = [] if SAVED[encoding] == "utf-8" else [f"read as {SAVED[encoding]}, not UTF-8: {path.name}"]
+            sources = [corpus]
+            if name != "a.txt":
+                sources += [open_examples(section(path), {"text_field": "text"})["train"], Unlabelled(str(path))]
+                assert [row["text"] for source in sources[1:] for _, row in source] == [*words, *words], name
+            for source in sources:
+                assert len(source.notes()) == len(said) and all(map(str.__contains__, source.notes(), said))
+    plain = section(tmp_path / f"a.csv{packed}", encoding="cp1252" if encoding == "cp1252" else "utf-8")
+    read = open_corpora(plain)["train"]
+    assert ("encodings" in str(read.identity())) == (SAVED[encoding] != "utf-8" and encoding != "cp1252")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,label\nОтлично,positive\nПлохо,negative\n".encode("cp1251"),
+        "text,label\nκαλός,1\n".encode("cp1253"),
+        "text,label\nPiątek, może,1\ncałość,2\n".replace(", ", " ").encode("cp1250"),
+        "text,label\n好电影,1\n".encode("gbk"),
+        "text,label\n良い映画,1\n".encode("shift_jis"),
+        "text,label\ngrün,1\n".encode("cp437"),
+        b"text,label\n" + "été,1\nnaïf,2\n".encode() * 9 + "café,1\ngroß,2\n".encode("latin-1") * 9,
+    ],
+)
+def test_a_table_in_another_encoding_or_in_two_is_one_sentence_and_no_row_is_dropped(tmp_path, content):
+    (tmp_path / "a.csv").write_bytes(content)
+    for opened in (open_corpora, lambda data: list(open_examples(data, {"text_field": "text"})["train"])):
+        with pytest.raises(UserError, match=r"^data\.files: .*a\.csv is not UTF-8, .* as a whole .set data\.encoding"):
+            opened(section(tmp_path / "a.csv", bad_rows="skip" if opened is not open_corpora else "refuse"))
+    with pytest.raises(UserError, match=r"^FILE: .*, or write it in UTF-8.*$"):
+        Unlabelled(str(tmp_path / "a.csv"))
+
+
+def test_a_row_that_is_not_in_the_encoding_that_the_recipe_names_is_no_bad_row(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text\ngood\nca\x81\n")
+    examples = open_examples(section(tmp_path / "a.csv", encoding="cp1252"), {"text_field": "text"})["train"]
+    with pytest.raises(UserError, match=r"line 3: not cp1252; set data\.encoding to what it is"):
+        bad_rows_of(examples, lambda probe: None)
+
+
+def test_broken_bytes_in_a_file_of_utf8_are_skipped_rows_and_refused_examples(tmp_path):
     for name, content in {
-        "a.csv": b"text,label\ngood,1\ncaf\xe9,2\n",
-        "a.json": b'[{"text": "good", "label": 1}, {"text": "caf\xe9", "label": 2}]',
+        "a.csv": "text,label\nnaïve,1\n".encode() + b"caf\xe9,2\n",
+        "a.json": '[{"text": "naïve", "label": 1}, '.encode() + b'{"text": "caf\xe9", "label": 2}]',
     }.items():
+        content = content.replace("naïve".encode(), "naïve ça".encode())
         (tmp_path / name).write_bytes(content)
         corpus = open_corpora(section(tmp_path / name))["train"]
-        assert texts(corpus) == ["good"] and corpus.skipped == {"non_utf8": 1}
+        assert texts(corpus) == ["naïve ça"] and corpus.skipped == {"non_utf8": 1}
         with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
             list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])

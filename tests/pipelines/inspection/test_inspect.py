@@ -67,6 +67,19 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
         assert sentence in capsys.readouterr().err and not (tmp_path / "none.html").exists()
 
 
+def test_the_name_of_a_file_is_not_taken_for_a_text(finished_run, command, tmp_path, capsys):
+    file, page = tmp_path / "reviews.txt", tmp_path / "page.html"
+    file.write_text("a text")
+    for words, way_out in (
+        (("inspect", finished_run, "a text", file, "--out", page), "TEXT={} is a file; give the text that is meant"),
+        (("generate", finished_run, file), "PROMPT={} is a file; anyformer predict"),
+        (("tokenizer", finished_run, file), "TEXT={} is a file; to measure on it: --on"),
+    ):
+        assert command(*words) == 2 and not page.exists()
+        assert way_out.format(file) in capsys.readouterr().err
+    assert command("inspect", finished_run, "x" * 300, "--out", page) == 0  # too long for the name of a file
+
+
 def test_a_word_is_found_after_letters_whose_lower_case_is_longer():
     tokenizer, text = of_bytes(), "İİİ a Word, no other"
     places, ids = places_of_word(tokenizer, text, "word"), tokenizer(text)["input_ids"]

@@ -177,7 +177,7 @@ def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
     assert lines == [1, *range(3, 14)]
     rows[2:4] = [GOOD | {"output": "long " * 20}] * 2
     said = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
-    cut = "of 2 of 12 an answer is cut off at its end; raise task.max_length"
+    cut = "in 2 of 12 conversations an answer is cut off at its end; raise task.max_length"
     assert cut in said.objective.describe(said.rows["train"])
     with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
         prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))

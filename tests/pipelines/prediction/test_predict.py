@@ -4,19 +4,25 @@ import gzip
 import json
 import os
 import signal
+import sys
+import time
 
 import numpy as np
+import peft
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
 import transformers
 from accelerate import PartialState
+from anyformer.pipelines import plugins
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.plugins import load_plugins
 from anyformer.pipelines.prediction.answer_files import AnswerFile
-from anyformer.pipelines.prediction.predict import prepare_prediction
+from anyformer.pipelines.prediction.predict import Prediction, prepare_prediction, run_prediction
 from PIL import Image
 from processes import Process, run_ranks
+from safetensors.torch import load_file, save_file
 from task_data import task_recipe, write_lines
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
@@ -325,6 +331,71 @@ def many_rows(folder) -> list[dict]:
     return rows_of([f"{TEXTS[number % 4]} {WORDS[number % 20]}" for number in range(200)])
 
 
+EMPTY = {
+    "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": float("nan")}],
+    "BertForTokenClassification": [{"text": ""}, {"text": []}, {"text": None}],
+    "BertForQuestionAnswering": [{"question": "who", "context": ""}, {"question": None, "context": "anna"}],
+    "BertForMultipleChoice": [{"context": "", "question": "", "choices": ["a", "b"]}],
+    "BertForMaskedLM": [{"text": ""}, {"text": None}],
+    "GPT2LMHeadModel": [{"text": ""}, {"text": None}],
+    "T5ForConditionalGeneration": [{"text": ""}, {"text": None}],
+    "BertModel": [{"text": ""}, {"text": None}],
+    "ViTForImageClassification": [{"image": ""}, {"image": None}, {"image": {"bytes": None, "path": None}}],
+}
+FILLED = {
+    "BertForQuestionAnswering": [{"question": "who lives", "context": text} for text in TEXTS],
+    "BertForMultipleChoice": [{"context": text, "question": "", "choices": ["good", "bad"]} for text in TEXTS],
+    "BertForMaskedLM": [{"text": f"the [MASK] {text}"} for text in TEXTS],
+}
+
+
+@pytest.mark.parametrize("architecture", EMPTY)
+def test_an_empty_row_gets_an_empty_answer_and_is_counted(architecture, tmp_path, pictures, capsys):
+    folder, filled = saved(tmp_path / "model", architecture), FILLED.get(architecture, rows_of(TEXTS))
+    if "ViT" in architecture:
+        filled = [{"image": str(path)} for path in sorted(pictures.rglob("*.png"))[:4]]
+    how = {"batch_size": 1, "max_new_tokens": 4}  # without padding
+    alone, empty = anyformer.predict(folder, filled, **how), EMPTY[architecture]
+    assert "empty" not in capsys.readouterr().err
+    mixed = [*filled[:1], *empty, *filled[1:]]
+    answers = anyformer.predict(folder, mixed, **how)
+    assert [answers[0], *answers[1 + len(empty) :]] == alone and len(answers) == len(mixed)
+    assert [answer["prediction"] for answer in answers[1 : 1 + len(empty)]] == [None] * len(empty)
+    are = "row is" if len(empty) == 1 else "rows are"
+    assert f"{len(empty)} {are} empty in what the model reads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_empty_cells_of_tables_and_empty_texts_are_rows_of_the_answers(suffix, classes, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("id,text\n1,good film\n2,\n3,bad\n")
+    (tmp_path / "b.txt").write_text("")
+    (tmp_path / "c.jsonl").write_text('{"text": "bad", "id": "4"}\n{"text": null, "id": "5"}\n')
+    out = anyformer.predict(
+        classes, [tmp_path / name for name in ("a.csv", "b.txt", "c.jsonl")], out=tmp_path / f"o.{suffix}"
+    )
+    if suffix == "jsonl":
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
+        found = reader(out).to_pylist()
+    assert [bool(row["prediction"]) for row in found] == [True, False, True, False, True, False]
+    assert "3 rows are empty" in capsys.readouterr().err
+
+
+def test_a_table_is_read_in_the_encoding_of_the_training_unless_it_tells_another(classes, tmp_path, capsys):
+    (classes / "recipe.yaml").write_text(
+        "model: {family: encoder}\ntokenizer: {type: wordpiece, vocab_size: 100}\n"
+        "data: {files: gone.csv, encoding: cp1251}\ntraining: {output_dir: gone}\n"
+        "task: {name: sequence_classification, text_field: 'a text, of a film'}\n"
+    )
+    for name, encoding in (("a.tsv", "cp1251"), ("b.tsv", "utf-8"), ("c.tsv", "utf-16"), ("d.tsv", "ascii")):
+        text = "good" if encoding == "ascii" else "хороший фильм"
+        (tmp_path / name).write_bytes(f"a text, of a film\n{text}\n".encode(encoding))
+        (answer,) = anyformer.predict(classes, tmp_path / name)
+        assert answer["a text, of a film"] == text
+        assert (f"read as {encoding}, not UTF-8: {name}" in capsys.readouterr().err) == (encoding == "utf-16")
+
+
 @pytest.mark.slow
 def test_a_killed_prediction_goes_on_from_its_parts(classes, tmp_path, capsys):
     rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
@@ -350,17 +421,146 @@ def test_parts_of_other_rows_are_not_taken(classes, tmp_path):
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_answers_and_reports_in_the_models_folder_change_no_key(classes):
-    prediction = prepare_prediction(classes, rows_of(TEXTS))
-    key, out = prediction.key(), AnswerFile(classes / "out.jsonl")
-    out.begin(key)
-    for name in ("out.csv", "evaluation-config.json", "run.json", "report.html"):
-        (classes / name).write_text("{}")
-    assert prediction.key() == key
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        os.utime(classes / name, (1, 1))
-        assert prediction.key() != key
-        key = prediction.key()
+def stopped(monkeypatch, *arguments, **how) -> None:
+    """A prediction that ends when all of its parts are there, but not yet joined."""
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "join", lambda *_: sys.exit("stopped"))
+        with pytest.raises(SystemExit):
+            anyformer.predict(*arguments, **how)
+
+
+def with_other_weights(folder) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: -tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def adapter(folder, base):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(base)
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    (folder / "adapted_config.json").write_text((base / "config.json").read_text())
+    return folder
+
+
+def touched(classes, model, file):
+    """What may change between a stopped prediction and the same command."""
+
+    def edit(path, before, after):
+        path.write_text(path.read_text().replace(before, after))
+        return {}
+
+    return {
+        "nothing": lambda: [os.utime(path, (1, 1)) for path in classes.iterdir()] and {},
+        "results": lambda: [(classes / name).write_text("{}") for name in ("evaluation-a.json", "run.json")] and {},
+        "weights of the base": lambda: with_other_weights(classes) or {},
+        "names": lambda: edit(model / "adapted_config.json", "fair", "fine"),
+        "tokenizer": lambda: edit(model / "tokenizer.json", '"film": ', '"flim": '),
+        "rows": lambda: edit(file, "film", "story"),
+        "setting": lambda: {"batch_size": 2},
+        "plug-in": lambda: load_plugins([str(write_lines(file.with_name("a_plugin.py"), []))]) or {},
+    }
+
+
+@pytest.mark.parametrize("change", touched(None, None, None))
+def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and_code(
+    change, classes, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(plugins, "_loaded", {})
+    file, out, model = (
+        write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS)),
+        tmp_path / "out.jsonl",
+        tmp_path / "adapter",
+    )
+    adapter(model, classes)
+    stopped(monkeypatch, model, str(file), out=out, batch_size=1)
+    how = {"batch_size": 1} | touched(classes, model, file)[change]()
+    anyformer.predict(model, str(file), out=out, **how)
+    said, again = capsys.readouterr().err, tmp_path / "again.jsonl"
+    assert ("going on: 1 of 1 part is there" in said) == (change in ("nothing", "results"))
+    anyformer.predict(model, str(file), out=again, **how)
+    assert out.read_bytes() == again.read_bytes() and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("damage", ["half", "a row fewer", "another key", "bits", "empty"])
+def test_a_damaged_part_is_made_again(damage, classes, tmp_path, monkeypatch, capsys):
+    rows, out, whole = rows_of(TEXTS * 10), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    anyformer.predict(classes, rows, out=whole, batch_size=1)
+    stopped(monkeypatch, classes, rows, out=out, batch_size=1)
+    part = sorted(tmp_path.glob(".out.jsonl.*.parts/*"))[1]
+    lines = part.read_bytes().splitlines(keepends=True)
+    part.write_bytes(
+        {
+            "half": b"".join(lines)[:700],
+            "a row fewer": b"".join(lines[1:]),
+            "another key": b"".join(lines[:-1]) + b"x" + lines[-1][1:],
+            "bits": b"".join(lines).replace(b"good", b"g\xffod"),
+            "empty": b"",
+        }[damage]
+    )
+    anyformer.predict(classes, rows, out=out, batch_size=1)
+    assert "going on: 2 of 3 parts are there" in capsys.readouterr().err
+    assert out.read_bytes() == whole.read_bytes()
+
+
+CHANGES = {
+    "more": lambda file: file.write_text(file.read_text() + '{"text": "anna"}\n' * 20),
+    "fewer": lambda file: file.write_text("".join(file.read_text().splitlines(keepends=True)[:20])),
+    "others": lambda file: write_lines(file, rows_of(["bad"] * 40)),
+    "replaced": lambda file: write_lines(file.with_name("b"), rows_of(["bad"] * 40)).replace(file),
+    "a model": lambda file: with_other_weights(file.with_name("model")),
+}
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(change, to_file, classes, tmp_path):
+    file, out, answered = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS * 10)), tmp_path / "out.jsonl", []
+    prediction, usual = prepare_prediction(classes, str(file), batch_size=1), Prediction.answers
+
+    class Changing(Prediction):
+        def answers(self, *arguments):
+            answered.append(1)
+            if len(answered) == 2:
+                CHANGES[change](file)
+            return usual(self, *arguments)
+
+    prediction.__class__ = Changing
+    if change == "a model" and not to_file:
+        return run_prediction(prediction, None)  # it is in memory, and nothing is kept under its name
+    name = "model.safetensors" if change == "a model" else "rows.jsonl"
+    with pytest.raises(UserError, match=rf"{name} was changed while it was read"):
+        run_prediction(prediction, AnswerFile(out) if to_file else None)
+    assert not out.exists() and len(list(tmp_path.glob(".out*/*.jsonl"))) == to_file
+    after = anyformer.predict(classes, str(file), out=out, batch_size=1)
+    assert len(after.read_text().splitlines()) == len(file.read_text().splitlines())
+
+
+def test_an_image_behind_a_table_that_changes_gives_new_answers(tmp_path, pictures, monkeypatch, capsys):
+    folder, out = saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog"])), tmp_path / "o.jsonl"
+    (pictures / "list.csv").write_text("image\na/0.png\nb/1.png\n")
+    before = anyformer.predict(folder, pictures / "list.csv")
+    stopped(monkeypatch, folder, pictures / "list.csv", out=out)
+    (pictures / "b" / "1.png").write_bytes((pictures / "a" / "2.png").read_bytes())
+    anyformer.predict(folder, pictures / "list.csv", out=out)
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert first == before[0] and second["scores"] != before[1]["scores"]
+    assert "going on" not in capsys.readouterr().err
+
+
+def test_two_predictions_do_not_write_one_file(classes, tmp_path):
+    out = tmp_path / "out.jsonl"
+
+    def hold():
+        with AnswerFile(out).locked():
+            (tmp_path / "held").touch()
+            time.sleep(60)
+
+    other = Process(hold)
+    other.wait_until(lambda: (tmp_path / "held").exists())
+    with pytest.raises(UserError, match=rf"^--out \S+out\.jsonl is written by process {other.pid} on .*; wait for"):
+        anyformer.predict(classes, rows_of(TEXTS), out=out)
+    other.kill()
+    assert anyformer.predict(classes, rows_of(TEXTS), out=out) == out and not list(tmp_path.glob(".out*"))
 
 
 @pytest.mark.slow
@@ -388,7 +588,7 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
         ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
         ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
         ([{"text": "a"}], {"columns": {"txt": "text"}}, "--columns txt=text: the model reads no column 'txt'"),
-        ([{"text": "a"}, {"text": None}], {}, "row 1 holds null, not text"),
+        ([{"text": "a"}, {"text": 3}], {}, "row 1 holds int, not text"),
         ([{"text": "a"}, {"text": "half \ud83d"}], {}, "FILE: row 1 is not UTF-8; write it in UTF-8"),
         ([{"text": "a"}, 7], {}, "row 1 is int; a row is a mapping of columns"),
         ([{"text": "a", "score": 1}], {}, "row 0 has a column 'score', where an answer belongs"),
