@@ -3,8 +3,7 @@
 import copy
 
 import torch
-from anyformer.modeling.attention_masks import make_masks
-from models import autocast, forward_backward
+from models import forward_backward
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 import anyformer
@@ -52,47 +51,26 @@ def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int)
     return {name: forward_backward(model.to(setting.device), batch, dtype) for name, model in models.items()}
 
 
-def tokens(setting, length: int) -> dict:
-    """(1, T) random tokens that are their own labels."""
-    ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
-    return {"input_ids": ids, "labels": ids, "use_cache": False}
-
-
-def decoder(setting, kind: str, length: int, hidden: int, heads: int, layers: int = 1, **fields):
-    """A decoder of ours whose layers all have one kind of attention."""
-    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-    sizes |= {"vocab_size": 512, "max_position_embeddings": length, "attention_pattern": [kind]}
-    return anyformer.AnyformerDecoderForCausalLM(anyformer.AnyformerDecoderConfig(**sizes, **fields)).to(setting.device)
-
-
 def states(setting, dtype: str, length: int, hidden: int, heads: int) -> dict:
     """Passes of a decoder layer with full attention, and with each kind that keeps a state of as many heads."""
-    batch = tokens(setting, length)
-    return {kind: forward_backward(decoder(setting, kind, length, hidden, heads), batch, dtype) for kind in STATES}
+    kinds = {kind: {"attention_pattern": [kind]} for kind in STATES}
+    return decoders(setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads)
 
 
-def strides(setting, dtype: str, part: str, length: int, stride: int, **sizes) -> dict:
-    """Passes of a decoder with full and with strided attention, or (part="attention") of one attention layer each."""
-    models = {
-        "full": decoder(setting, "full_attention", length, **sizes),
-        "strided": decoder(setting, "strided_attention", length, attention_stride=stride, **sizes),
-    }
-    if part == "attention":
-        return {name: attention_alone(model, dtype) for name, model in models.items()}
-    return {name: forward_backward(model, tokens(setting, length), dtype) for name, model in models.items()}
+def strides(setting, dtype: str, length: int, stride: int, layers: int, hidden: int, heads: int) -> dict:
+    """Passes of a decoder with full and with strided attention."""
+    kinds = {"full": {}, "strided": {"attention_pattern": ["strided_attention"], "attention_stride": stride}}
+    return decoders(
+        setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads
+    )
 
 
-def attention_alone(model, dtype: str):
-    """Return a function: mask, forward and backward of the first layer's attention, projections included."""
-    config, attention = model.config, model.model.layers[0].self_attn.train()
-    x_BTD = torch.randn(1, config.max_position_embeddings, config.hidden_size, device=model.device)
-
-    def step() -> torch.Tensor:
-        attention.zero_grad(set_to_none=True)
-        with autocast(dtype, model.device.type):
-            (mask,) = make_masks(config, x_BTD, None).values()
-            mean = attention(x_BTD, mask)[0].float().square().mean()
-        mean.backward()
-        return mean.detach()
-
-    return step
+def decoders(setting, dtype: str, length: int, kinds: dict[str, dict], **sizes) -> dict:
+    """{variant: pass of a decoder of ours with its fields}."""
+    ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
+    batch, variants = {"input_ids": ids, "labels": ids, "use_cache": False}, {}
+    for name, fields in kinds.items():
+        config = anyformer.AnyformerDecoderConfig(vocab_size=512, max_position_embeddings=length, **sizes, **fields)
+        model = anyformer.AnyformerDecoderForCausalLM(config).to(setting.device)
+        variants[name] = forward_backward(model, batch, dtype)
+    return variants

@@ -95,13 +95,6 @@ def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
     return Shape(sizes, goals("native anyformer", least, "native sdpa"))
 
 
-def strides(part: str, dtype: str, length: int) -> Shape:
-    """Goals where strides are meant to pay: rows of 4,096 tokens."""
-    wanted = goals("strided", {"model": 2.0, "attention": 3.0}[part], "full") if length == 4096 else {}
-    sizes = {"dtype": dtype, "part": part, "length": length, "stride": 64, "layers": 2, "hidden": 128, "heads": 4}
-    return Shape(sizes, wanted)
-
-
 def generate(size: tuple[int, int, int], batch: int, prompt: int, cache: str = "growing") -> Shape:
     sizes = {"dtype": "fp32", "vocab": 8192, "batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
     return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.15, "native"))
@@ -187,7 +180,13 @@ CASES = [
     Case(
         "strides",
         attention.strides,
-        [strides(*each) for each in product(("model", "attention"), DTYPES, (1024, 4096))],
+        [
+            Shape(
+                {"dtype": dtype, "length": length, "stride": 64, "layers": 2, "hidden": 128, "heads": 4},
+                goals("strided", 2.0, "full") if length == 4096 else {},
+            )
+            for dtype, length in product(DTYPES, (1024, 4096))
+        ],
         {"length": 48, "hidden": 32, "heads": 2, "stride": 4},
         rounds=5,
         memory=True,
