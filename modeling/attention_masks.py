@@ -70,7 +70,7 @@ def counted_from(first, mask_function):
         start = first[batch_idx] if first.ndim == 1 else first[batch_idx, q_idx]
         return mask_function(batch_idx, head_idx, q_idx - start, kv_idx - start)
 
-    counted.takes_tensors = getattr(mask_function, "takes_tensors", False)
+    counted.__dict__.update(mask_function.__dict__)  # what backends may know of it
     return counted
 
 

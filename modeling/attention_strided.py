@@ -13,4 +13,5 @@ def strided_mask_function(config):
         return (distance.abs() < stride) | (distance % stride == 0)
 
     strided.takes_tensors = True  # tensors of indices, for backends that ask about some keys only
+    strided.stride = stride  # for backends that compute such a pattern by itself
     return strided

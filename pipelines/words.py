@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NewType
 
+from .freed_memory import give_back
+
 BETWEEN_LINES = 60  # seconds
 Epochs = NewType("Epochs", str)  # a setting in passes over the data, such as `0.5 epochs`
 
@@ -81,8 +83,14 @@ def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
 
 
 def watched(items: Sequence, what: str) -> Iterator:
-    """The items one by one. The first process shows how many are done: on a terminal by a bar that goes away at the
-    end, elsewhere by a line on standard error every minute."""
+    """The items one by one; memory that the work on an item frees is given back. The first process shows how many are
+    done: on a terminal by a bar that goes away at the end, elsewhere by a line on standard error every minute."""
+    for item in _shown(items, what):
+        yield item
+        give_back()
+
+
+def _shown(items: Sequence, what: str) -> Iterator:
     if os.environ.get("RANK", "0") != "0":
         yield from items
     elif sys.stdout.isatty():

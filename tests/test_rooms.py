@@ -16,6 +16,7 @@ LEAVES = {
     "aliases",
     "backends",
     "errors",
+    "freed_memory",
     "generation",
     "lazy",
     "manifest",

@@ -39,6 +39,14 @@ def unknown_parts(mask_function) -> list:
     return [unknown for part in parts if inspect.isfunction(part) for unknown in unknown_parts(part)]
 
 
+def joined_parts(mask_function) -> list:
+    """The parts of a mask function of which each has to show a key: those that `and_masks` joins, else itself."""
+    if not _is_known(mask_function) or not mask_function.__qualname__.startswith("and_masks"):
+        return [mask_function]
+    (parts,) = (cell.cell_contents for cell in mask_function.__closure__)
+    return [joined for part in parts for joined in joined_parts(part)]
+
+
 def _enter(maker: str, inner: str = ""):
     """Enter bounds for what the function `maker` returns, or for itself; by name, as older versions lack some."""
 

@@ -8,10 +8,9 @@ Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q ti
 that attend to n tiles of keys each.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 from transformers.masking_utils import (
@@ -23,7 +22,9 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .products import MadeMask, Seen, additive, by_products, in_attention_dtype
 from .seen import bounds_of, unknown_parts
+from .strides import in_strides, make_strides
 
 TILE = 64
 SHORTEST_ROW = 256  # tokens; shorter rows are left to sdpa
@@ -34,23 +35,14 @@ PLAIN = (causal_mask_function, bidirectional_mask_function)  # sdpa has a flag f
 
 
 @dataclass
-class Group:
+class Group(Seen):
     """Tiles of queries that attend to the same number of tiles of keys.
 
-    query (P,), key (P, n): indices into the B * Q tiles of all rows. seen: (P or 1, 1, TILE, n * TILE) bool, or None
-    if everything is seen. added: {dtype: `seen` as an additive mask}.
+    query (P,), key (P, n): indices into the B * Q tiles of all rows. seen: (P or 1, 1, TILE, n * TILE).
     """
 
     query: torch.Tensor
     key: torch.Tensor
-    seen: torch.Tensor | None
-    added: dict = field(default_factory=dict)
-
-    def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """The additive mask of the scores, made once for all layers."""
-        if dtype not in self.added:
-            self.added[dtype] = None if self.seen is None else additive(self.seen, dtype)
-        return self.added[dtype]
 
     def bias(self, bias_BHTS: torch.Tensor, per_row: int, dtype: torch.dtype) -> torch.Tensor:
         """`mask` + a score bias (1 or B, H, T, T) -> (P, H, TILE, n * TILE). per_row: number of tiles in a row."""
@@ -64,36 +56,13 @@ class Group:
 
 
 @dataclass
-class Tiles:
-    """Used in place of a mask: to which tiles of keys the tiles of queries attend.
+class Tiles(MadeMask):
+    """To which tiles of keys the tiles of queries attend.
 
-    order: None, or where each tile's queries stand in the concatenation of all groups. biased: a cache: the last score
-    bias, and the result for each group.
+    order: None, or where each tile's queries stand in the concatenation of all groups.
     """
 
-    groups: list[Group]
-    order: torch.Tensor | None
-    biased: tuple = (None, [])
-
-    def masks(self, dtype: torch.dtype, bias_BHTS: torch.Tensor | None, per_row: int) -> list:
-        """What is added to each group's scores, or None."""
-        if bias_BHTS is None:
-            return [group.mask(dtype) for group in self.groups]
-        if bias_BHTS.requires_grad:  # computed in each layer, as a backward pass under checkpointing needs it
-            return [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
-        if self.biased[0] is not bias_BHTS:
-            self.biased = bias_BHTS, [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
-        return self.biased[1]
-
-    def contiguous(self) -> "Tiles":
-        """Return itself: `generate` calls this on the masks that it prepares."""
-        return self
-
-    def __getattr__(self, name: str):
-        raise AttributeError(
-            f"attn_implementation='anyformer' gives no mask with .{name}, and this model reads its mask by itself; "
-            f"load it with attn_implementation='sdpa'"
-        )
+    order: torch.Tensor | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------- masks
@@ -145,12 +114,15 @@ def supports_sdpa(config_class: type) -> bool:
     return all(model_class._supports_sdpa for model_class in classes)
 
 
-def make_tiles(seen, batch: int, length: int) -> Tiles | None:
-    """The Tiles of a mask function that takes tensors of indices; None if too many tiles show something."""
+def make_tiles(seen, batch: int, length: int) -> MadeMask | None:
+    """The Tiles or Strides of a mask function that takes tensors of indices; None if too many tiles show something."""
     at = torch.arange(-(-length // TILE) * TILE).clamp(max=length - 1)[None]
     first, last = (x.clamp(0, length - 1).expand(batch, -1) for x in bounds_of(seen, at, length))
     first, last = first.unflatten(1, (-1, TILE)).amin(-1) // TILE, last.unflatten(1, (-1, TILE)).amax(-1) // TILE
     counts, per_row, nearest = (last - first + 1).clamp(min=1), first.shape[1], None
+    strides = make_strides(seen, batch, length, float(counts.float().mean()) * TILE)
+    if strides is not None:
+        return strides
     most = MOST_TILES * counts.numel() * per_row
     if counts.sum() > FEW_TILES * counts.numel() * per_row and unknown_parts(seen):
         shown = shown_tiles(seen, batch, length)
@@ -172,9 +144,9 @@ def make_tiles(seen, batch: int, length: int) -> Tiles | None:
         is_seen = is_seen.expand(len(query), TILE, n * TILE)[:, None]
         if (is_seen == is_seen[:1]).all():  # as inside a window: one mask for all tiles
             is_seen = is_seen[:1]
-        groups.append(Group(query, key + (row * per_row)[:, None], None if is_seen.all() else is_seen))
+        groups.append(Group(None if is_seen.all() else is_seen, query, key + (row * per_row)[:, None]))
     order = None if len(groups) == 1 else torch.argsort(torch.cat([group.query for group in groups]))
-    return Tiles(groups, order)
+    return Tiles(groups, order=order)
 
 
 def shown_tiles(seen, batch: int, length: int) -> torch.Tensor:
@@ -195,11 +167,6 @@ def rounded_up(counts: torch.Tensor) -> torch.Tensor:
         sizes.append(min(most, max(sizes[-1] + 1, sizes[-1] * 5 // 4)))
     sizes = torch.tensor(sizes)
     return sizes[torch.searchsorted(sizes, counts)]
-
-
-def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where seen, else half the lowest number: adding a bias cannot overflow, and seeing nothing gives no nan."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)
 
 
 # --------------------------------------------------------------------------------------------------------- attention
@@ -224,8 +191,9 @@ def tiles_attention(
     2024). position_bias: (1 or B, H, T, S), added to the scores.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(attention_mask, Tiles):
-        return in_tiles(query, key, value, attention_mask, scaling, dropout, softcap, s_aux, position_bias), None
+    if isinstance(attention_mask, MadeMask):
+        attend = in_tiles if isinstance(attention_mask, Tiles) else in_strides
+        return attend(query, key, value, attention_mask, scaling, dropout, softcap, s_aux, position_bias), None
     is_trained = any(x is not None and x.requires_grad for x in (attention_mask, position_bias))
     if softcap is None and s_aux is None and not (is_trained and query.device.type == "cpu"):
         rest |= {} if position_bias is None else {"position_bias": position_bias}
@@ -244,12 +212,10 @@ def tiles_attention(
 
 def in_tiles(query, key, value, tiles: Tiles, scaling, dropout, softcap=None, sinks=None, bias=None) -> torch.Tensor:
     """query (B, H, T, K), key and value (B, G, T, K) -> (B, T, H, K)."""
-    (batch, _, length, _), dtype = query.shape, query.dtype
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-    query, key, value = (cut(x.to(dtype)) for x in (query, key, value))
+    batch, _, length, _ = query.shape
+    query, key, value = map(cut, in_attention_dtype(query, key, value))
     outputs = []
-    for group, mask in zip(tiles.groups, tiles.masks(dtype, bias, query.shape[0] // batch)):
+    for group, mask in zip(tiles.groups, tiles.masks(query.dtype, bias, query.shape[0] // batch)):
         q = query if tiles.order is None else query.index_select(0, group.query)
         q = q.transpose(1, 2)  # (P, H, TILE, K)
         k, v = (x.index_select(0, group.key.flatten()).unflatten(0, group.key.shape) for x in (key, value))
@@ -269,23 +235,3 @@ def cut(x_BHTK: torch.Tensor) -> torch.Tensor:
     x_BTHK, short = x_BHTK.transpose(1, 2), -x_BHTK.shape[2] % TILE
     x_BTHK = pad(x_BTHK, (0, 0, 0, 0, 0, short)) if short else x_BTHK
     return x_BTHK.reshape(-1, TILE, *x_BTHK.shape[2:])
-
-
-def by_products(query, key, value, added, scaling, dropout=0.0, softcap=None, sinks=None) -> torch.Tensor:
-    """softmax(q k^T * scaling + added) v by plain products; a softcap is applied before `added`.
-
-    On CPUs this is also the faster way to the gradient of a bias, for which sdpa takes its slowest kernel.
-
-    query (P, H, T, K), key and value (P, G, S, K) -> (P, H, T, K). added: what is added to the scores; None: nothing.
-    """
-    groups = key.shape[1]
-    scores = (query.unflatten(1, (groups, -1)) @ (key * scaling).transpose(2, 3).unsqueeze(2)).flatten(1, 2)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    for extra in added:
-        scores = scores if extra is None else scores + extra
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-    weights = drop(weights if sinks is None else weights[..., :-1], p=dropout)
-    return (weights.unflatten(1, (groups, -1)) @ value.unsqueeze(2)).flatten(1, 2)

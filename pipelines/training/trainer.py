@@ -21,6 +21,7 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.schema import TrainingSection
@@ -306,6 +307,7 @@ class AnyformerTrainer(Trainer):
         by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
         loss = self.engine.train_step(self, inputs, num_items_in_batch, by_trainer)
         self.guard.watch(self.state.global_step + 1, loss, rows)
+        give_back(self.args.device.type)
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
@@ -404,6 +406,7 @@ class AnyformerTrainer(Trainer):
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        give_back(self.args.device.type)
         rows = inputs.pop(ROW_IDS, None)
         inputs.pop(EPOCH, None)
         if not prediction_loss_only:

@@ -53,17 +53,24 @@ def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int)
 
 def states(setting, dtype: str, length: int, hidden: int, heads: int) -> dict:
     """Passes of a decoder layer with full attention, and with each kind that keeps a state of as many heads."""
+    kinds = {kind: {"attention_pattern": [kind]} for kind in STATES}
+    return decoders(setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads)
+
+
+def strides(setting, dtype: str, length: int, stride: int, layers: int, hidden: int, heads: int) -> dict:
+    """Passes of a decoder with full and with strided attention."""
+    kinds = {"full": {}, "strided": {"attention_pattern": ["strided_attention"], "attention_stride": stride}}
+    return decoders(
+        setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads
+    )
+
+
+def decoders(setting, dtype: str, length: int, kinds: dict[str, dict], **sizes) -> dict:
+    """{variant: pass of a decoder of ours with its fields}."""
     ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
     batch, variants = {"input_ids": ids, "labels": ids, "use_cache": False}, {}
-    for kind in STATES:
-        config = anyformer.AnyformerDecoderConfig(
-            vocab_size=512,
-            hidden_size=hidden,
-            num_hidden_layers=1,
-            num_attention_heads=heads,
-            max_position_embeddings=length,
-            attention_pattern=[kind],
-        )
+    for name, fields in kinds.items():
+        config = anyformer.AnyformerDecoderConfig(vocab_size=512, max_position_embeddings=length, **sizes, **fields)
         model = anyformer.AnyformerDecoderForCausalLM(config).to(setting.device)
-        variants[kind] = forward_backward(model, batch, dtype)
+        variants[name] = forward_backward(model, batch, dtype)
     return variants

@@ -178,6 +178,21 @@ CASES = [
         same=not_compared,  # each computes another function
     ),
     Case(
+        "strides",
+        attention.strides,
+        [
+            Shape(
+                {"dtype": dtype, "length": length, "stride": 64, "layers": 2, "hidden": 128, "heads": 4},
+                goals("strided", 2.0, "full") if length == 4096 else {},
+            )
+            for dtype, length in product(DTYPES, (1024, 4096))
+        ],
+        {"length": 48, "hidden": 32, "heads": 2, "stride": 4},
+        rounds=5,
+        memory=True,
+        same=not_compared,  # each computes another function
+    ),
+    Case(
         "generate",
         decoding.generate,
         [

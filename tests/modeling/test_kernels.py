@@ -1,14 +1,17 @@
 """The backend `anyformer`: any mask of transformers, for any of its models, equal to what it hides nothing of."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
-from anyformer.modeling.kernels import seen, tiles
+from anyformer.modeling.attention_strided import strided_mask_function
+from anyformer.modeling.kernels import seen, strides, tiles
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM, masking_utils
 
 import anyformer
@@ -24,6 +27,7 @@ def in_tiles_of_eight(monkeypatch):
     """Short rows have tiles, too, and few that see everything."""
     for name, value in {"TILE": 8, "SHORTEST_ROW": 9, "MOST_TILES": 1.0, "QUERIES_AT_A_TIME": 16}.items():
         monkeypatch.setattr(tiles, name, value)
+    monkeypatch.setattr(strides, "KEY_COST", 0)
 
 
 # ------------------------------------------------------------------------------------------------- masks and scores
@@ -51,7 +55,8 @@ def mask_functions(draw, length: int):
     restarts = torch.cat((torch.ones(2, 1, dtype=torch.bool), documents.diff(dim=-1) > 0), dim=1)
     begins = torch.where(restarts, torch.arange(length), 0).cummax(-1).values
     window, chunk = draw(st.integers(1, length)), draw(st.integers(1, length))
-    causal = masking_utils.causal_mask_function
+    causal, every = masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function
+    strided = strided_mask_function(SimpleNamespace(attention_stride=draw(st.integers(1, 12))))
     padding = torch.ones(2, length, dtype=torch.bool)
     padding[:, : draw(st.integers(0, length - 1))] = False
     base = draw(
@@ -62,6 +67,9 @@ def mask_functions(draw, length: int):
                 masking_utils.sliding_window_bidirectional_mask_function(window),
                 masking_utils.chunked_causal_mask_function(chunk, torch.zeros(2, dtype=torch.long)),
                 masking_utils.and_masks(causal, odd_keys),
+                masking_utils.and_masks(causal, strided),
+                masking_utils.and_masks(every, strided),
+                masking_utils.or_masks(masking_utils.and_masks(causal, strided), first_keys),
                 masking_utils.or_masks(masking_utils.sliding_window_causal_mask_function(window), first_keys),
             ]
         )
@@ -114,6 +122,63 @@ def test_tiles_between_the_blocks_that_a_query_sees_are_not_computed():
     groups = tiles.make_tiles(function, 1, 512).groups
     computed = sum(group.key.numel() for group in groups)
     assert 2 * 64 < computed <= 4 * 64  # of 64 tiles of queries each meets 4 of 64: local, first, drawn
+
+
+STRIDED = {"attention_pattern": ["strided_attention"], "attention_stride": 16, "max_position_embeddings": 1024}
+STRIDED |= {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+STRIDED |= {"intermediate_size": 48, "num_hidden_layers": 1, "pad_token_id": 0}
+STRIDED_VARIANTS = {
+    "decoder": (anyformer.AnyformerDecoderForCausalLM, {}),
+    "encoder": (anyformer.AnyformerEncoderForMaskedLM, {}),
+    "alibi": (anyformer.AnyformerDecoderForCausalLM, {"position_encoding": "alibi"}),
+    "learned_bias": (anyformer.AnyformerEncoderForMaskedLM, {"position_encoding": "relative"}),
+    "sinks_capped": (
+        anyformer.AnyformerDecoderForCausalLM,
+        {"attention_sinks": True, "attn_logit_softcapping": 2.0, "num_key_value_heads": 1},
+    ),
+}
+
+
+def strided_model(variant: str, backend: str):
+    model_class, fields = STRIDED_VARIANTS[variant]
+    torch.manual_seed(0)
+    model = model_class._from_config(model_class.config_class(**STRIDED | fields), attn_implementation=backend)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("side", ["none", "left", "packed"])
+@pytest.mark.parametrize("variant", STRIDED_VARIANTS)
+def test_strided_layers_compute_what_eager_attention_does_from_near_and_far_keys_alone(variant, side, monkeypatch):
+    monkeypatch.undo()  # the sizes of real runs
+    length, stride = 603, STRIDED["attention_stride"]
+    ids, real = torch.randint(3, 97, (2, length)), torch.ones(2, length, dtype=torch.bool)
+    inputs = {"input_ids": ids}
+    if side == "left":
+        real[0, :70] = False
+        inputs["attention_mask"] = real.long()
+    elif side == "packed":
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in (400, 150, 53)])[None].expand(2, -1)
+    results, products = [], []
+    for backend in ("eager", "anyformer"):
+        with FlopCounterMode(display=False) as counted:
+            results.append(results_of(strided_model(variant, backend), real, **inputs))
+        counts = counted.get_flop_counts()["Global"]
+        products.append(sum(number for name, number in counts.items() if "bmm" in str(name)))
+    for expected, got in zip(*results):
+        torch.testing.assert_close(got, expected, atol=EXACT * (1 + expected.abs().max().item()), rtol=0)
+    keys = (2 if "Decoder" in STRIDED_VARIANTS[variant][0].__name__ else 3) * stride + -(-length // stride)
+    assert 0 < products[1] < 1.1 * products[0] * keys / length
+
+
+def test_a_strided_model_generates_the_same_from_any_cache():
+    ids = torch.randint(3, 97, (2, 300))
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    expected = strided_model("decoder", "eager").generate(ids, **options)
+    for cache in (None, "static"):
+        got = strided_model("decoder", "anyformer").generate(ids, cache_implementation=cache, **options)
+        assert torch.equal(got, expected)
 
 
 def test_what_transformers_composes_masks_of_is_known_here():
