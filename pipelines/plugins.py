@@ -10,13 +10,17 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, did_you_mean
+from .errors import UnknownName, UserError, did_you_mean
 
 VARIABLE = "ANYFORMER_PLUGINS"
 
@@ -71,7 +75,7 @@ class Registry:
         """The row; raises UserError with the nearest name."""
         row = self.get(name)
         if row is None:
-            raise UserError(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
+            raise UnknownName(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
         return row
 
     def get(self, name: str) -> Any | None:
@@ -168,6 +172,7 @@ def taught(cls: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- loading
 
 _loaded: dict[str, dict[str, str]] = {}  # absolute path, or name of a module -> what run.json says of it
+_of_command: list[str] = []  # the names of the command line, in its order
 
 
 def load_plugins(names: Sequence[str] = ()) -> None:
@@ -176,6 +181,7 @@ def load_plugins(names: Sequence[str] = ()) -> None:
     Raises:
         UserError: no such file or module, or an error while it is imported.
     """
+    _of_command[:] = names
     for name in (*names, *os.environ.get(VARIABLE, "").split(",")):
         if name.strip():
             _load_plugin(name.strip())
@@ -184,6 +190,25 @@ def load_plugins(names: Sequence[str] = ()) -> None:
 def loaded_plugins() -> list[dict[str, str]]:
     """What run.json records of each plug-in: its path or name, and the SHA-256 of the file."""
     return list(_loaded.values())
+
+
+def with_plugins(command: str) -> str:
+    """A command that is proposed to the user, with the plug-ins that the command line has named."""
+    words = "".join(f"--plugin {shlex.quote(name)} " for name in _of_command)
+    return command.replace("anyformer ", f"anyformer {words}", 1)
+
+
+def lacking_plugins(folder: Path) -> str:
+    """`--plugin FILE ...` for the plug-ins of a run or a saved model that are not loaded; "" if there are none."""
+    with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+        run, code = folder / "run.json", folder / "plugin_code.py"  # which imports those saved with a model
+        names = [row["plugin"] for row in json.loads(run.read_text()).get("plugins", [])] if run.is_file() else []
+        if not names and code.is_file():
+            names = [f"{stem}.py" for stem in re.findall(r"^from \.(\w+) import \*", code.read_text(), re.MULTILINE)]
+        lacking = [Path(name) for name in names if Path(name).name not in {Path(other).name for other in _loaded}]
+        near = [path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path for path in lacking]
+        return " ".join(f"--plugin {shlex.quote(str(path if path.is_file() else path.name))}" for path in near)
+    return ""
 
 
 def _load_plugin(name: str) -> None:

@@ -106,6 +106,34 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys):
     assert "length ratio" in card
 
 
+def forget_plugins() -> None:
+    """As in a new process: no plug-in is loaded."""
+    plugins._loaded.clear()
+    unregister("dilated_attention")
+    for registry, name in ((OPTIMIZERS, "sign_sgd"), (SCHEDULES, "sawtooth")):
+        if name in registry:
+            registry.remove(name)
+
+
+def doors_of(run: Path, recipe: Path, folder: Path) -> list[list]:
+    """Commands that open a run, its checkpoint, its recipe, or a copy of its model, and need the plug-ins for it."""
+    (folder / "rows.jsonl").write_text(json.dumps({"text": "the dog"}) + "\n")
+    out = ["--out", folder / "out.html"]
+    return [
+        ["evaluate", run],
+        ["evaluate", run / "checkpoint-8", recipe],
+        ["predict", run, folder / "rows.jsonl", "--out", folder / "out.jsonl"],
+        ["generate", run, "the dog"],
+        ["inspect", run, "the dog", *out],
+        ["check", run],
+        ["convert", run, folder / "native"],
+        ["publish", run, "me/mine", "--dry-run", "--no-check"],
+        ["train", recipe],
+        ["preview", run / "recipe.yaml"],
+        ["train", "quickstart", f"model.name_or_path={run}", f"training.output_dir={folder / 'next'}", "--dry-run"],
+    ]
+
+
 LOAD_AND_SAVE_AGAIN = """
 import torch
 from transformers import AutoModelForCausalLM
@@ -122,7 +150,7 @@ report(found)
 
 
 def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_loads_without_them(
-    files, tmp_path, command, capsys
+    files, tmp_path, command, capsys, monkeypatch
 ):
     (tmp_path / "text.txt").write_text("the dog runs very far away and the cat runs after it\n" * 200)
     recipe = recipe_file(
@@ -151,8 +179,18 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_load
     assert run_without_anyformer(LOAD_AND_SAVE_AGAIN, run, ids, cwd=tmp_path) == [expected, expected]
 
     mixed = files["attention kind"].read_text() + "\nfrom anyformer import register_metric\n"
-    plugins._loaded.clear()
-    unregister("dilated_attention")
+    forget_plugins()
+    monkeypatch.chdir(tmp_path)  # beside the plug-ins, which are then named as one would
+    asked = [f"--plugin {file.name}" for file in named[1::2]]
+    for argv in doors_of(run, recipe, tmp_path):
+        capsys.readouterr()
+        assert command(*argv) == 2, argv
+        message = capsys.readouterr().err
+        assert message.endswith(f"add {' '.join(asked)}\n"), message
+        assert message.count("\n") == 1 and "did you mean" not in message and "known:" not in message
+    assert command("evaluate", run, *named[:2]) == 2  # one of three is given: the others are named
+    assert capsys.readouterr().err.endswith(f"add {' '.join(asked[1:])}\n")
+    forget_plugins()
     files["attention kind"].write_text(mixed)
     again = [f"training.output_dir={tmp_path / 'other'}", "--plugin", files["attention kind"]]
     capsys.readouterr()
