@@ -6,6 +6,7 @@ up. A plug-in is a Python file or module that the user names on the command line
 `$ANYFORMER_PLUGINS` (names separated by commas, for launchers). A recipe or a downloaded folder cannot name one.
 """
 
+import difflib
 import functools
 import hashlib
 import importlib
@@ -119,18 +120,47 @@ def less_is_better(name: str | None) -> bool:
 
 
 def register_objective(cls: Any) -> Any:
-    """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`)."""
+    """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`).
+
+    Raises UserError for a method whose name is nearly one of the interface, and prints others that nothing calls.
+    """
+    check_overrides(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
+
+
+def check_overrides(cls: type) -> None:
+    """Find public names of a plug-in's class that no base class has and that the plug-in's file does not use.
+
+    Raises UserError for one that is nearly a name of a base class: an override of nothing. Other methods are printed.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None or cls.__module__.startswith("anyformer."):
+        return
+    source, bases = Path(file).read_text(encoding="utf-8"), cls.__mro__[1:]
+    known = {name for base in bases for name in (*dir(base), *getattr(base, "__annotations__", ()))}
+    for name in vars(cls).keys() - known - {"predictions", "compute_metrics"}:  # asked for by `scorer`
+        if not name.startswith("_") and len(re.findall(rf"\b{name}\b", source)) == 1:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if near:
+                raise UserError(f"{file}: {cls.__name__}.{name} overrides nothing; did you mean {near[0]}?")
+            if callable(getattr(cls, name)):
+                say = f"anyformer: {file}: nothing calls {cls.__name__}.{name}, which no base class has"
+                print(say, file=sys.stderr)
 
 
 def register_source(name: str) -> Callable:
     """Class decorator: `data.source: NAME` then reads documents from this Source (see data/documents.py).
 
-    It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name.
+    It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name. Raises
+    UserError as `register_objective` does.
     """
 
-    return _decorator(SOURCES, name)
+    def register(cls: Any) -> Any:
+        check_overrides(cls)
+        return _decorator(SOURCES, name)(cls)
+
+    return register
 
 
 def register_optimizer(name: str) -> Callable:
