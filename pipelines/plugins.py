@@ -139,28 +139,23 @@ def check_overrides(cls: type) -> None:
         return
     source, bases = Path(file).read_text(encoding="utf-8"), cls.__mro__[1:]
     known = {name for base in bases for name in (*dir(base), *getattr(base, "__annotations__", ()))}
-    for name in vars(cls).keys() - known - {"predictions", "compute_metrics"}:  # asked for by `scorer`
+    for name in sorted(vars(cls).keys() - known - {"predictions", "compute_metrics"}):  # asked for by `scorer`
         if not name.startswith("_") and len(re.findall(rf"\b{name}\b", source)) == 1:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             if near:
                 raise UserError(f"{file}: {cls.__name__}.{name} overrides nothing; did you mean {near[0]}?")
             if callable(getattr(cls, name)):
-                say = f"anyformer: {file}: nothing calls {cls.__name__}.{name}, which no base class has"
-                print(say, file=sys.stderr)
+                sentence = f"{file}: nothing calls {cls.__name__}.{name}, which no base class has"
+                print(f"anyformer: {sentence}", file=sys.stderr)
 
 
 def register_source(name: str) -> Callable:
     """Class decorator: `data.source: NAME` then reads documents from this Source (see data/documents.py).
 
-    It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name. Raises
-    UserError as `register_objective` does.
+    It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name.
     """
 
-    def register(cls: Any) -> Any:
-        check_overrides(cls)
-        return _decorator(SOURCES, name)(cls)
-
-    return register
+    return _decorator(SOURCES, name)
 
 
 def register_optimizer(name: str) -> Callable:
@@ -181,6 +176,8 @@ def register_schedule(name: str) -> Callable:
 
 def _decorator(registry: Registry, name: str) -> Callable:
     def register(row: Any) -> Any:
+        if isinstance(row, type):
+            check_overrides(row)
         registry.add(name, row)
         return row
 
