@@ -14,6 +14,10 @@ class UserError(Exception):
     """
 
 
+class UnknownName(UserError):
+    """A name that nothing here has, such as an optimizer's or a setting's: a plug-in that is not loaded may have it."""
+
+
 def reader_left(error: BaseException) -> bool:
     """Whether the reader of our output is gone, as after `| head -1`; rich turns that error into a SystemExit."""
     cause = error.__context__ if isinstance(error, SystemExit) else error

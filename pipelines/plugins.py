@@ -6,17 +6,22 @@ up. A plug-in is a Python file or module that the user names on the command line
 `$ANYFORMER_PLUGINS` (names separated by commas, for launchers). A recipe or a downloaded folder cannot name one.
 """
 
+import difflib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, did_you_mean
+from .errors import UnknownName, UserError, did_you_mean
 
 VARIABLE = "ANYFORMER_PLUGINS"
 
@@ -71,7 +76,7 @@ class Registry:
         """The row; raises UserError with the nearest name."""
         row = self.get(name)
         if row is None:
-            raise UserError(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
+            raise UnknownName(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
         return row
 
     def get(self, name: str) -> Any | None:
@@ -115,9 +120,33 @@ def less_is_better(name: str | None) -> bool:
 
 
 def register_objective(cls: Any) -> Any:
-    """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`)."""
+    """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`).
+
+    Raises UserError for a method whose name is nearly one of the interface, and prints others that nothing calls.
+    """
+    check_overrides(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
+
+
+def check_overrides(cls: type) -> None:
+    """Find public names of a plug-in's class that no base class has and that the plug-in's file does not use.
+
+    Raises UserError for one that is nearly a name of a base class: an override of nothing. Other methods are printed.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None or cls.__module__.startswith("anyformer."):
+        return
+    source, bases = Path(file).read_text(encoding="utf-8"), cls.__mro__[1:]
+    known = {name for base in bases for name in (*dir(base), *getattr(base, "__annotations__", ()))}
+    for name in sorted(vars(cls).keys() - known - {"predictions", "compute_metrics"}):  # asked for by `scorer`
+        if not name.startswith("_") and len(re.findall(rf"\b{name}\b", source)) == 1:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if near:
+                raise UserError(f"{file}: {cls.__name__}.{name} overrides nothing; did you mean {near[0]}?")
+            if callable(getattr(cls, name)):
+                sentence = f"{file}: nothing calls {cls.__name__}.{name}, which no base class has"
+                print(f"anyformer: {sentence}", file=sys.stderr)
 
 
 def register_source(name: str) -> Callable:
@@ -147,6 +176,8 @@ def register_schedule(name: str) -> Callable:
 
 def _decorator(registry: Registry, name: str) -> Callable:
     def register(row: Any) -> Any:
+        if isinstance(row, type):
+            check_overrides(row)
         registry.add(name, row)
         return row
 
@@ -168,6 +199,7 @@ def taught(cls: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- loading
 
 _loaded: dict[str, dict[str, str]] = {}  # absolute path, or name of a module -> what run.json says of it
+_of_command: list[str] = []  # the names of the command line, in its order
 
 
 def load_plugins(names: Sequence[str] = ()) -> None:
@@ -176,6 +208,7 @@ def load_plugins(names: Sequence[str] = ()) -> None:
     Raises:
         UserError: no such file or module, or an error while it is imported.
     """
+    _of_command[:] = names
     for name in (*names, *os.environ.get(VARIABLE, "").split(",")):
         if name.strip():
             _load_plugin(name.strip())
@@ -184,6 +217,25 @@ def load_plugins(names: Sequence[str] = ()) -> None:
 def loaded_plugins() -> list[dict[str, str]]:
     """What run.json records of each plug-in: its path or name, and the SHA-256 of the file."""
     return list(_loaded.values())
+
+
+def with_plugins(command: str) -> str:
+    """A command that is proposed to the user, with the plug-ins that the command line has named."""
+    words = "".join(f"--plugin {shlex.quote(name)} " for name in _of_command)
+    return command.replace("anyformer ", f"anyformer {words}", 1)
+
+
+def lacking_plugins(folder: Path) -> str:
+    """`--plugin FILE ...` for the plug-ins of a run or a saved model that are not loaded; "" if there are none."""
+    with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+        run, code = folder / "run.json", folder / "plugin_code.py"  # which imports those saved with a model
+        names = [row["plugin"] for row in json.loads(run.read_text()).get("plugins", [])] if run.is_file() else []
+        if not names and code.is_file():
+            names = [f"{stem}.py" for stem in re.findall(r"^from \.(\w+) import \*", code.read_text(), re.MULTILINE)]
+        lacking = [Path(name) for name in names if Path(name).name not in {Path(other).name for other in _loaded}]
+        near = [path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path for path in lacking]
+        return " ".join(f"--plugin {shlex.quote(str(path if path.is_file() else path.name))}" for path in near)
+    return ""
 
 
 def _load_plugin(name: str) -> None:

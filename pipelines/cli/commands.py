@@ -1,12 +1,14 @@
 """Runs one command; every error ends in a message of one sentence and an exit code."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
-from ..errors import UserError, reader_left
-from ..plugins import load_plugins
+from ..errors import UnknownName, UserError, reader_left
+from ..plugins import lacking_plugins, load_plugins
 from .parser import Parser, build_parser, parse
 
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
@@ -30,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # here, where a pipe whose reader has left can still be handled
         return code
     except UserError as error:
-        return _fail(str(error), EXIT_USER_ERROR, debug)
+        return _fail(_with_plugins(error, argv) or str(error), EXIT_USER_ERROR, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED, debug)
     except (BrokenPipeError, SystemExit) as error:
@@ -44,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         from ..training.engines.launch import LOST_ANOTHER, lost_another
 
+        if needed := _with_plugins(error, argv):
+            return _fail(needed, EXIT_USER_ERROR, debug)
         if lost_another(error):
             return _fail(LOST_ANOTHER, EXIT_BUG, debug)
         description = " ".join(f"{type(error).__name__}: {error}".split())
@@ -60,6 +64,26 @@ def _fail(sentence: str, code: int, debug: bool) -> int:
     rank = f" (rank {os.environ.get('RANK')})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"anyformer{rank}: {sentence}", file=sys.stderr)
     return code
+
+
+def _with_plugins(error: Exception, argv: Sequence[str]) -> str:
+    """The sentence for a name that only a plug-in has, where one of a run that the command names is not loaded.
+
+    Such an error is an UnknownName, a KeyError, or comes from a config that refuses a name; "": the error is another.
+    """
+    if not isinstance(error, UnknownName | KeyError) and not isinstance(error.__cause__, ValueError):
+        return ""
+    for word in argv:
+        place = Path(word.rpartition("=")[2]).expanduser()
+        if place.suffix in (".yaml", ".yml") and place.is_file():  # a recipe, which names the folder of its run
+            named = re.search(r"output_dir: *['\"]?([^'\"\s,}]+)", place.read_text(encoding="utf-8", errors="replace"))
+            place = Path(named[1] if named else place)
+        for folder in (place, place.parent):
+            if lacking := lacking_plugins(folder):
+                sentence = re.split(r"; (?:did you mean|known:) ", str(error))[0]
+                sentence += " is not known" * isinstance(error, KeyError)
+                return f"{sentence}; {folder} was made with plug-ins that are not loaded: add {lacking}"
+    return ""
 
 
 def _os_error_sentence(error: OSError) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..plugins import with_plugins
 from ..words import aligned
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def say_loading() -> None:
 def say_next(command: str) -> None:
     """Say on a terminal what to do next; in a pipe nothing is said."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        print(f"next: {command}", file=sys.stderr)
+        print(f"next: {with_plugins(command)}", file=sys.stderr)
 
 
 def quoted(path: Any) -> str:

@@ -41,7 +41,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     if is_ours(native.config):
         raise UserError(f"{type(native).__name__} is an anyformer model already; to_native goes the other way")
     architecture = architecture_of(native.config)
-    auto_class, row = auto_class_of(native), family_row(architecture.family)
+    auto_class, row = auto_class_of(type(native).__name__, native.config), family_row(architecture.family)
     if auto_class not in row.heads:
         raise UserError(f"anyformer's {architecture.family} has no {auto_class}; it has {', '.join(row.heads)}")
     cls = row.load(row.heads[auto_class])
@@ -79,15 +79,8 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not is_ours(model.config):
         raise UserError(f"{type(model).__name__} is no anyformer model; from_native goes the other way")
-    auto_class = auto_class_of(model)
     _check_plain(model)
-    architecture, config = native_config(model.config)
-    name = native_class_names(architecture.native).get(auto_class)
-    if name is None or auto_class not in architecture.heads:
-        raise UserError(f"{architecture.native} has no counterpart of {type(model).__name__} in transformers")
-    for other, fields in architecture.class_fields.items():
-        if other in native_classes(architecture.native, auto_class) and fields.items() <= vars(model.config).items():
-            name = other
+    auto_class, architecture, config, name = native_twin_of(type(model).__name__, model.config)
     cls, source = getattr(transformers, name), model.state_dict()
     if modules := getattr(model.config, "num_nextn_predict_layers", 0):
         warnings.warn(
@@ -104,6 +97,22 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
         else:
             weights[name] = row.join([take(source, part) for part in ours], model.config)
     return _build(cls, config, weights, names, like=model, **arguments)
+
+
+def native_twin_of(class_name: str, ours) -> tuple:
+    """(Auto class, architecture, native config, name of the native class) of a class and config of ours.
+
+    Raises UserError as `to_native` does, before any weight is read.
+    """
+    auto_class = auto_class_of(class_name, ours)
+    architecture, config = native_config(ours)
+    name = native_class_names(architecture.native).get(auto_class)
+    if name is None or auto_class not in architecture.heads:
+        raise UserError(f"{architecture.native} has no counterpart of {class_name} in transformers")
+    for other, fields in architecture.class_fields.items():
+        if other in native_classes(architecture.native, auto_class) and fields.items() <= vars(ours).items():
+            name = other
+    return auto_class, architecture, config, name
 
 
 def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedConfig:
@@ -139,13 +148,11 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     raise UserError(f"MODEL={name_or_path} lacks the weight {min(report['missing_keys'])}")
 
 
-def auto_class_of(model: PreTrainedModel) -> str:
+def auto_class_of(class_name: str, config) -> str:
     """Return the Auto class of a model's head; raise UserError for a head without counterpart."""
-    name = _auto_class_named(type(model).__name__, model.config)
+    name = _auto_class_named(class_name, config)
     if name is None:
-        raise UserError(
-            f"{type(model).__name__} has no counterpart; those of {', '.join(HEADS)} have one where both sides do"
-        )
+        raise UserError(f"{class_name} has no counterpart; those of {', '.join(HEADS)} have one where both sides do")
     return name
 
 

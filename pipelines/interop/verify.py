@@ -34,7 +34,7 @@ def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[
     right for others, unless `padded` is false. Without a pad token there is one row and no padding: a head that reads
     the last token of a row could not find it.
     """
-    config, head = ours.config, auto_class_of(ours)
+    config, head = ours.config, auto_class_of(type(ours).__name__, ours.config)
     generator = torch.Generator().manual_seed(seed)
     family = FAMILIES[config.model_type]
     if family.of_images:

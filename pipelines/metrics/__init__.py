@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UnknownName, UserError, did_you_mean
 from ..plugins import METRICS
 
 COMPARED = ("classes", "probabilities", "label_sets", "numbers", "texts", "tags", "answers")
@@ -225,7 +225,7 @@ def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_cl
         if row is None or name not in fitting:
             wrong = "is not known" if row is None else f"compares {row.compares} and is not for {setting}"
             near = did_you_mean(name, fitting) if fitting else "; only the loss is measured"
-            raise UserError(f"evaluation.metrics={name!r} {wrong}{near}")
+            raise UnknownName(f"evaluation.metrics={name!r} {wrong}{near}")
         if row.missing() is not None:
             raise UserError(f"evaluation.metrics={name!r} {row.missing()}")
         if row.two_classes and num_classes is not None and num_classes > 2:
@@ -243,7 +243,7 @@ def load_metric(name: str, **kwargs) -> Any:
     """
     names = [known for known, row in METRICS.items() if row.load is not None]
     if name not in names:
-        raise UserError(f"metric {name!r} is not known{did_you_mean(name, names)}")
+        raise UnknownName(f"metric {name!r} is not known{did_you_mean(name, names)}")
     return METRICS[name].load(**kwargs)
 
 

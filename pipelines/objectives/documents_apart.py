@@ -32,7 +32,8 @@ def check_documents_apart(
         return
     raise UserError(
         f"{section}.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "
-        f"other; convert it (anyformer convert {name} FOLDER), or set task.packing=false where the task has that"
+        f"other; set task.packing=false where the task has that, or convert it, where it has a twin, with anyformer "
+        f"convert {name} FOLDER"
     )
 
 

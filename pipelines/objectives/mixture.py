@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
 from ..data.rows import Rows
-from ..errors import UserError, did_you_mean
+from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import rich_text, torch
 from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
@@ -44,7 +44,7 @@ class PartSettings:
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
         if name not in names:
-            raise UserError(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
+            raise UnknownName(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
         settings = settings_of_part(OBJECTIVES[name])
         known = {row.name for row in fields(settings)}
         for key in value:

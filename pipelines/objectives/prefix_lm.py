@@ -33,7 +33,8 @@ class PrefixLM(LooksAhead, Reconstruction):
             name = self.recipe.model.name_or_path
             raise UserError(
                 f"model.name_or_path={name!r} ({self.config.model_type}) is causal throughout, and {self.setting} "
-                f"shows a prefix in both directions; convert it (anyformer convert {name} FOLDER), or learn causal"
+                f"shows a prefix in both directions; learn causal, or convert it, where it has a twin, with anyformer "
+                f"convert {name} FOLDER"
             )
         return super().open()
 

@@ -126,7 +126,8 @@ class SentencePairs(MaskingObjective):
         if not {"next_sentence_label", "num_items_in_batch"} <= inspect.signature(model.forward).parameters.keys():
             raise UserError(
                 f"model.name_or_path={self.recipe.model.name_or_path!r} is a {type(model).__name__}, and "
-                f"{self.setting} trains our encoders with a head for pairs; convert it first, with anyformer convert"
+                f"{self.setting} trains our encoders with a head for pairs; convert it first, with anyformer convert, "
+                f"where it has a twin"
             )
         self.check_segments(model.config.type_vocab_size, f"{type(model).__name__} with type_vocab_size")
 

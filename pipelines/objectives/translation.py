@@ -84,6 +84,11 @@ class Translation(TextTask):
 
     # ---- data
 
+    def corpus(self, source):
+        texts, settings = super().corpus(source), self.encoding_key()
+        texts.key |= {"encoding": settings} if settings else {}
+        return texts
+
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.settle()
@@ -109,7 +114,7 @@ class Translation(TextTask):
         return self.stored(source, cache, columns, settings)
 
     def encoding_key(self) -> list:
-        """Further settings that the encoded examples depend on, as JSON."""
+        """Further settings that the texts and the encoded examples depend on, as JSON."""
         return []
 
     def _batches(self, examples) -> Iterator[dict[str, list]]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
-from ..errors import UserError, did_you_mean, nearest
+from ..errors import UnknownName, UserError, did_you_mean, nearest
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from . import introspection
 from .data_section import DERIVED_FROM_TEXT
@@ -228,7 +228,7 @@ def _check_training(recipe: Recipe) -> None:
     ):
         name = getattr(training, field)
         if name not in known and name not in added:
-            raise UserError(f"training.{field}={name!r} is not known{did_you_mean(name, {*known, *added})}")
+            raise UnknownName(f"training.{field}={name!r} is not known{did_you_mean(name, {*known, *added})}")
     trackers = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     for name in trackers:
         if name not in TRACKERS and not (name == "none" and len(trackers) == 1):
@@ -387,7 +387,7 @@ def check_model(recipe: Recipe) -> None:
     except ValueError as error:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
-        raise UserError(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
+        raise UnknownName(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
     # Not in the legality table, which also checks models saved by earlier versions: those must still load.
     for kind, parameters in rope_parameters_of(config).items():
         check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")

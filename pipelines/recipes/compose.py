@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean, nearest
+from ..errors import UnknownName, UserError, did_you_mean, nearest
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import ARGUMENT_BOUNDS, OWNED_ARGUMENTS, check_model, check_recipe
@@ -246,7 +246,7 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     known = names_of(section)
     meant = find_setting(str(name)) if nearest(str(name), known) is None else None  # distillation -> section teacher
     near = f"; did you mean {meant}?" if meant else did_you_mean(str(name), known)
-    return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
+    return UnknownName(f"{section}.name={show(name)} is not one of its choices{near}")
 
 
 def names_of(section: str) -> list[str]:
@@ -323,7 +323,7 @@ def _no_field(key: str, family: str, where: str, known: dict, own: set[str]) -> 
         return UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
     if where == "model":
         return unknown_key("model", key, [*own, *known])
-    return UserError(f"{where}: {key}: no such setting{did_you_mean(key, known)}")
+    return UnknownName(f"{where}: {key}: no such setting{did_you_mean(key, known)}")
 
 
 def _training_section(data: Any) -> TrainingSection:

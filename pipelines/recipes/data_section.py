@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import UserError, did_you_mean
+from ..errors import UnknownName, UserError, did_you_mean
 from ..plugins import SOURCES
 from .introspection import doc, show
 
@@ -161,7 +161,7 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
         names = [f"{path}.{name}" for name in kinds]
         raise UserError(f"{' and '.join(names)} are both set; keep one and set the other to null")
     if source.source is not None and source.source not in SOURCES:
-        raise UserError(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
+        raise UnknownName(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
     if source.files is not None and not all([source.files] if isinstance(source.files, str) else source.files or [""]):
         raise UserError(f"{path}.files={show(source.files)} names no file")
     _check_encoding(source, path)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..errors import UserError, did_you_mean
+from ..errors import UnknownName, UserError, did_you_mean
 from ..words import Epochs, epochs_of
 from .introspection import show
 
@@ -54,7 +54,7 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
         near = did_you_mean(str(value), map(str, choices))
-        raise UserError(f"{path}={show(value)} is not one of its choices{near}")
+        raise UnknownName(f"{path}={show(value)} is not one of its choices{near}")
     if origin is list and isinstance(value, list):
         return [convert(item, get_args(annotation)[0], f"{path}.{i}") for i, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
@@ -107,7 +107,7 @@ def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
     is_here = path.startswith("stages.") or any(name in known for name in ours_for(str(key)))
     meant = None if is_here else find_setting(str(key))
     near = f"; did you mean {meant}?" if meant else did_you_mean(str(key), known, prefix)
-    return UserError(f"{prefix}{key}: no such {noun}{near}")
+    return UnknownName(f"{prefix}{key}: no such {noun}{near}")
 
 
 def as_mapping(value: Any, path: str) -> dict:

@@ -17,10 +17,11 @@ from ..plugins import less_is_better
 from ..publishing.run_facts import validated_on
 from ..recipes.optimizer_rows import RATES
 from ..recipes.schema import MINIMAL_PAIRS
-from ..words import number_in_words
+from ..words import counted, number_in_words
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series, more than a chart has pixel columns on a screen
+SAID = 3  # values of fewer steps that a chart names; the others are counted
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ OF_TRAINING = (
     Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
-KNOWN = {"step", "time", "epoch", "stage", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
+KNOWN = {"step", "time", "epoch", "stage", "loss", "tokens", "skipped_steps", "grad_norm_warning", "mean_of_steps"}
 KNOWN |= {quantity.key for quantity in OF_TRAINING}
 OF_ROUTERS = (
     Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),
@@ -136,13 +137,21 @@ def parts_in(log: RunLog) -> list[str]:
     return [key for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")]
 
 
+def of_fewer_steps(log: RunLog) -> str:
+    """Which values of the training's curves are means of fewer steps than lie between two of them; "" if none is."""
+    lines = [line for line in log.train if "mean_of_steps" in line]
+    found = [f"of {counted(line['mean_of_steps'], 'step')} at {line['step']}" for line in lines]
+    more = [f"{len(found) - SAID} more"] if len(found) > SAID else []
+    return f"training {', '.join([*found[:SAID], *more])}" if found else ""
+
+
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
     marks, on_rows = marks_of(log), validated_on(log.run)
     charts = [
         chart(
             "loss",
             "Loss",
-            f"{loss_unit}, validation {on_rows}" if on_rows else loss_unit,
+            ", ".join(filter(None, [loss_unit, on_rows and f"validation {on_rows}", of_fewer_steps(log)])),
             [
                 series(log.train, "loss", "training", noisy=True, of="training"),
                 series(log.validations, "validation_loss", "validation", points=True, of="validation"),

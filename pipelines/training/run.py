@@ -157,8 +157,10 @@ def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
     """Write run.json and rows.json, and add the callbacks that write gradient norms and the report page."""
     folder, arguments = session.folder, session.arguments
     if checkpoint is not None:
-        folder.keep_versions_of(checkpoint)
+        folder.go_on_from(checkpoint)
         trainer.staging.run_identity = session.identity_text()
+    for tracker in trainer.trackers:
+        tracker.run_id = folder.wandb_id
     folder.write(
         "running",
         world_size=arguments.world_size,

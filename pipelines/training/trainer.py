@@ -363,6 +363,8 @@ class AnyformerTrainer(Trainer):
     def log(self, logs, start_time=None):
         if self.position.stream is not None:
             self.state.epoch = float(self.position.passes)  # Trainer counts all steps of a stream as one epoch
+        if "loss" in logs or "train_loss" in logs:
+            self.steps.count_steps(logs, self.state)
         if "loss" in logs:
             self.guard.check()
             logs.update(self.own_rates | self.engine.norms_of_parts())

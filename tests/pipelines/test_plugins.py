@@ -1,5 +1,6 @@
 """A plug-in is one file: the examples of docs/plugins.md are loaded from the command line, trained and measured."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,8 @@ from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDUL
 from anyformer.pipelines.storage.plugin_code import _with_siblings
 from local_hub import run_without_anyformer
 from unregister import unregister
+
+from anyformer import load_recipe, prepare_data
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
@@ -65,7 +68,21 @@ def recipe_file(folder: Path, **sections) -> Path:
     return path
 
 
-def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, command, capsys):
+def watched(cls: type, monkeypatch) -> set[str]:
+    """The names of the methods that a class defines; each is taken out of the set when it is called."""
+    waiting = {name for name, thing in vars(cls).items() if inspect.isfunction(thing) and name != "__init__"}
+    for name in list(waiting):
+        method = vars(cls)[name]
+
+        def call(self, *args, _name=name, _method=method, **kwargs):
+            waiting.discard(_name)
+            return _method(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, name, call)
+    return waiting
+
+
+def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, command, capsys, monkeypatch):
     recipe = recipe_file(
         tmp_path,
         data={"source": "docstrings", "validation_fraction": 0.1},
@@ -73,6 +90,7 @@ def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, c
     )
     named = ["--plugin", files["objective"], "--plugin", files["data source"]]
     assert command(*named, "list", "token_deletion") == 0
+    uncalled = [watched(cls, monkeypatch) for cls in (OBJECTIVES["token_deletion"], SOURCES["docstrings"])]
     assert "objective.deletion_rate" in capsys.readouterr().out
     assert command("preview", recipe, "--rows", "1", *named) == 0
     assert command("train", recipe, *named) == 0
@@ -86,9 +104,10 @@ def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, c
     assert command("evaluate", tmp_path / "run", recipe, *named) == 0
     result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
     assert result["metrics"]["loss"] == pytest.approx(run["metrics"]["validation_loss"], rel=1e-5)
+    assert uncalled == [set(), set()]
 
 
-def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys):
+def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, monkeypatch):
     rows = [{"long": f"the dog number {i} runs very far away", "short": f"dog {i}"} for i in range(60)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {"name": "summarization", "source_field": "long", "target_field": "short", "max_length": 48, "num_beams": 1}
@@ -99,11 +118,94 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys):
         task=task,
         evaluation={"metrics": ["chrf", "length_ratio"]},
     )
-    assert command("train", recipe, "--plugin", files["task"], "--plugin", files["metric"]) == 0
-    printed = capsys.readouterr().out
+    named = ["--plugin", files["task"], "--plugin", files["metric"]]
+    assert command(*named, "list", "summarization") == 0
+    uncalled = watched(OBJECTIVES["summarization"], monkeypatch)
+    capsys.readouterr()
+    assert command("train", recipe, *named) == 0
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert not uncalled and captured.err == ""  # no method that nothing calls
+    assert f"next: anyformer --plugin {files['task']} --plugin {files['metric']} predict" in printed
     assert "validation length ratio" in printed and "summary of" in printed
     card = (tmp_path / "run" / "README.md").read_text()
     assert "length ratio" in card
+    data = prepare_data(load_recipe(str(recipe)))
+    tokenizer, row = data.tokenizer, data.rows["train"][0]
+    (read,) = tokenizer.batch_decode(data.collator([row])["input_ids"], skip_special_tokens=True)
+    assert re.match(r"summarize: the dog number \d+ runs", read)  # also the tokenizer's characters
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"long": "the dog runs"}) + "\n")
+    given, encode = [], type(tokenizer).__call__
+
+    def encoded(self, *texts, **options):
+        given.extend(texts)
+        return encode(self, *texts, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tokenizer), "__call__", encoded)
+        answers = ["--out", tmp_path / "out.jsonl"]
+        assert command("predict", tmp_path / "run", tmp_path / "asked.jsonl", *answers, *named) == 0
+    assert ["summarize: the dog runs"] in given
+    other = load_recipe(str(recipe), task={"prefix": "tl;dr: "})  # another prefix, another tokenizer
+    assert set("tl;dr: ") <= prepare_data(other).tokenizer.get_vocab().keys()
+
+
+@pytest.mark.parametrize(
+    "kind, before, after, words",
+    [
+        (
+            "objective",
+            "def collator(",
+            "def colator(",
+            "colator overrides nothing; did you mean collator?",
+        ),
+        ("task", "def encoding_key(", "def encode_key(", "encode_key overrides nothing; did you mean encoding_key?"),
+        (
+            "data source",
+            "def identity(",
+            "def identiy(",
+            "identiy overrides nothing; did you mean identity?",
+        ),
+        ("task", "def text_in(", "def source_text(", None),
+    ],
+)
+def test_a_method_that_overrides_nothing_is_named(files, command, capsys, kind, before, after, words):
+    files[kind].write_text(files[kind].read_text().replace(before, after))
+    assert command("--plugin", files[kind], "list") == (2 if words else 0)
+    message = capsys.readouterr().err
+    assert (words or "nothing calls Summarization.source_text") in message and message.count("\n") == 1
+    helper = files[kind].read_text().replace(after, "def helper(self):\n        self.helper()\n\n    " + before)
+    files[kind].write_text(helper)
+    plugins._loaded.clear()
+    assert command("--plugin", files[kind], "list") == 0 and capsys.readouterr().err == ""
+
+
+def forget_plugins() -> None:
+    """As in a new process: no plug-in is loaded."""
+    plugins._loaded.clear()
+    unregister("dilated_attention")
+    for registry, name in ((OPTIMIZERS, "sign_sgd"), (SCHEDULES, "sawtooth")):
+        if name in registry:
+            registry.remove(name)
+
+
+def doors_of(run: Path, recipe: Path, folder: Path) -> list[list]:
+    """Commands that open a run, its checkpoint, its recipe, or a copy of its model, and need the plug-ins for it."""
+    (folder / "rows.jsonl").write_text(json.dumps({"text": "the dog"}) + "\n")
+    out = ["--out", folder / "out.html"]
+    return [
+        ["evaluate", run],
+        ["evaluate", run / "checkpoint-8", recipe],
+        ["predict", run, folder / "rows.jsonl", "--out", folder / "out.jsonl"],
+        ["generate", run, "the dog"],
+        ["inspect", run, "the dog", *out],
+        ["check", run],
+        ["convert", run, folder / "native"],
+        ["publish", run, "me/mine", "--dry-run", "--no-check"],
+        ["train", recipe],
+        ["preview", run / "recipe.yaml"],
+        ["train", "quickstart", f"model.name_or_path={run}", f"training.output_dir={folder / 'next'}", "--dry-run"],
+    ]
 
 
 LOAD_AND_SAVE_AGAIN = """
@@ -122,7 +224,7 @@ report(found)
 
 
 def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_loads_without_them(
-    files, tmp_path, command, capsys
+    files, tmp_path, command, capsys, monkeypatch
 ):
     (tmp_path / "text.txt").write_text("the dog runs very far away and the cat runs after it\n" * 200)
     recipe = recipe_file(
@@ -151,8 +253,18 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_load
     assert run_without_anyformer(LOAD_AND_SAVE_AGAIN, run, ids, cwd=tmp_path) == [expected, expected]
 
     mixed = files["attention kind"].read_text() + "\nfrom anyformer import register_metric\n"
-    plugins._loaded.clear()
-    unregister("dilated_attention")
+    forget_plugins()
+    monkeypatch.chdir(tmp_path)  # beside the plug-ins, which are then named as one would
+    asked = [f"--plugin {file.name}" for file in named[1::2]]
+    for argv in doors_of(run, recipe, tmp_path):
+        capsys.readouterr()
+        assert command(*argv) == 2, argv
+        message = capsys.readouterr().err
+        assert message.endswith(f"add {' '.join(asked)}\n"), message
+        assert message.count("\n") == 1 and "did you mean" not in message and "known:" not in message
+    assert command("evaluate", run, *named[:2]) == 2  # one of three is given: the others are named
+    assert capsys.readouterr().err.endswith(f"add {' '.join(asked[1:])}\n")
+    forget_plugins()
     files["attention kind"].write_text(mixed)
     again = [f"training.output_dir={tmp_path / 'other'}", "--plugin", files["attention kind"]]
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,7 +59,8 @@ class RunFolder:
     data: sizes of the data, and a `fingerprint` that identifies it. total_steps: training section -> all steps of a run
     with this data and number of rows per step, None if unknown. rows_per_step: of all processes; None: not known yet.
     versions_by_step: if a run was resumed under other package versions, [{"from_step": 0, "torch": ...}, ...], the
-    oldest first. read: the data's files, as data_identity gives them.
+    oldest first. read: the data's files, as data_identity gives them. wandb_id: of the run at Weights & Biases; a
+    resumed run has that of its checkpoint.
     """
 
     recipe: Recipe
@@ -67,6 +69,7 @@ class RunFolder:
     rows_per_step: int | None = None
     versions_by_step: list[dict[str, Any]] = field(default_factory=list)
     read: dict[str, str | None] = field(default_factory=dict)
+    wandb_id: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def path(self) -> Path:
@@ -83,6 +86,7 @@ class RunFolder:
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
+            **({"wandb_id": self.wandb_id} if "wandb" in self.recipe.training.report_to else {}),
         }
 
     def record(self) -> Record:
@@ -220,9 +224,13 @@ class RunFolder:
         self.leave_shorter_runs_end(readable)
         return find_last_complete(self.path, report=say)
 
-    def keep_versions_of(self, checkpoint: Path) -> None:
-        """Record the package versions of the steps up to a checkpoint; print a line if others are installed now."""
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Take the tracker's id from a checkpoint, and record the package versions of the steps up to it.
+
+        Prints a line if other versions are installed now.
+        """
         stored = read_identity(checkpoint / RUN_FILE) or {}
+        self.wandb_id = stored.get("wandb_id", self.wandb_id)
         before, now, step = stored.get("versions") or {}, package_versions(), step_of(checkpoint)
         self.versions_by_step = stored.get("versions_by_step") or []
         changed = [name for name in now if before and before.get(name) != now[name]]

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import torch
 from anyformer.modeling.experts_bias import forget_counts
+from transformers import TrainerState
 
 from ...errors import UserError
 from ...recipes.schema import TrainingSection
 from ...storage.atomic import write_atomically
+from ...storage.checkpoints import step_of
 from ..checkpoints.run_folder import say
 from .loss_guard import LossGuard, words_of_rows
 
@@ -47,6 +49,7 @@ class StepGuard:
         self.reports: list[dict] = []
         self._waiting: list[tuple[int, torch.Tensor | float]] = []  # (step, norm) not yet read from the device
         self._made = self._left_out = 0  # steps since the last log
+        self._begun_at = 0  # the step of the checkpoint that the run goes on from
         self._before: tuple[int, torch.Tensor, list] | None = None
 
     @property
@@ -56,6 +59,7 @@ class StepGuard:
 
     def begin(self, checkpoint: str | Path | None) -> None:
         """Called when training begins; loads the state from the checkpoint of a resumed run."""
+        self._begun_at = 0 if checkpoint is None else step_of(Path(checkpoint))
         file = None if checkpoint is None else Path(checkpoint) / FILE
         if file is None or not file.is_file():
             return
@@ -159,6 +163,16 @@ class StepGuard:
             self.norms.append(norm)
 
     # ---- the log
+
+    def count_steps(self, logs: dict, state: TrainerState) -> None:
+        """Add `mean_of_steps` to a log, before `collect`: the number of steps that its loss is a mean of, where these
+        are fewer than the steps since the last log (for `train_loss`: than all), because others were skipped, or made
+        before the run was resumed."""
+        logged = [] if "train_loss" in logs else reversed(state.log_history)
+        before = next((line["step"] for line in logged if "learning_rate" in line), 0)
+        counted = state.global_step - max(before, self._begun_at) - self._left_out
+        if counted < state.global_step - before:
+            logs["mean_of_steps"] = counted
 
     def collect(self, logs: dict, speaks: bool) -> None:
         """Check the norms since the last log. If steps were skipped, correct the log's loss, which is a mean over all

@@ -16,7 +16,7 @@ from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
 from ...storage.json_text import json_text
 from ...storage.metrics_file import METRICS_FILE, read_metrics
-from ...words import human_time, short_metric
+from ...words import counted, human_time, short_metric
 
 FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f} GB", "skipped_steps": "left out {}"}
 
@@ -24,7 +24,8 @@ FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f
 def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
     """A progress line, the most important numbers first; the last are left out where `width` columns do not suffice."""
     words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
-    words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
+    of = f" of {counted(logs['mean_of_steps'], 'step')}" if "mean_of_steps" in logs else ""
+    words += [f"loss {logs['loss']:.4f}{of}", f"lr {logs['learning_rate']:.2e}"]
     for name, word in RATES.items():
         if name in logs:
             words[-1] += f", {word} {logs[name]:.2e}"

@@ -10,6 +10,7 @@ from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
 from ...objectives.prepare import PreparedData, describe_data
+from ...plugins import with_plugins
 from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.schema import Recipe
@@ -159,5 +160,5 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     if is_adapter(folder):  # transformers would build the model from the base's config, which has another head
         whole = folder.with_name(f"{folder.name}_merged")
         steps = [f"anyformer merge {folder} {whole}", objective.how_to_use(whole)]
-    console.print("next: " + "\n      ".join(steps), markup=False)
-    console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)
+    steps.append(f"anyformer publish {folder} your-name/your-model")
+    console.print("next: " + "\n      ".join(map(with_plugins, steps)), markup=False)

@@ -30,6 +30,7 @@ class OneRun:
     begun = False
     ended, step = None, 0
     recipe: dict[str, Any] | None = None  # stored in the tracker's config
+    run_id: str | None = None  # of a tracker that finds its run by an id; a resumed run has that of its checkpoint
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.begun = True
@@ -88,15 +89,17 @@ class TensorBoard(OneRun, TensorBoardCallback):
 
 
 class Wandb(OneRun, WandbCallback):
-    """Files in output_dir/wandb (or $WANDB_DIR/wandb)."""
+    """Files in output_dir/wandb (or $WANDB_DIR/wandb); the id of its run is in run.json and in each checkpoint."""
 
     owns_run = False
 
     def setup(self, args, state, *others, **kwargs):
         self.owns_run = self._wandb.run is None  # otherwise the caller began it, and ends it
-        if self.owns_run and state.is_world_process_zero and "WANDB_DIR" not in os.environ:
-            project = os.getenv("WANDB_PROJECT", "huggingface")
-            self._wandb.init(project=project, name=args.run_name, dir=args.output_dir)
+        if self.owns_run and state.is_world_process_zero:
+            options = {"project": os.getenv("WANDB_PROJECT", "huggingface"), "name": args.run_name}
+            options |= {} if "WANDB_DIR" in os.environ else {"dir": args.output_dir}
+            options |= {"id": os.getenv("WANDB_RUN_ID", self.run_id), "resume": os.getenv("WANDB_RESUME", "allow")}
+            self._wandb.init(**options)
         super().setup(args, state, *others, **kwargs)
 
     def configure(self, facts: dict[str, Any]) -> None:

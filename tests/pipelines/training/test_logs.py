@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import math
+import shutil
 import sqlite3
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
@@ -85,6 +88,34 @@ def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recip
     assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
 
 
+@pytest.mark.parametrize("stages", [[], [{"until": 2, "sequence_length": 24}, {"until": 8}]], ids=["", "stages"])
+def test_a_loss_of_fewer_steps_than_usual_says_of_how_many_it_is(stages, tiny_recipe, command, tmp_path, capsys):
+    """The first one after a resume is of the steps since the checkpoint; a run that was not killed says nothing."""
+    sections = {"training": {"max_steps": 8, "save_steps": 3, "save_total_limit": 3}}
+    sections["training"] |= {"gradient_accumulation_steps": 2}
+    recipe = tiny_recipe(**sections, evaluation={"every_steps": 2})
+    content = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump(content | ({"stages": stages} if stages else {})))
+    run, each = tmp_path / "run", tmp_path / "each"
+    assert command("train", recipe, f"training.output_dir={each}") == 0
+    assert command("train", recipe, "training.logging_steps=4") == 0
+    assert not any("mean_of_steps" in line for line in lines_of(run))
+    assert "training of" not in (run / "report.html").read_text()
+    (run / "run.json").unlink()  # as if it had been killed after step 5
+    for step in (6, 8):
+        shutil.rmtree(run / f"checkpoint-{step}")
+    capsys.readouterr()
+    assert command("train", recipe, "training.logging_steps=4") == 0
+    losses = {line["step"]: line["loss"] for line in lines_of(each) if "loss" in line}
+    trained = {line["step"]: line for line in lines_of(run) if "loss" in line}
+    assert {step: line.get("mean_of_steps") for step, line in trained.items()} == {1: None, 4: 1, 8: None}
+    assert trained[4]["loss"] == pytest.approx(losses[4], abs=1e-6)
+    assert [line["mean_of_steps"] for line in lines_of(run) if "train_loss" in line] == [5]
+    printed = capsys.readouterr().out
+    assert f"loss {losses[4]:.4f} of 1 step  lr" in printed and printed.count(" of 1 step") == 1
+    assert "training of 1 step at 4" in (run / "report.html").read_text()
+
+
 def tensorboard_runs(folder) -> dict[str, dict]:
     """{run: {name: [(step, value), ...]}} of the event files below a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -140,6 +171,38 @@ def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recip
     assert [step for step, _ in series["validation/perplexity"]] == [2, 4, 4]
     assert [step for step, _ in series["train/loss"]] == [1, 2, 3, 4]
     assert not any(name.startswith(("eval", "train/validation")) for name in series)
+
+
+def tracked(tracker: str, run: Path) -> set:
+    """The ids of the runs that a tracker has of a run; for TensorBoard the folders of its files."""
+    if tracker == "wandb":
+        return {place.name.split("-")[3] for place in run.glob("wandb/offline-run-*")}
+    if tracker == "tensorboard":
+        return set(tensorboard_runs(run))
+    from trackio.utils import TRACKIO_DIR  # of the first test that has imported it
+
+    ids = "select run_id from metrics where run_name = ?"
+    return {row for path in TRACKIO_DIR.glob("*.db") for row in sqlite3.connect(path).execute(ids, [run.name])}
+
+
+@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+def test_a_resumed_run_goes_on_in_the_same_run_of_its_tracker(tracker, tiny_recipe, command, tmp_path, monkeypatch):
+    if importlib.util.find_spec(tracker) is None:
+        pytest.skip(f"extra `{tracker}` is not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    recipe = tiny_recipe(training={"report_to": tracker, "save_steps": 2, "lr_scheduler_type": "constant"})
+    run, other = tmp_path / "resumed", tmp_path / "other"
+    for steps in (2, 4):  # the second goes on from the first's last checkpoint
+        assert command("train", recipe, f"training.max_steps={steps}", f"training.output_dir={run}") == 0
+    assert len(tracked(tracker, run)) == 1
+    if tracker != "tensorboard":  # a run that does not go on from one is another, and the user's own id wins
+        monkeypatch.setenv("WANDB_RUN_ID", "chosen")
+        assert command("train", recipe, "training.max_steps=2", f"training.output_dir={other}") == 0
+        assert len(tracked(tracker, run) | tracked(tracker, other)) == 2
+        assert tracker != "wandb" or tracked(tracker, other) == {"chosen"}
 
 
 # ------------------------------------------------------------------------------------------------ what the end says

@@ -81,6 +81,7 @@ def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of
     trainer.train()
     lines = [line for line in read_metrics(tmp_path / "metrics.jsonl")[0] if "loss" in line]
     assert [line.get("skipped_steps") for line in lines][-3:] == [None, 1, 1]
+    assert [line.get("mean_of_steps") for line in lines][-3:] == [None, 3, None]
     assert all(0 < line["loss"] < 6 for line in lines)
     (report,) = trainer.steps.facts()["skipped_steps"]["steps"]
     assert report["step"] == 20 and len(report["rows"]) == 4
