@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    objective: reads the rows and answers them. wanted: the columns that it reads. total: the number of rows. empty: of
-    them those that hold nothing to answer. content: a hash of all that is read in them. files: those
-    of the rows and the model, each with its state before it was hashed.
+    objective: reads the rows and answers them. wanted: the columns that it reads. model: as model_identity gives it.
+    files: of the model and the rows, each with its state before it was hashed. total: the number of rows. empty: of
+    them those that hold nothing to answer. content: a hash of all that is read in them.
     """
 
     recipe: Recipe
@@ -59,10 +59,11 @@ class Prediction:
     wanted: list[str]
     batch_size: int
     max_new_tokens: int | None
+    model: list
+    files: States
     total: int = 0
     empty: int = 0
     content: str = ""
-    files: States = field(default_factory=dict)
 
     @property
     def part_size(self) -> int:
@@ -74,16 +75,13 @@ class Prediction:
 
     def key(self) -> str:
         """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
-        with hashed_files() as files:
-            model = model_identity(self.recipe.model.name_or_path)
-        self.files |= files
         code = [version(name) for name in ("anyformer", "torch", "transformers")], loaded_plugins()
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
-        return sha([model, self.content, settings, code])
+        return sha([self.model, self.content, settings, code])
 
     def read(self) -> None:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
-        with hashed_files() as self.files:
+        with hashed_files() as files:
             seen = hashlib.sha256(sha(self.rows.identity()).encode())
             for place, row in self.rows:
                 self.total += 1
@@ -94,6 +92,7 @@ class Prediction:
                 else:
                     self.empty += self.asked(place, row) is None
         self.content = seen.hexdigest()
+        self.files |= files
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
@@ -165,6 +164,8 @@ def prepare_prediction(
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
     rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
+    with hashed_files() as files:  # before anything of the model is loaded
+        identity = model_identity(recipe.model.name_or_path)
     config = open_config(recipe)
     available = named.there(rows.first[1])
     objective = _objective(recipe, config, available)
@@ -174,7 +175,9 @@ def prepare_prediction(
     if objective.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens)
+    prediction = Prediction(
+        objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens, identity, files
+    )
     prediction.read()
     return prediction
 
