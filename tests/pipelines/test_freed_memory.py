@@ -24,7 +24,8 @@ def test_caches_of_products_are_small_unless_the_user_says_how_large_they_are():
 @pytest.mark.slow
 def test_the_memory_of_a_training_on_texts_of_many_lengths_does_not_grow(tmp_path):
     draw, texts = random.Random(0), tmp_path / "texts.jsonl"
-    rows = [{"text": "ab " * draw.randrange(20, 480), "label": number % 2} for number in range(640)]
+    words = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(10, 180))) for _ in range(640)]
+    rows = [{"text": text, "label": number % 2} for number, text in enumerate(words)]
     texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
         "model": {"family": "encoder", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
