@@ -90,6 +90,9 @@ class Session:
             self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
         if recipe.teacher is not None:
             self.data.facts["teacher_weights"] = sha(weights_identity(recipe.teacher.name_or_path))
+        validated = [rows.identity for split, rows in self.data.rows.items() if split == "validation"]
+        if validated or self.pairs is not None:
+            self.data.facts["validated_on"] = sha([*validated, self.pairs and [self.pairs.good, self.pairs.bad]])
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]

@@ -107,16 +107,29 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # Checkpoints of runs with LoRA or a teacher do not hold these weights.
-        for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
-            if difference is None and stored["data"].get(base) != self.data.get(base):
-                where = "model" if section is self.recipe.model else "teacher"
-                difference = f"the weights of {where}.name_or_path={section.name_or_path!r} have changed since"
+        difference = difference or next(self.changed_files(stored), None)
         if difference is not None:
             raise UserError(
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
                 f"(model.name_or_path={folder} begins there from its weights), or delete {folder} to start over"
             )
+
+    def changed_files(self, stored: dict) -> Iterator[str]:
+        """Words for each of the other files that a stored run depends on, and that has changed since."""
+        # Checkpoints of runs with LoRA or a teacher do not hold these weights.
+        for name, section in (("model", self.recipe.model), ("teacher", self.recipe.teacher)):
+            key = "base_weights" if name == "model" else "teacher_weights"
+            if stored["data"].get(key) != self.data.get(key):
+                yield f"the weights of {name}.name_or_path={section.name_or_path!r} have changed since"
+        metric = self.recipe.evaluation.best_metric
+        goes_on = metric is not None and metric == stored["recipe"].get("evaluation", {}).get("best_metric")
+        if goes_on and stored["data"].get("validated_on") != self.data.get("validated_on"):
+            yield f"the data on which evaluation.best_metric={metric} is measured has changed since"
+        loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
+        for plugin in stored.get("plugins", []):
+            if plugin.get("sha256") not in loaded.values():
+                changed = "has changed since" if plugin["plugin"] in loaded else "is not loaded here (--plugin)"
+                yield f"the plug-in {plugin['plugin']} {changed}"
 
     def rows_per_step_before(self) -> int | None:
         """The rows per step of the run to be resumed, if the recipe's settings of a step have not changed.
