@@ -12,7 +12,6 @@ from ..adapters import (
     load_merged,
     need_peft,
     task_of,
-    whole_weights,
 )
 from ..errors import UserError, loading_reason
 from ..lazy import transformers
@@ -52,9 +51,6 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     lacking = [name for name in lacking if not name.startswith(learned.unused_weights)]
     if lacking:
         raise UserError(f"ADAPTER={source}: neither it nor its base {base_of(source)} has the weight {min(lacking)}")
-    dropped = whole_weights(source).keys() - model.state_dict().keys()
-    if dropped:
-        raise UserError(f"ADAPTER={source} has {min(dropped)}, a weight that {type(model).__name__} has no place for")
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]
     save([model, *(part for part in parts if part is not None)], destination, source, {})
     count = sum(parameter.numel() for parameter in model.parameters())

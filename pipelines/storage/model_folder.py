@@ -10,7 +10,7 @@ from anyformer.modeling.families import FAMILIES
 
 from anyformer import modeling
 
-from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, check_weights, is_adapter
 from ..errors import UserError
 from .checkpoints import list_checkpoints
 
@@ -65,8 +65,7 @@ class ModelFolder:
             UserError: there are none, or a shard that the index names is missing.
         """
         if self.is_adapter:
-            if not (self.path / ADAPTER_WEIGHTS).is_file():
-                raise UserError(f"{self.path} holds no {ADAPTER_WEIGHTS}; save the adapter again")
+            check_weights(self.path)
             return [self.path / ADAPTER_WEIGHTS]
         single, index = self.path / WEIGHTS, self.path / WEIGHTS_INDEX
         if single.is_file():
