@@ -146,6 +146,9 @@ def _base(auto_class, folder: Path, **kwargs):
     rows = shapes.get(f"{name}.weight", [0])[0], shapes.get(f"{name}.lora_embedding_A", [0, 0])[1]
     if max(rows) > getattr(table, "num_embeddings", max(rows)):
         base.resize_token_embeddings(max(rows), mean_resizing=False)
+        head = next((name for name, module in base.named_modules() if module is base.get_output_embeddings()), name)
+        if head != name and not base.config.tie_word_embeddings and not any(key.startswith(head) for key in shapes):
+            raise UserError(f"{folder} has {max(rows)} tokens and no rows of {head} for them; save it with that layer")
     return base, info
 
 

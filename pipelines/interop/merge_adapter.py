@@ -13,7 +13,7 @@ from ..adapters import (
     need_peft,
     task_of,
 )
-from ..errors import UserError, loading_reason
+from ..errors import CANNOT_LOAD, UserError, loading_reason
 from ..lazy import transformers
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
@@ -45,7 +45,7 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     try:
         config = load_config(source, **trust)
         model, lacking = load_merged(class_of(source, config), source, config=config, dtype="auto")
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
     learned = objective_facts(RunFacts.read(Path(source).expanduser()).recipe)
     lacking = [name for name in lacking if not name.startswith(learned.unused_weights)]

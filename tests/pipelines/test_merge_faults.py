@@ -51,9 +51,8 @@ def adapter(tmp_path):
         {"modules_to_save": ["lm_head"]},
         {"rows": 47},
         {"rows": 47, "modules_to_save": ["embed_tokens", "lm_head"]},
-        {"rows": 47, "target_modules": ["embed_tokens", "q_proj"]},
     ],
-    ids=["plain", "dora", "head", "rows", "rows and tables", "adapted rows"],
+    ids=["plain", "dora", "head", "rows", "rows and tables"],
 )
 def test_what_peft_saves_is_loaded_and_merged_as_peft_computes_it(adapter, settings, command, tmp_path):
     folder, expected = adapter(**settings)
@@ -90,6 +89,12 @@ def test_a_faulty_adapter_is_one_sentence_everywhere(adapter, fault, command, ca
     for load in (load_model, load_merged):
         with pytest.raises(UserError):
             load(AutoModelForCausalLM, folder)
+
+
+def test_rows_that_peft_did_not_save_are_not_invented(adapter):
+    folder, _ = adapter(rows=47, target_modules=["embed_tokens", "q_proj"])
+    with pytest.raises(UserError, match="has 47 tokens and no rows of lm_head"):
+        load_merged(AutoModelForCausalLM, folder)
 
 
 def test_nan_in_the_base_is_not_merged(adapter, tmp_path):
