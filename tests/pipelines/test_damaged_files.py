@@ -1,4 +1,4 @@
-"""What lies outside of the program (a damaged file, a full disk, a killed writer) is one sentence, and is cleaned up."""
+"""What lies outside of the program (damaged files, a full disk, a killed writer) is one sentence and is cleaned up."""
 
 import errno
 import os
