@@ -9,9 +9,12 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from .errors import UserError, need_package
+from .errors import UserError, first_line, need_package
+from .manifest import OUR_CODE, files_of_answers, hash_of, is_untouched, read_manifest, sha
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
@@ -46,25 +49,72 @@ def refuse_adapter(source: str | Path) -> None:
         raise UserError(f"MODEL={source} is an adapter; make a whole model of it first: anyformer merge {source} OUT")
 
 
-def _entry(folder: str | Path, key: str):
+def _config(folder: str | Path) -> dict[str, Any]:
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get(key)
-    except (ValueError, AttributeError) as error:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
         raise UserError(f"{file} is not readable as JSON ({error}); save the adapter again") from error
 
 
 def task_of(folder: str | Path) -> str | None:
     """PEFT's name of an adapter's task, such as SEQ_CLS; None if the adapter names none."""
-    return _entry(folder, "task_type")
+    return _config(folder).get("task_type")
 
 
 def base_of(folder: str | Path) -> str:
     """The base model of an adapter: a folder or a repository on the Hub. Raises UserError where it names none."""
-    file, base = Path(folder).expanduser() / ADAPTER_CONFIG, _entry(folder, "base_model_name_or_path")
+    file, base = Path(folder).expanduser() / ADAPTER_CONFIG, _config(folder).get("base_model_name_or_path")
     if not base:
         raise UserError(f"{file} names no base_model_name_or_path; write there the model that it was trained on")
     return base
+
+
+def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[str | None]:
+    """Hashes that change whenever a model's answers do: of its files, and for an adapter of its base's.
+
+    Of a repository on the Hub the commit; None where neither a folder nor a commit is known. shown: of a large file
+    that was not touched since, the manifest's hash is taken; else every file is read, once in a process.
+    """
+    folder = Path(name_or_path).expanduser()
+    if not folder.is_dir():
+        return [_commit_of(str(name_or_path))]
+    known, files = read_manifest(folder) if shown else {}, []
+    for file in files_of_answers(folder):
+        if file.name != "recipe.yaml" and not (OUR_CODE / file.name).is_file():  # the package's own code is used
+            name = str(file.relative_to(folder))
+            is_known = name in known and is_untouched(file)
+            files.append([name, known[name]["sha256"] if is_known else hash_of(file)])
+    if not is_adapter(folder):
+        return [sha(files)]
+    settings = _config(folder) | {"base_model_name_or_path": None}  # the base may have been moved
+    files = [settings if name == ADAPTER_CONFIG else [name, content] for name, content in files]
+    return [sha(files), *weights_identity(base_of(folder), shown=shown)]
+
+
+@lru_cache(maxsize=64)
+def _commit_of(repository: str) -> str | None:
+    """The commit of a repository on the Hub that a process first sees; None where it is not in the Hub's cache."""
+    from transformers.utils import cached_file
+    from transformers.utils.hub import extract_commit_hash
+
+    for name in ("config.json", "adapter_config.json"):
+        try:
+            file = cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError):  # loading the model will say what is wrong
+            return None
+        if file is not None:
+            return f"{repository}@{extract_commit_hash(file, None)}"
+    return None
+
+
+def check_same_weights(name_or_path: str | Path, before: list, what: str) -> None:
+    """Raise UserError where a model's files have changed since `before`, its weights_identity before it was read.
+
+    What is kept of the model would else lie under the identity of other files. what: the setting that names it.
+    """
+    if weights_identity(name_or_path) != before:
+        raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
 
 
 def need_peft(what: str) -> None:
@@ -94,7 +144,7 @@ def whole_weights(folder: str | Path) -> dict[str, list[int]]:
     from safetensors import safe_open
 
     folder = Path(folder).expanduser()
-    modules = tuple(f".{module}." for module in _entry(folder, "modules_to_save") or ())
+    modules = tuple(f".{module}." for module in _config(folder).get("modules_to_save") or ())
     if not (folder / ADAPTER_WEIGHTS).is_file():
         return {}
     with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
@@ -102,21 +152,97 @@ def whole_weights(folder: str | Path) -> dict[str, list[int]]:
         return {name.removeprefix(PREFIX): weights.get_slice(name).get_shape() for name in names}
 
 
-def load_model(auto_class, name_or_path: str | Path, **kwargs):
+def check_weights(folder: str | Path) -> set[str]:
+    """The names of an adapter's weights; raises UserError for a missing or damaged file and for NaN and infinity."""
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(folder).expanduser() / ADAPTER_WEIGHTS
+    if not file.is_file():
+        raise UserError(f"{file.parent} holds no {ADAPTER_WEIGHTS}; save the adapter again")
+    try:
+        with safe_open(file, framework="pt") as weights:
+            names = weights.keys()
+            broken = next((name for name in names if not weights.get_tensor(name).isfinite().all()), None)
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}); save the adapter again") from error
+    if broken is not None:
+        raise UserError(f"{file}: {broken} holds NaN or infinity; take an adapter of a run that did not diverge")
+    return {name.removeprefix(PREFIX) for name in names}
+
+
+def check_base(folder: str | Path) -> None:
+    """Raise UserError where a base model in a folder has other weights than when a run of ours trained the adapter."""
+    base, run = base_of(folder), Path(folder).expanduser() / "run.json"
+    try:
+        trained_on = json.loads(run.read_text(encoding="utf-8"))["data"]["base_weights"]
+    except (OSError, ValueError, KeyError, TypeError):  # an adapter of PEFT's
+        return
+    if Path(base).expanduser().is_dir() and weights_identity(base) != trained_on:
+        raise UserError(f"{folder}: its base {base} has other weights than when it was trained; put those back")
+
+
+def _base(auto_class, folder: Path, **kwargs):
+    """(the adapter's base, with as large a vocabulary as the adapter has; what from_pretrained says of the loading)."""
+    from safetensors import safe_open
+
+    base, info = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
+    table = base.get_input_embeddings()
+    name = next(name for name, module in base.named_modules() if module is table)
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
+        shapes = {key.removeprefix(PREFIX): weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+    rows = shapes.get(f"{name}.weight", [0])[0], shapes.get(f"{name}.lora_embedding_A", [0, 0])[1]
+    if max(rows) > getattr(table, "num_embeddings", max(rows)):
+        base.resize_token_embeddings(max(rows), mean_resizing=False)
+        head = next((name for name, module in base.named_modules() if module is base.get_output_embeddings()), name)
+        if head != name and not base.config.tie_word_embeddings and not any(key.startswith(head) for key in shapes):
+            raise UserError(f"{folder} has {max(rows)} tokens and no rows of {head} for them; save it with that layer")
+    return base, info
+
+
+def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
+    """(an adapter's base as a PeftModel with the adapter, names of weights that neither of the two has).
+
+    dequantized: whether a base of few bits is changed to its values. Raises UserError where the two are not of each
+    other, or not those of the training.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    names = check_weights(folder)
+    check_base(folder)
+    try:
+        with quiet_peft():
+            base, info = _base(auto_class, folder, **kwargs)
+            if dequantized and getattr(base, "hf_quantizer", None) is not None:
+                base = base.dequantize()  # before a first pass, which may pack the weights anew
+                base.hf_quantizer = None
+            adapted = PeftModel.from_pretrained(base, str(folder))
+    except (RuntimeError, KeyError, NotImplementedError) as error:
+        reason = first_line(error).rstrip(".")
+        raise UserError(f"{folder} does not suit its base {base_of(folder)}: {reason}") from error
+    needed, known = (get_peft_model_state_dict(adapted, save_embedding_layers=tables) for tables in (False, True))
+    needed, known = ({name.removeprefix(PREFIX) for name in state} for state in (needed, known))
+    for faulty, words in ((needed - names, "lacks"), (names - known, "has, but its base has no place for,")):
+        if faulty:
+            raise UserError(f"{folder}: the adapter {words} {min(faulty)}; save it again, or name its own base")
+    return adapted, {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])} - names
+
+
+def load_model(auto_class, name_or_path: str | Path, output_loading_info: bool = False, **kwargs):
     """`auto_class.from_pretrained`; for an adapter its base with the adapter attached, not merged.
 
-    Raises UserError for an adapter where PEFT is not installed.
+    Raises UserError for an adapter where PEFT is not installed, and for one that is damaged or not of its base.
     """
-    if is_adapter(name_or_path):
-        need_peft(f"{name_or_path} is an adapter and")
-        name_or_path = str(Path(name_or_path).expanduser())
-        if kwargs.get("config") is None:
-            trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
-            kwargs["config"] = load_config(name_or_path, **trust)
-        loaded = auto_class.from_pretrained(name_or_path, **kwargs)
-        give_generation_config(loaded[0] if isinstance(loaded, tuple) else loaded, name_or_path)
-        return loaded
-    return auto_class.from_pretrained(name_or_path, **kwargs)
+    if not is_adapter(name_or_path):
+        return auto_class.from_pretrained(name_or_path, output_loading_info=output_loading_info, **kwargs)
+    need_peft(f"{name_or_path} is an adapter and")
+    folder = Path(name_or_path).expanduser()
+    if kwargs.get("config") is None:
+        trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
+        kwargs["config"] = load_config(folder, **trust)
+    adapted, lacking = _attached(auto_class, folder, False, **kwargs)
+    model = adapted.get_base_model().eval()
+    give_generation_config(model, folder)
+    return (model, {"missing_keys": lacking}) if output_loading_info else model
 
 
 def give_generation_config(model, folder: str | Path) -> None:
@@ -133,19 +259,14 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
     kwargs: as for from_pretrained. Raises UserError where PEFT is not installed, and as merge_weights does.
     """
     need_peft(f"{folder} is an adapter and")
-    from peft import PeftModel
-    from safetensors import safe_open
-
     folder = Path(folder).expanduser()
     kwargs["config"] = kwargs.get("config") or load_config(folder)
-    base, loading_info = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
-    with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
-        adapter_names = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
-    lacking = {*loading_info["missing_keys"], *(key for key, *_ in loading_info["mismatched_keys"])} - adapter_names
-    with quiet_peft():
-        adapted = PeftModel.from_pretrained(base, str(folder))
+    adapted, lacking = _attached(auto_class, folder, True, **kwargs)
     merged = merge_weights(adapted, folder)
     give_generation_config(merged, folder)
+    broken = [name for name, weight in merged.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise UserError(f"{folder}: merged with {base_of(folder)}, {broken[0]} holds NaN or infinity; see the base")
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base
 
 
@@ -159,8 +280,9 @@ def merge_weights(adapted, folder: str | Path):
     from torch import nn
 
     if not hasattr(adapted.base_model, "merge_and_unload"):
+        kind = _config(folder).get("peft_type")
         raise UserError(
-            f"{folder} is an adapter of peft_type={_entry(folder, 'peft_type')}, which adds to no weight of its base; "
+            f"{folder} is an adapter of peft_type={kind}, which adds to no weight of its base; "
             f"use it with PEFT, or train one that can be merged, such as LORA"
         )
     model = adapted.get_base_model()

@@ -6,6 +6,11 @@ import os.path
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
+from safetensors import SafetensorError
+
+# What transformers raises for a checkpoint that is missing, damaged or of another kind.
+CANNOT_LOAD = (OSError, ValueError, ImportError, KeyError, SafetensorError)
+
 
 class UserError(Exception):
     """A mistake in a recipe, a file or a command. Its message is one sentence: field, value, what would be right.
@@ -49,7 +54,9 @@ def loading_reason(error: BaseException) -> str:
     """In one line, why a checkpoint could not be loaded; if it comes with code, the option that runs it."""
     if "trust_remote_code" in str(error):  # transformers names its own argument, in several lines
         return "it has code of its own, which runs only with --trust-remote-code (trust_remote_code=True in Python)"
-    return first_line(error).rstrip(".")
+    if isinstance(error, SafetensorError):
+        return f"a file of its weights is damaged ({first_line(error)}); put a good copy in its place"
+    return f"its files lack {error}" if isinstance(error, KeyError) else first_line(error).rstrip(".")
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def loading(what: str) -> Generator[None]:
     """Turn transformers' errors about a checkpoint that cannot be loaded into a UserError about `what`."""
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         raise UserError(f"{what} cannot be loaded: {loading_reason(error)}") from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
-from .errors import UserError, did_you_mean, first_line, loading_reason
+from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
 from .manifest import check_saved_files
 
 DEFAULT_TEMPERATURE = 0.8
@@ -117,7 +117,7 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
         chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
         model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)
         check_got(model, chosen, "--")
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         explain(error, chosen, "--")
         hint = "" if Path(source).is_dir() else "; name the folder of a finished run, such as runs/quickstart"
         raise UserError(f"MODEL={source} cannot be loaded to write text: {loading_reason(error)}{hint}") from error

@@ -23,6 +23,14 @@ OF_ANSWERS += ("*.index.json", "recipe.yaml")
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
 
 
+OUR_CODE = Path(__file__).parents[1] / "modeling"
+
+
+def sha(value: Any) -> str:
+    """32 hexadecimal digits that identify a JSON value: keys of entries, fingerprints of data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -46,6 +54,12 @@ def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
 
 def is_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def files_of_answers(folder: Path) -> list[Path]:
+    """The files in a model's folder that decide what it answers, without results that were written there."""
+    files = {path for pattern in OF_ANSWERS for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in files if not path.name.startswith("evaluation-"))
 
 
 def entries_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Runs one command; every error ends in a message of one sentence and an exit code."""
 
+import json
 import os
 import re
 import sys
@@ -7,8 +8,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UnknownName, UserError, reader_left
+from ..errors import UnknownName, UserError, first_line, reader_left
 from ..plugins import lacking_plugins, load_plugins
+from ..storage.full_disk import has_no_space
 from .parser import Parser, build_parser, parse
 
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        return _fail(_os_error_sentence(error), EXIT_USER_ERROR, debug)
+        return _fail(_outside_sentence(error) or _os_error_sentence(error), EXIT_USER_ERROR, debug)
     except Exception as error:
         from ..training.engines.launch import LOST_ANOTHER, lost_another
 
@@ -50,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
             return _fail(needed, EXIT_USER_ERROR, debug)
         if lost_another(error):
             return _fail(LOST_ANOTHER, EXIT_BUG, debug)
+        if sentence := _outside_sentence(error):
+            return _fail(sentence, EXIT_USER_ERROR, debug)
         description = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {description[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
 
@@ -84,6 +88,19 @@ def _with_plugins(error: Exception, argv: Sequence[str]) -> str:
                 sentence += " is not known" * isinstance(error, KeyError)
                 return f"{sentence}; {folder} was made with plug-ins that are not loaded: add {lacking}"
     return ""
+
+
+def _outside_sentence(error: Exception) -> str | None:
+    """The sentence for a fault outside of the program that nobody has turned into a UserError; None for a bug."""
+    from safetensors import SafetensorError
+
+    if has_no_space(error):
+        return "the disk is full; nothing that is half written was kept; free some space and run the same again"
+    if "EADDRINUSE" in str(error):
+        return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another program; set a free port"
+    if isinstance(error, SafetensorError | json.JSONDecodeError):
+        return f"a file of the model is damaged ({first_line(error)}); put a good copy in its place"
+    return None
 
 
 def _os_error_sentence(error: OSError) -> str:

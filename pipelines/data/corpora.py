@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
-from ..storage.cache import cache_folder
+from ..storage.cache import cache_folder, kept_value
 from .documents import Corpus, Limits, Source
 from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
@@ -39,7 +39,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     corpora = opener.mixture(held, without) if data.mixture else opener.split(data, "data", held, without)
     for split, source in sources.items():
         if source is not None:
-            corpora[split] = _whole(split, source)
+            corpora[split] = opener.whole(split, source)
     return corpora
 
 
@@ -73,7 +73,7 @@ class _Opener:
             share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
             corpora = self.split(section, where, share, apart)
             if validation is not None:
-                corpora["validation"] = _whole("validation", validation)
+                corpora["validation"] = self.whole("validation", validation)
             opened.append(corpora)
         names = source_names([section.name or one["train"].name for section, one in zip(self.data.mixture, opened)])
         splits = {split: {name: one[split] for name, one in zip(names, opened) if split in one} for split in SPLITS}
@@ -91,13 +91,31 @@ class _Opener:
         first = source.shard(0) if data.shuffle_buffer else source  # document numbers in later files are not known yet
         window = STREAM_WINDOW if data.streaming else None
         rule = ValidationSplit(held, self.seed, source.splits_by_name, window) if held else None
-        rule = plan_validation_split(first if held else source, rule, most)
+        rule = self._planned(first if held else source, rule, most)
         if data.clean is not None:
             source = self._clean(source, section)
             first = source.shard(0) if data.shuffle_buffer else source
         train = SourceCorpus("train", source, rule=rule, max_documents=most)
         validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
         return {"train": train, "validation": validation} if held else {"train": train}
+
+    def _planned(self, source: Source, rule: ValidationSplit | None, most: int | None) -> ValidationSplit | None:
+        """plan_validation_split, by which a source that has not changed is read once."""
+
+        def plan() -> dict | None:
+            planned = plan_validation_split(source, rule, most)
+            return planned and planned.identity()
+
+        if self.data.streaming:
+            return plan_validation_split(source, rule, most)
+        identity = lambda: [source.identity(), self.limits.identity(), rule and rule.identity(), most]  # noqa: E731
+        planned = kept_value(identity, plan)
+        return planned and ValidationSplit(**planned)
+
+    def whole(self, split: str, source: Source) -> SourceCorpus:
+        """A corpus of all documents of a source; raises UserError if there is none."""
+        self._planned(source, None, None)
+        return SourceCorpus(split, source)
 
     def own(self, section: SourceSection, where: str, split: str) -> Source | None:
         """The source that the section names for validation or test alone (files or a split), if it names one."""
@@ -129,9 +147,3 @@ class _Opener:
             key=key,
             without=without,
         )
-
-
-def _whole(split: str, source: Source) -> SourceCorpus:
-    """A corpus of all documents of a source; raises UserError if there is none."""
-    plan_validation_split(source, None, None)
-    return SourceCorpus(split, source)

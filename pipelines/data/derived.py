@@ -9,12 +9,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from ..errors import UserError
 from ..lazy import np
 from ..recipes.schema import DataSection
+from ..storage.cache import kept_value
 from ..words import counted
 from .cells import texts_of
 from .documents import Corpus, Document
@@ -198,7 +200,11 @@ def open_derived(data: DataSection, columns: dict[str, str], open_source: Callab
             source = made.setdefault(id(examples.source), EntityKinds(examples.source))
             examples.source, examples.name = source, source.name
     for examples in splits.values():
-        check_some(read for _, read in examples.numbered())
-        if next(examples.numbered(), None) is None:
+        if kept_value(examples.identity, partial(_is_empty, examples)):
             raise UserError(f"data.derive={derive}: no example for {examples.split} can be made of {examples.name}")
     return splits
+
+
+def _is_empty(examples: Examples) -> bool:
+    check_some(read for _, read in examples.numbered())
+    return next(examples.numbered(), None) is None

@@ -1,11 +1,12 @@
 """The examples of each split of a data section: as they are in the data, or derived from it."""
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from ..storage.cache import kept_value
 from .derived import open_derived
 from .documents import Limits
 from .examples import GROUPS, ExampleFiles, Examples, ExampleSource, HubExamples
@@ -71,8 +72,8 @@ def open_examples(
             continue
         is_held = split == "validation" or isinstance(rule, PartOfPlan)
         most = data.max_documents if split == "train" or rule is not None else None
-        splits[split] = Examples(split, source, rule=rule, validation=is_held, most=most)
-        if next(splits[split].numbered(), None) is None:
+        splits[split] = examples = Examples(split, source, rule=rule, validation=is_held, most=most)
+        if kept_value(examples.identity, lambda examples=examples: next(examples.numbered(), None) is None):
             field = "test_fraction" if split == "test" else "validation_fraction"
             reason = f" (data.{field}={getattr(data, field)} leaves none)" if rule else ""
             raise UserError(f"data: {source.name} holds no example for {split}{reason}")
@@ -88,12 +89,18 @@ def rules_of(
         rule = ValidationSplit(data.share_held_back)
         if data.validation_fraction is None:
             most = min(data.max_documents or MANY, MANY)
-            number = sum(1 for _ in islice(train.items(), most))
+            number = kept_value(
+                lambda: ["rows", train.identity(), most], lambda: sum(1 for _ in islice(train.items(), most))
+            )
             rule = rule.holding_at_least(AT_LEAST, number) if ENOUGH <= number < MANY else rule
     shares = {"test": data.test_fraction, "validation": rule and rule.fraction}
     shares = {split: share for split, share in shares.items() if share}
     if data.test_fraction is None and not data.stratify and data.group_field is None:
         return {} if rule is None else {"train": rule, "validation": rule}  # as in older versions, for resumed runs
     plan = SplitPlan(shares, classes if data.by_class else None, data.group_field)
-    parts = planned_parts(plan, train.only(plan.classes, plan.groups).items(), data.max_documents)
+    columns, most = train.only(plan.classes, plan.groups), data.max_documents
+    parts = kept_value(
+        lambda: ["parts", train.identity(), asdict(plan), most, data.max_document_bytes],
+        lambda: planned_parts(plan, columns.items(), most),
+    )
     return {split: PartOfPlan(plan, split, parts) for split in ("train", *shares)}

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError, did_you_mean, shown
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
-from ..storage.checksums import States, hashed_files
+from ..storage.checksums import States, contents, hashed_files
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, encoding_notes, format_of, is_unicode, names_of_classes
@@ -100,19 +100,22 @@ class ExampleFiles(ExampleSource):
 
     def check(self) -> None:
         """Set the name. Raise UserError for a file of another format or without the columns."""
-        self.name, field = name_of_files(self.paths), self.field
+        self.name = name_of_files(self.paths)
         for path in self.paths:
-            file_format = format_of(path)
-            if file_format is None:
-                known = ", ".join(FILE_FORMATS)
-                raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
-            check_opens(field, path)
-            with readable(field, path):
-                columns = file_format.columns(field, path)
-                if columns is None:
-                    check_some(self._rows(path, file_format))  # a missing column is found before anything is encoded
-            if columns is not None:
-                self.check_columns(columns, str(path))
+            contents.value(path, f"has rows: {self.columns} {self.limits.encoding}", self._check_file)
+
+    def _check_file(self, path: Path) -> None:
+        field, file_format = self.field, format_of(path)
+        if file_format is None:
+            known = ", ".join(FILE_FORMATS)
+            raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
+        check_opens(field, path)
+        with readable(field, path):
+            columns = file_format.columns(field, path)
+            if columns is None:
+                check_some(self._rows(path, file_format))  # a missing column is found before anything is encoded
+        if columns is not None:
+            self.check_columns(columns, str(path))
 
     def items(self) -> Iterator[Read]:
         for path in self.paths:

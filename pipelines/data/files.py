@@ -5,12 +5,11 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
-from ..storage.checksums import content_hash
+from ..storage.checksums import content_hash, contents
 from ..storage.packed_files import is_damage, open_packed, packing_of
 
 _BOM = b"\xef\xbb\xbf"
@@ -81,12 +80,10 @@ def open_file(path: Path, encoding: str = "utf-8", refuses: bool = True) -> IO[b
 def encoding_of(path: Path) -> str | None:
     """The encoding of a whole text file: UTF-8 (also where a few bytes are broken), UTF-16, UTF-32 or cp1252, as codecs
     name them; None: another one."""
-    state = path.stat()
-    return _found_encoding(path, (state.st_size, state.st_mtime_ns, state.st_ino))
+    return contents.value(path, "encoding", _found_encoding)
 
 
-@lru_cache(maxsize=4096)
-def _found_encoding(path: Path, state: tuple[int, ...]) -> str | None:
+def _found_encoding(path: Path) -> str | None:
     with open_packed(path) as stream:
         part = stream.read(_PART)
         marked = next((name for mark, name in _MARKS.items() if part.startswith(mark)), _without_mark(part))

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..lazy import datasets
 from ..recipes.schema import DataSection
-from ..storage.checksums import content_hash
+from ..storage.checksums import content_hash, contents
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
@@ -82,17 +82,19 @@ class ImageTable(ExampleFiles):
     def identity(self) -> Any:
         """The identity of the tables and, where an image is a path, of all images that are files."""
         identity, column = super().identity(), self.columns.get("image_field")
-        hashes = [] if column is None else [hash_of_image(row[column]) for row in self._with_paths(column)]
+        what = f"images of {column} {self.limits.encoding}"
+        tables = [] if column is None else [contents.value(path, what, self._paths_in) for path in self.paths]
+        hashes = [hash_of_image(image) for table in tables for image in table]
         return identity | {"image_files": hashes} if any(hashes) else identity
 
-    def _with_paths(self, column: str) -> Iterator[dict[str, Any]]:
-        """The rows of the tables whose images are paths, which the first image tells: bytes are not read again."""
-        for path in self.paths:
-            with readable(self.field, path):
-                rows = (row for _, row in self._rows(path, format_of(path)) if isinstance(row, dict))
-                first = next((row for row in rows if row[column] is not None), None)
-                if first is not None and path_of_image(first[column]):
-                    yield from chain([first], rows)
+    def _paths_in(self, path: Path) -> list[str | None]:
+        """The images of a table that are paths, which its first image tells: bytes are not read again."""
+        column = self.columns["image_field"]
+        with readable(self.field, path):
+            rows = (row for _, row in self._rows(path, format_of(path)) if isinstance(row, dict))
+            first = next((row for row in rows if row[column] is not None), None)
+            is_path = first is not None and path_of_image(first[column])
+            return [path_of_image(row[column]) for row in chain([first], rows)] if is_path else []
 
 
 def path_of_image(image: Any) -> str | None:

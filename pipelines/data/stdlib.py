@@ -1,6 +1,5 @@
 """The built-in corpus: sources and documentation of the Python standard library. Real text on every machine."""
 
-import functools
 import hashlib
 import importlib
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugins import register_source
+from ..storage.checksums import content_hash, contents
 from .documents import Document, Limits, Skipped, Source
 
 # Installed packages are not the standard library; its tests are long tables of literals rather than code to learn from.
@@ -59,7 +59,7 @@ class StdlibSource(Source):
     def identity(self) -> Any:
         digest = hashlib.sha256()
         for relative in self.files:
-            digest.update(f"{relative}\n".encode() + hashlib.sha256((self.root / relative).read_bytes()).digest())
+            digest.update(f"{relative}\n".encode() + bytes.fromhex(content_hash(self.root / relative)))
         for topic, text in self._topics():
             digest.update(f"{topic}\n{text}".encode())
         return {"source": self.name, "python": sys.version.split()[0], "sha256": digest.hexdigest()}
@@ -81,10 +81,10 @@ class StdlibCodeSource(StdlibSource):
 
     def includes(self, relative: str) -> bool:
         # The topics are documents of their own; their file would repeat them as one long string each.
-        return relative != _TOPICS and _table_share_of(self.root / relative) <= 0.5
+        file = self.root / relative
+        return relative != _TOPICS and contents.value(file, "table share", _table_share_of) <= 0.5
 
 
-@functools.cache
 def _table_share_of(file: Path) -> float:
     return table_share(file.read_bytes().decode(errors="replace"))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..storage.checksums import contents
 from ..storage.packed_files import packing_of, unpacked_name
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
@@ -58,7 +59,7 @@ class FileSource(Source):
         for path, pattern in files.items():
             if format_of(path) is None:
                 check_is_text(self.field, path, pattern, list(FILE_FORMATS))
-            self._try_opening(path)
+            contents.value(path, f"opens: {text_field} {limits.encoding}", self._try_opening)
 
     def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
         """place: [number of the file, items read of it]; the files before it are not read."""

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, Subset
 
 import anyformer
 
-from ..adapters import load_config, load_model
+from ..adapters import load_config, load_model, weights_identity
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..data.rows import Rows
-from ..errors import UserError, loading, loading_reason
+from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
@@ -34,7 +34,6 @@ from ..recipes.secrets import without_signatures
 from ..reporting.console import print_table
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
-from ..storage.record import weights_identity
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
@@ -243,7 +242,7 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     try:
         with errors_only():  # transformers would print a table of missing weights, which our error sums up
             model, info = load_model(auto_class, source, **options)
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         explain(error, chosen)
         raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
     check_got(model, chosen)

@@ -17,6 +17,7 @@ from typing import Any
 
 import transformers
 
+from ..adapters import weights_identity
 from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
@@ -27,7 +28,6 @@ from ..objectives.prepare import cache_of, leaves_out
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
-from ..storage.record import weights_identity
 from ..training.arguments import training_arguments
 from ..words import counted, say
 from .evaluate import load, open_config

@@ -5,12 +5,12 @@ import time
 import torch
 import transformers
 
+from ..adapters import weights_identity
 from ..errors import loading
 from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from ..likelihoods.whole_texts import check_score
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
-from ..storage.record import weights_identity
 from ..words import counted
 from .evaluate import load, open_config
 from .result import Result, with_bounds

@@ -10,6 +10,7 @@ import torch
 import transformers
 import yaml
 
+from ..adapters import weights_identity
 from ..errors import UserError
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
@@ -19,7 +20,6 @@ from ..reporting.charts import by_position
 from ..reporting.figures import draw
 from ..storage.checkpoints import write_atomically
 from ..storage.json_text import json_text
-from ..storage.record import weights_identity
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched

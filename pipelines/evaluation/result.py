@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from ..adapters import check_same_weights
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
-from ..storage.record import Record, check_same_weights, package_versions
+from ..storage.record import Record, package_versions
 from ..words import human_time, short_metric
 
 

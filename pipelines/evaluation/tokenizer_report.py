@@ -16,13 +16,13 @@ from ..data.documents import in_batches
 from ..errors import UserError, did_you_mean, loading_reason, refuse_file
 from ..generation import HUB_NAME, RUNS, check_runs
 from ..lazy import np, transformers
+from ..objectives.prepare import cache_of
 from ..objectives.showing import pieces_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.recipe_files import recipe_beside, shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..reporting.console import table_of
-from ..storage.cache import cache_folder
 from ..words import counted, say
 
 SPLITS = ("validation", "test", "train")
@@ -178,7 +178,7 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
     if place.is_recipe:
         place.recipe.trust_remote_code |= trust_remote_code
         objective = objective_of(place.recipe)
-        objective.prepare(objective.open(), cache_folder(place.recipe.data.cache_dir), progress)
+        objective.prepare(objective.open(), cache_of(place.recipe), progress)
         return objective.tokenizer
     folder = Path(place.name).expanduser()
     try:

@@ -60,7 +60,7 @@ def convert(
         return change_family(source, destination, to, trust)
     direction = direction_of(source, load_config(source, **trust), to)
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
-    with working("loading the weights"):
+    with working("loading the weights"), loading(f"MODEL={source}"):
         model = load_model(source, **trust)
     with working("turning them into the twin's"):
         twin = to_native(model) if direction == "native" else from_native(model)
@@ -82,7 +82,7 @@ def change_family(source: str, destination: Path, family: str, trust: dict) -> s
     from .verify import probe
 
     tokenizer = saved_tokenizer(source, **trust)
-    with working("loading the weights"):
+    with working("loading the weights"), loading(f"MODEL={source}"):
         model = load_model(source, **trust)
         model = model if is_ours(model.config) else from_native(model)
     prepared(model, tokenizer, family)

@@ -12,9 +12,8 @@ from ..adapters import (
     load_merged,
     need_peft,
     task_of,
-    whole_weights,
 )
-from ..errors import UserError, loading_reason
+from ..errors import CANNOT_LOAD, UserError, loading_reason
 from ..lazy import transformers
 from ..manifest import check_saved_files
 from ..publishing.objective_facts import objective_facts
@@ -48,15 +47,12 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     try:
         config = load_config(source, **trust)
         model, lacking = load_merged(class_of(source, config), source, config=config, dtype="auto")
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
     learned = objective_facts(RunFacts.read(Path(source).expanduser()).recipe)
     lacking = [name for name in lacking if not name.startswith(learned.unused_weights)]
     if lacking:
         raise UserError(f"ADAPTER={source}: neither it nor its base {base_of(source)} has the weight {min(lacking)}")
-    dropped = whole_weights(source).keys() - model.state_dict().keys()
-    if dropped:
-        raise UserError(f"ADAPTER={source} has {min(dropped)}, a weight that {type(model).__name__} has no place for")
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]
     save([model, *(part for part in parts if part is not None)], destination, source, {})
     count = sum(parameter.numel() for parameter in model.parameters())

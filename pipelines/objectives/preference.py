@@ -111,8 +111,8 @@ class Preference(ChatTask):
         return row
 
     def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
+        from ..adapters import check_same_weights, weights_identity
         from ..data.reference import WithReference
-        from ..storage.record import check_same_weights, weights_identity
 
         reference = locate_model(self.settings.reference, "task.reference")
         identity = weights_identity(reference)

@@ -11,6 +11,7 @@ from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
+from ..storage.checksums import contents
 from .base import Objective
 
 
@@ -151,8 +152,10 @@ def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: 
 
 
 def cache_of(recipe: Recipe) -> Path:
-    """The cache folder of a recipe's prepared data."""
-    return cache_folder(recipe.data.cache_dir)
+    """The cache folder of a recipe's prepared data, in which hashes of the data's files are kept from now on."""
+    cache = cache_folder(recipe.data.cache_dir)
+    contents.kept_in = cache / "contents"
+    return cache
 
 
 def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:

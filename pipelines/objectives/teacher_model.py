@@ -9,11 +9,10 @@ import transformers
 
 import anyformer
 
-from ..adapters import is_adapter, load_config, load_model
+from ..adapters import check_same_weights, is_adapter, load_config, load_model, weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..storage.model_folder import open_model_folder
-from ..storage.record import check_same_weights, weights_identity
 from ..transformers_logging import errors_only
 from .of_heads import pooling_of
 from .text import UNLIMITED

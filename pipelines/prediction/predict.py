@@ -9,8 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import transformers
 from accelerate import PartialState
 
-from ..adapters import base_of, is_adapter
+from ..adapters import check_same_weights, weights_identity
 from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
@@ -28,12 +27,12 @@ from ..images.processors import load_image_processor
 from ..objectives.base import Objective
 from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
-from ..plugins import loaded_plugins, objective_of
+from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
-from ..storage.checksums import States, check_unchanged, content_hash, hashed_files
-from ..storage.model_folder import files_of_answers
+from ..storage.checksums import States, check_unchanged, hashed_files
+from ..storage.record import code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
@@ -47,9 +46,9 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    objective: reads the rows and answers them. wanted: the columns that it reads. model: as model_identity gives it.
-    files: of the model and the rows, each with its state before it was hashed. total: the number of rows. empty: of
-    them those that hold nothing to answer. content: a hash of all that is read in them.
+    objective: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
+    them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
+    that hold nothing to answer. content: a hash of all that is read in them.
     """
 
     recipe: Recipe
@@ -59,8 +58,8 @@ class Prediction:
     wanted: list[str]
     batch_size: int
     max_new_tokens: int | None
-    model: list
-    files: States
+    weights: list
+    files: States = field(default_factory=dict)
     total: int = 0
     empty: int = 0
     content: str = ""
@@ -75,9 +74,8 @@ class Prediction:
 
     def key(self) -> str:
         """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
-        code = [version(name) for name in ("anyformer", "torch", "transformers")], loaded_plugins()
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
-        return sha([self.model, self.content, settings, code])
+        return sha([self.weights, self.content, settings, code_identity()])
 
     def read(self) -> None:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
@@ -92,7 +90,12 @@ class Prediction:
                 else:
                     self.empty += self.asked(place, row) is None
         self.content = seen.hexdigest()
-        self.files |= files
+        self.files = files
+
+    def check_unchanged(self) -> None:
+        """Raise UserError where the model or the rows are not those of `key` any more."""
+        check_unchanged(self.files)
+        check_same_weights(self.recipe.model.name_or_path, self.weights, "MODEL")
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
@@ -164,8 +167,7 @@ def prepare_prediction(
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
     rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
-    with hashed_files() as files:  # before anything of the model is loaded
-        identity = model_identity(recipe.model.name_or_path)
+    weights = weights_identity(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
     objective = _objective(recipe, config, available)
@@ -175,24 +177,9 @@ def prepare_prediction(
     if objective.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(
-        objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens, identity, files
-    )
+    prediction = Prediction(objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens, weights)
     prediction.read()
     return prediction
-
-
-def model_identity(name: str) -> list:
-    """Hashes of the files that decide a model's answers, for an adapter also of its base's; on the Hub the commit."""
-    from transformers.utils import cached_file
-    from transformers.utils.hub import extract_commit_hash
-
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        with loading(f"MODEL={name}"):
-            return [name, extract_commit_hash(cached_file(name, "config.json"), None)]
-    files = [[file.name, content_hash(file)] for file in files_of_answers(folder)]
-    return [files, *(model_identity(base_of(folder)) if is_adapter(folder) else [])]
 
 
 def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
@@ -280,8 +267,8 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     pieces = parts(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
-        check_unchanged(prediction.files)
+        prediction.check_unchanged()
         if number in to_answer:
             answers = prediction.answers(finished, part)
-            check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
+            prediction.check_unchanged()  # before they are kept as answers to what was hashed
             take(answers) if out is None else out.add(number, answers)

@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..plugins import OBJECTIVES
-from .checks import UNSHAPED
-from .schema import LEARNED, DataSection, Recipe
+from .checks import FOLLOWS_VALIDATIONS, UNSHAPED
+from .schema import LEARNED, MINIMAL_PAIRS, DataSection, Recipe
 from .secrets import without_signatures
 from .types import default_of, show
 
@@ -57,6 +57,11 @@ FREE_ON_RESUME = [
 ]
 
 
+def of_best_metric(metric: str | None) -> tuple[str, str]:
+    """The settings of the evaluation section on which the values by which `metric` chooses the best model depend."""
+    return "best_metric", MINIMAL_PAIRS if metric == MINIMAL_PAIRS else "max_rows"
+
+
 def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
     """A recipe's plain data flattened: {"training.learning_rate": 0.003, ...}."""
     if not isinstance(value, dict) or not value:
@@ -90,8 +95,12 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
     free = FREE_ON_RESUME
     if after.get("training.lr_scheduler_type") in UNSHAPED:
         free = [*free, "training.lr_scheduler_kwargs*"]
+    bound: tuple[str, ...] = ()  # settings that are free unless the learning rate follows the validations
+    if after.get("training.lr_scheduler_type") in FOLLOWS_VALIDATIONS:
+        names = ("every_steps", *of_best_metric(after.get("evaluation.best_metric")))
+        bound = ("training.per_device_eval", *(f"evaluation.{name}" for name in names))
     for path in dict.fromkeys([*after, *before]):
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in free):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in free) and not path.startswith(bound):
             continue
         old_value, new_value = (side.get(path, defaults.get(path)) for side in (before, after))
         if old_value != new_value:

@@ -1,7 +1,10 @@
 """Atomic writes: a file or folder is written under another name and then renamed, so it is complete or absent."""
 
+import glob
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,9 +43,17 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def make_sibling_folder(target: Path) -> Path:
-    """An empty hidden folder beside `target`, to be filled and then renamed to it."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
+
+
+def make_sibling_folder(target: Path, owner: str = "") -> Path:
+    """An empty hidden folder beside `target`, to be filled and then renamed to it. owner: a part of its name."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-{owner}", suffix=".tmp", dir=target.parent))
     folder.chmod(0o777 & ~_umask())  # only the owner can enter folders that mkdtemp makes
     return folder
 
@@ -62,7 +73,11 @@ def destination_folder(destination: str | os.PathLike, what: str = "DST") -> Pat
 def new_folder(destination: Path) -> Iterator[Path]:
     """Yield a hidden folder, renamed to `destination` at the block's end; it is removed where the block fails."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    aside = make_sibling_folder(destination)
+    host = re.sub(r"\W", "_", socket.gethostname())
+    for left in destination.parent.glob(f".{glob.escape(destination.name)}-of-{host}-*.tmp"):
+        if not _is_running(int(left.name.split("-of-")[-1].split("-")[1])):  # killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
+    aside = make_sibling_folder(destination, f"of-{host}-{os.getpid()}-")
     try:
         yield aside
         os.replace(aside, destination)

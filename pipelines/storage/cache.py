@@ -1,8 +1,6 @@
 """The cache: folders of prepared data that are complete and unchanged, or absent."""
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -13,8 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..manifest import sha
 from .atomic import make_sibling_folder, sync_file
-from .checksums import States, check_unchanged, find_change, write_checksums
+from .checksums import (
+    States,
+    check_unchanged,
+    contents,
+    find_change,
+    hashed_files,
+    read_value,
+    write_checksums,
+    write_value,
+)
 from .full_disk import is_disk_full
 
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
@@ -75,6 +83,23 @@ def cached_folder(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+def kept_value(identity: Callable[[], Any], compute: Callable[[], Any]) -> Any:
+    """compute(), plain data, which follows from identity() alone; kept where the contents of files are.
+
+    Raises UserError where a file that identity() hashed has changed meanwhile.
+    """
+    if contents.kept_in is None:
+        return compute()
+    with hashed_files() as files:
+        file = contents.kept_in / f"of-{sha(identity())}.json"
+    kept = read_value(file)
+    if kept is None:
+        kept = {"value": compute()}
+        check_unchanged(files)
+        write_value(file, kept)
+    return kept["value"]
 
 
 def _looked_at(root: Path, target: Path) -> tuple[bool, str | None]:
@@ -141,8 +166,3 @@ def _unwritable(root: Path, reason: str) -> UserError:
     return UserError(
         f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space that is yours."
     )
-
-
-def sha(value: Any) -> str:
-    """32 hexadecimal digits that identify a JSON value: keys of entries, fingerprints of data."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -5,12 +5,15 @@ ALWAYS are read again only if sizes, inodes or times of change show that they we
 """
 
 import contextlib
+import hashlib
 import json
+import os
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..manifest import sha256, state_of
@@ -68,7 +71,7 @@ def crc32(path: Path) -> int:
     return checksum
 
 
-States = dict[Path, tuple[int, ...] | None]  # file -> its size, times of change and inode; None: it is not there
+States = dict[Path, list[int] | None]  # file -> its size, times of change and inode; None: it is not there
 _watching: ContextVar[tuple[States, ...]] = ContextVar("watching", default=())
 
 
@@ -81,6 +84,7 @@ def hashed_files() -> Iterator[States]:
         yield states
     finally:
         _watching.reset(token)
+        contents.write()
 
 
 def check_unchanged(states: States) -> None:
@@ -98,17 +102,71 @@ def content_hash(path: Path) -> str:
     state = _content_state(path)
     for states in _watching.get():
         states[path] = state
-    return _sha256(path, state)
+    return contents.value(path, "sha256", sha256)
 
 
-@lru_cache(maxsize=4096)
-def _sha256(path: Path, state: tuple[int, ...] | None) -> str:
-    return sha256(path)
-
-
-def _content_state(path: Path) -> tuple[int, ...] | None:
+def read_value(file: Path) -> Any:
+    """The plain data that `write_value` has written; None where the file is missing or damaged."""
     try:
-        return tuple(state_of(path))
+        checksum, text = file.read_text().split(" ", 1)
+        return json.loads(text) if int(checksum) == zlib.crc32(text.encode()) else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_value(file: Path, value: Any) -> None:
+    """Write plain data with its CRC-32 into the cache; where the cache cannot be written, the value is not kept."""
+    text = json.dumps(value)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, f"{zlib.crc32(text.encode())} {text}")
+
+
+class Contents:
+    """Values that depend on a file's bytes alone, such as its hash; the bytes are read again where it was touched.
+
+    They are kept beside the file's state, in one JSON file for each folder, {name: [state, {what: value}]}, so that the
+    next process reads none of the files. `write` is called at the end of `hashed_files`.
+    """
+
+    def __init__(self):
+        self.kept_in: Path | None = None  # a folder; None: values are known to this process alone
+        self._known: dict[Path, dict[str, list]] = {}
+        self._new: dict[Path, dict[str, list]] = {}
+
+    def value(self, path: Path, what: str, compute: Callable[[Path], Any]) -> Any:
+        """compute(path), which is plain data, or what it was when the file was in the same state."""
+        path, state, now = path.absolute(), _content_state(path), time.time_ns()
+        file = (self.kept_in or Path()) / f"{hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:32]}.json"
+        if file not in self._known:
+            self._known[file] = self._read(file)
+        entry = self._known[file].get(path.name)
+        if state is None or entry is None or entry[0] != state:
+            entry = self._known[file][path.name] = [state, {}]
+        if what not in entry[1]:
+            entry[1][what] = compute(path)
+            # A second change within one tick of the file system's clock would leave the same state.
+            if state is not None and now - state[2] > (2 * 10**7 if state[2] % 10**9 else 2 * 10**9):
+                self._new.setdefault(file, {})[path.name] = entry
+        return entry[1][what]
+
+    def _read(self, file: Path) -> dict[str, list]:
+        return (read_value(file) if self.kept_in else None) or {}
+
+    def write(self) -> None:
+        """Add what is new to the files; another process may have added to them, too."""
+        while self._new:
+            file, entries = self._new.popitem()
+            if self.kept_in is not None:
+                write_value(file, self._read(file) | entries)
+
+
+contents = Contents()
+
+
+def _content_state(path: Path) -> list[int] | None:
+    try:
+        return state_of(path)
     except OSError:
         return None
 

@@ -7,23 +7,23 @@ from typing import Any
 
 from anyformer.modeling.families import FAMILIES
 
-from anyformer import modeling
-
-from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, check_weights, is_adapter
 from ..errors import UserError
-from ..manifest import MANIFEST, MAY_CHANGE, OF_ANSWERS, check_saved_files, entries_of, is_any, tensor_sizes
+from ..manifest import (
+    MANIFEST,
+    MAY_CHANGE,
+    OUR_CODE,
+    check_saved_files,
+    entries_of,
+    files_of_answers,
+    is_any,
+    tensor_sizes,
+)
 from .atomic import write_atomically
 from .checkpoints import list_checkpoints
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
-OUR_CODE = Path(modeling.__file__).parent
-
-
-def files_of_answers(folder: Path) -> list[Path]:
-    """The files in a model's folder that decide what it answers, without results that were written there."""
-    files = {path for pattern in OF_ANSWERS for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in files if not path.name.startswith("evaluation-"))
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class ModelFolder:
             UserError: there are none, or a shard that the index names is missing.
         """
         if self.is_adapter:
-            if not (self.path / ADAPTER_WEIGHTS).is_file():
-                raise UserError(f"{self.path} holds no {ADAPTER_WEIGHTS}; save the adapter again")
+            check_weights(self.path)
             return [self.path / ADAPTER_WEIGHTS]
         single, index = self.path / WEIGHTS, self.path / WEIGHTS_INDEX
         if single.is_file():

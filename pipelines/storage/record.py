@@ -11,13 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..adapters import ADAPTER_CONFIG, base_of, is_adapter
-from ..errors import UserError
-from ..manifest import hash_of, is_untouched, read_manifest
+from ..adapters import weights_identity
+from ..manifest import sha
 from ..plugins import loaded_plugins
-from .cache import sha
 from .checksums import content_hash
-from .model_folder import OUR_CODE, files_of_answers, read_json
 
 OF = "of"  # the key of a record in the JSON of its result
 RESULTS = ("metrics", "samples", "signatures")  # in run.json, of the finished model
@@ -88,52 +85,6 @@ def _is_same(kept: Any, here: Any) -> bool:
     if isinstance(kept, dict) and isinstance(here, dict):
         return kept.keys() == here.keys() and all(_is_same([kept[key]], [here[key]]) for key in here)
     return kept == here
-
-
-def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[str | None]:
-    """Hashes that change whenever a model's answers do: of its files, and for an adapter of its base's.
-
-    Of a repository on the Hub the commit; None where neither a folder nor a commit is known. shown: of a large file
-    that was not touched since, the manifest's hash is taken; else every file is read, once in a process.
-    """
-    folder = Path(name_or_path).expanduser()
-    if not folder.is_dir():
-        return [_commit_of(str(name_or_path))]
-    known, files = read_manifest(folder) if shown else {}, []
-    for file in files_of_answers(folder):
-        if file.name != "recipe.yaml" and not (OUR_CODE / file.name).is_file():  # the package's own code is used
-            name = str(file.relative_to(folder))
-            is_known = name in known and is_untouched(file)
-            files.append([name, known[name]["sha256"] if is_known else hash_of(file)])
-    if not is_adapter(folder):
-        return [sha(files)]
-    settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}  # the base may have been moved
-    files = [settings if name == ADAPTER_CONFIG else [name, content] for name, content in files]
-    return [sha(files), *weights_identity(base_of(folder), shown=shown)]
-
-
-def _commit_of(repository: str) -> str | None:
-    """The commit of a repository on the Hub that is in its cache; None where it is not."""
-    from transformers.utils import cached_file
-    from transformers.utils.hub import extract_commit_hash
-
-    for name in ("config.json", "adapter_config.json"):
-        try:
-            file = cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
-        except (OSError, ValueError):  # loading the model will say what is wrong
-            return None
-        if file is not None:
-            return f"{repository}@{extract_commit_hash(file, None)}"
-    return None
-
-
-def check_same_weights(name_or_path: str | Path, before: list, what: str) -> None:
-    """Raise UserError where a model's files have changed since `before`, its weights_identity before it was read.
-
-    What is kept of the model would else lie under the identity of other files. what: the setting that names it.
-    """
-    if weights_identity(name_or_path) != before:
-        raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
 
 
 def data_identity(settings: dict[str, Any]) -> dict[str, str | None]:

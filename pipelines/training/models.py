@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from ..accounting.layers import freeze
 from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
-from ..errors import UserError, first_line, loading_reason
+from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
 from ..recipes.base_width import base_fields, multipliers
@@ -146,7 +146,7 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
             else:
                 model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
                 fresh = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    except (OSError, ValueError, ImportError) as error:
+    except CANNOT_LOAD as error:
         explain(error, chosen)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
     check_got(model, chosen)

@@ -10,6 +10,7 @@ from transformers import set_seed
 
 import anyformer
 
+from ..adapters import check_same_weights
 from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
@@ -17,7 +18,6 @@ from ..recipes.stage_plan import of_stage
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
-from ..storage.record import check_same_weights
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.going_on import checkpoint_to_go_on

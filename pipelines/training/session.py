@@ -8,6 +8,7 @@ from functools import partial
 
 from transformers import TrainingArguments
 
+from ..adapters import weights_identity
 from ..data.rows import Rows
 from ..errors import UserError
 from ..generation import locate_model
@@ -20,7 +21,8 @@ from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
-from ..storage.record import data_identity, weights_identity
+from ..storage.cache import sha
+from ..storage.record import data_identity
 from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
 from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
@@ -89,6 +91,9 @@ class Session:
         for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
             if section is not None and section.name_or_path is not None:
                 self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path))
+        validated = [rows.identity for split, rows in self.data.rows.items() if split == "validation"]
+        if validated or self.pairs is not None:
+            self.data.facts["validated_on"] = sha([*validated, self.pairs and [self.pairs.good, self.pairs.bad]])
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]

@@ -152,7 +152,7 @@ class AnyformerTrainer(Trainer):
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
-        self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
+        self.resumed, self.epochs = ResumedSettings(run_identity), SetEpochCallback(self.train_dataset)
         self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
         self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)

@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ...adapters import ADAPTER_CONFIG
+from ...adapters import ADAPTER_CONFIG, weights_identity
 from ...errors import UserError
-from ...manifest import MAY_CHANGE, check_saved_files, is_any
+from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
 from ...recipes.differences import resume_difference
 from ...recipes.global_batch import SETTINGS, same_step
@@ -23,8 +23,7 @@ from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.folder_lock import FolderInUse, folder_lock
 from ...storage.json_text import json_text
-from ...storage.model_folder import files_of_answers
-from ...storage.record import OF, Record, local_names, package_versions, weights_identity
+from ...storage.record import OF, Record, local_names, package_versions
 from .extend_run import differs_in_length_alone, schedule_of, section_of, shared_steps
 
 
@@ -130,17 +129,29 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
-        # Checkpoints hold neither the weights that a run began from nor its teacher's.
-        for base, section in (("base_weights", self.recipe.model), ("teacher_weights", self.recipe.teacher)):
-            of_stored, now = Record(stored["data"].get(base)), Record(self.data.get(base))
-            if difference is None and of_stored.differs_from(now) is not None:
-                where = "model" if section is self.recipe.model else "teacher"
-                difference = f"the weights of {where}.name_or_path={section.name_or_path!r} have changed since"
+        difference = difference or next(self.changed_files(stored), None)
         if difference is not None:
             raise UserError(
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
                 f"(model.name_or_path={folder} begins there from its weights), or delete {folder} to start over"
             )
+
+    def changed_files(self, stored: dict) -> Iterator[str]:
+        """Words for each of the other files that a stored run depends on, and that has changed since."""
+        # Checkpoints hold neither the weights that a run began from nor its teacher's.
+        for name, section in (("model", self.recipe.model), ("teacher", self.recipe.teacher)):
+            key = "base_weights" if name == "model" else "teacher_weights"
+            if Record(stored["data"].get(key)).differs_from(Record(self.data.get(key))) is not None:
+                yield f"the weights of {name}.name_or_path={section.name_or_path!r} have changed since"
+        metric = self.recipe.evaluation.best_metric
+        goes_on = metric is not None and metric == stored["recipe"].get("evaluation", {}).get("best_metric")
+        if goes_on and stored["data"].get("validated_on") != self.data.get("validated_on"):
+            yield f"the data on which evaluation.best_metric={metric} is measured has changed since"
+        loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
+        for plugin in stored.get("plugins", []):
+            if plugin.get("sha256") not in loaded.values():
+                changed = "has changed since" if plugin["plugin"] in loaded else "is not loaded here (--plugin)"
+                yield f"the plug-in {plugin['plugin']} {changed}"
 
     def rows_per_step_before(self) -> int | None:
         """The rows per step of the run to be resumed, if the recipe's settings of a step have not changed.
