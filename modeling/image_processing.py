@@ -54,7 +54,7 @@ class AnyformerImageProcessor(PilBackend):
 
 
 def put_on_white(image):
-    """A Pillow image, upright by its EXIF tag; one with transparency on white, and with "was_transparent" in its info."""
+    """A Pillow image, upright by its EXIF tag; with transparency: on white, "was_transparent" in its info."""
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)

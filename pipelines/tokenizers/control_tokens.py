@@ -35,6 +35,11 @@ def text_backend(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     return type(backend).from_str(json.dumps(state))
 
 
+def has_languages(tokenizer) -> bool:
+    """Whether the tokenizer marks a text's language, and that of its translation, by tokens (mBART, NLLB)."""
+    return hasattr(tokenizer, "set_tgt_lang_special_tokens")
+
+
 def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transformers.PreTrainedTokenizerFast":
     """A copy for calls with texts: it puts control tokens around them, but recognises none in them.
 
@@ -42,7 +47,7 @@ def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transf
     """
     copied = copy.deepcopy(tokenizer)
     copied.split_special_tokens = True
-    if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):  # these tokenizers find languages by token names
+    if not has_languages(tokenizer):  # these tokenizers find languages by token names
         copied._tokenizer = text_backend(tokenizer.backend_tokenizer)
     return copied
 
