@@ -8,6 +8,7 @@ from typing import Any
 from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import UserError, did_you_mean, first_line, loading_reason
+from .open_tokenizer import open_tokenizer
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # the folder where the shipped recipes put their runs
@@ -99,7 +100,7 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
     check_experts(experts, "--experts-implementation")
     source, chosen = locate_model(name_or_path), {}
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging
 
     import anyformer
@@ -110,7 +111,7 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
     try:
         config = load_config(source, trust_remote_code=trust_remote_code)
         check_writes_text(source, config)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(source, trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
         model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)

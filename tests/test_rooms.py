@@ -18,6 +18,7 @@ LEAVES = {
     "errors",
     "generation",
     "lazy",
+    "open_tokenizer",
     "plugins",
     "transformers_logging",
     "words",

@@ -13,6 +13,7 @@ from ..adapters import is_adapter, load_config, load_model
 from ..data.reference import weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
+from ..open_tokenizer import open_tokenizer
 from ..storage.checksums import crc32
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
@@ -85,7 +86,7 @@ class Teacher:
     @cached_property
     def tokenizer(self) -> Any:
         with loading(self.words):
-            loaded = transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+            loaded = open_tokenizer(self.path, self.trust)
         if loaded.model_max_length > UNLIMITED:
             loaded.model_max_length = getattr(self.config, "max_position_embeddings", None) or loaded.model_max_length
         return loaded

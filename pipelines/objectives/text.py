@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
+from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
@@ -181,7 +182,7 @@ class TokenPredictions:
         from .perplexity import TokenLosses
 
         train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
-        losses = TokenLosses(result["nll"], result["predictions"], rows, train, len(self.tokenizer))
+        losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
         chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
         results = {name: row.of_losses(losses) for name, row in chosen.items()}
         for part in [name for name in result if name.startswith(OF_PART)]:

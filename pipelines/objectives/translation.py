@@ -7,9 +7,10 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
+from ..open_tokenizer import has_languages
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
-from ..tokenizers.control_tokens import has_languages, text_tokenizer
+from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
 from .base import TOKENS
 from .finished_model import SAMPLES, FinishedModel

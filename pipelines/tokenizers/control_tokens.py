@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..lazy import tokenizers, transformers
+from ..open_tokenizer import has_languages
 
 _UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode reserves it for internal use by programs
 
@@ -33,11 +34,6 @@ def text_backend(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     return type(backend).from_str(json.dumps(state))
-
-
-def has_languages(tokenizer) -> bool:
-    """Whether the tokenizer marks a text's language, and that of its translation, by tokens (mBART, NLLB)."""
-    return hasattr(tokenizer, "set_tgt_lang_special_tokens")
 
 
 def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transformers.PreTrainedTokenizerFast":

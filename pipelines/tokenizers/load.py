@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UserError, loading_reason
 from ..lazy import tokenizers, transformers
+from ..open_tokenizer import open_tokenizer
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from ..storage.cache import cached_folder, sha
@@ -179,9 +180,7 @@ def _set_frame(backend, section: TokenizerSection) -> None:
 def _load_pretrained(section: TokenizerSection, trust_remote_code: bool) -> "transformers.PreTrainedTokenizerFast":
     field = f"tokenizer.name_or_path={section.name_or_path!r}"
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(Path(section.name_or_path).expanduser()), trust_remote_code=trust_remote_code
-        )
+        tokenizer = open_tokenizer(Path(section.name_or_path).expanduser(), trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
         raise UserError(f"{field} cannot be loaded: {loading_reason(error)}.") from error
     if not tokenizer.is_fast:

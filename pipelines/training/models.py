@@ -13,6 +13,7 @@ from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
+from ..open_tokenizer import vocabulary_size
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -40,12 +41,12 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     of_tokens = {}
     if tokenizer is not None:
         of_tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-        of_tokens["vocab_size"] = len(tokenizer)
+        of_tokens["vocab_size"] = needed = vocabulary_size(tokenizer)
     fields = {**of_tokens, **task_fields, **recipe_fields}
-    if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
+    if tokenizer is not None and fields["vocab_size"] < needed:
         raise UserError(
-            f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
-            f"leave it out, or set at least {len(tokenizer)}"
+            f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {needed} entries; "
+            f"leave it out, or set at least {needed}"
         )
     if fields.get("vocab_size") is not None:
         check_token_ids(section.fields, fields["vocab_size"])
@@ -157,9 +158,9 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
         return model, fresh
     table = model.get_input_embeddings().weight
     size = getattr(table, "ds_shape", table.shape)[0]  # under ZeRO-3 the weight itself is an empty tensor
-    if size < len(tokenizer):
+    if size < (needed := vocabulary_size(tokenizer)):
         raise UserError(
-            f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "
+            f"model.name_or_path={name!r} has a vocabulary of {size}, and the tokenizer has ids up to {needed - 1}; "
             f"set tokenizer.name_or_path={name!r}"
         )
     return model, fresh
