@@ -9,6 +9,7 @@ from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import UserError, did_you_mean, first_line, loading_reason
 from .open_tokenizer import open_tokenizer
+from .positions import most_positions
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # the folder where the shipped recipes put their runs
@@ -276,7 +277,7 @@ def free_positions(config, length: int) -> float:
 
     An encoder-decoder's prompt takes none of the decoder's positions; the token that begins an answer takes the first.
     """
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = most_positions(config)
     scheme = getattr(config, "position_encoding", None)
     learned = scheme == "learned" if scheme is not None else not getattr(config, "rope_parameters", None)
     if not learned or positions is None:

@@ -20,6 +20,7 @@ LEAVES = {
     "lazy",
     "open_tokenizer",
     "plugins",
+    "positions",
     "transformers_logging",
     "words",
 }

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..data.batch_keys import pad, real_places
 from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
+from ..positions import most_positions
 from ..words import watched
 
 # (tokens of the context, tokens of the continuation)
@@ -41,7 +42,7 @@ def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -
 
 def most_tokens(config) -> int:
     """The longest text that a model can read, in tokens; UNLIMITED where its config does not say."""
-    return getattr(config, "max_position_embeddings", None) or UNLIMITED
+    return most_positions(config) or UNLIMITED
 
 
 def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugins import OBJECTIVES, objective_of
+from ..positions import most_positions
 from ..recipes.schema import DataSection, ModelSection, Recipe
 from .base import Objective
 from .text import UNLIMITED
@@ -63,7 +64,7 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     cls = OBJECTIVES[name]
     if tokenizer is not None and "max_length" in (row.name for row in dataclass_fields(cls.Settings)):
         most = tokenizer.model_max_length
-        most = most if most < UNLIMITED else getattr(config, "max_position_embeddings", None) or 512
+        most = most if most < UNLIMITED else most_positions(config) or 512
         fields["max_length"] = most
         if name == "question_answering":  # at most the defaults of its settings
             fields |= {"max_length": min(most, 384), "stride": 128 if most >= 384 else most // 4}

@@ -14,6 +14,7 @@ from ..data.reference import weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..open_tokenizer import open_tokenizer
+from ..positions import most_positions
 from ..storage.checksums import crc32
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
@@ -88,7 +89,7 @@ class Teacher:
         with loading(self.words):
             loaded = open_tokenizer(self.path, self.trust)
         if loaded.model_max_length > UNLIMITED:
-            loaded.model_max_length = getattr(self.config, "max_position_embeddings", None) or loaded.model_max_length
+            loaded.model_max_length = most_positions(self.config) or loaded.model_max_length
         return loaded
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..errors import UserError
 from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
+from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -352,7 +353,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
         if longest < length or longest > UNLIMITED:
-            self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
+            self.tokenizer.model_max_length = max(most_positions(model.config) or 0, length)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)

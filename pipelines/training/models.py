@@ -14,6 +14,8 @@ from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
 from ..open_tokenizer import vocabulary_size
+from ..plugins import objective_of
+from ..positions import counts_from_padding, most_positions
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -156,6 +158,12 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if tokenizer is None:
         return model, fresh
+    padding = model.config.get_text_config().pad_token_id
+    if speaks and padding not in (None, tokenizer.pad_token_id) and counts_from_padding(model):
+        print(
+            f"positions of {name} are counted from its pad_token_id={padding}, which stays; rows are padded with the "
+            f"tokenizer's {tokenizer.pad_token_id}"
+        )
     table = model.get_input_embeddings().weight
     size = getattr(table, "ds_shape", table.shape)[0]  # under ZeRO-3 the weight itself is an empty tensor
     if size < (needed := vocabulary_size(tokenizer)):
@@ -166,18 +174,32 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
     return model, fresh
 
 
+def check_rows_fit(recipe: Recipe) -> None:
+    """Raise UserError if the recipe's rows are longer than its checkpoint's positions, before any data is read."""
+    name = recipe.model.name_or_path
+    try:
+        with errors_only():
+            config = load_config(name, trust_remote_code=recipe.trust_remote_code)
+    except (OSError, ValueError, ImportError):
+        return  # load_checkpoint says why in a sentence
+    check_length(objective_of(recipe), with_fields(config, recipe.model.fields, name), trains=True)
+
+
 def check_length(objective: Objective, config, trains: bool = False) -> None:
     """Raise UserError if the objective's rows are longer than the model's learned position embeddings.
 
     trains: also refuse rows longer than a rotary model's context. It can be evaluated on them, but if it were trained
     on them, its saved config would say too short a context.
     """
-    most = getattr(config, "max_position_embeddings", None)
+    most = most_positions(config)
     scheme = "rotary" if getattr(config, "rope_parameters", None) is not None else "learned"
     scheme = getattr(config, "position_encoding", scheme)
     if most is None:
         return
     if scheme == "learned":
-        objective.check_model_length(most)
+        if most != getattr(config, "max_position_embeddings", None):
+            objective.check_length(most, "the model's usable positions")
+        early = trains and objective.processor is None
+        (objective.check_length if early else objective.check_model_length)(most)
     elif scheme == "rotary" and trains:
         objective.check_context(most)
