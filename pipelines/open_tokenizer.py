@@ -28,7 +28,8 @@ def open_tokenizer(source: str | os.PathLike, trust_remote_code: bool = False):
     if not (is_native and tokenizer.is_fast and has_file(source, "tokenizer.json")):
         return tokenizer
     kept = {name: getattr(tokenizer, name) for name in ("model_input_names", "padding_side", "truncation_side")}
-    by_file = plain.from_pretrained(source, **kept)
+    with errors_only():  # transformers would warn of the other class
+        by_file = plain.from_pretrained(source, **kept)
     different = differences(tokenizer, by_file)
     if not different:
         return tokenizer
@@ -38,7 +39,8 @@ def open_tokenizer(source: str | os.PathLike, trust_remote_code: bool = False):
         return tokenizer
     roles, vocabulary = tokenizer.special_tokens_map, by_file.get_vocab()  # the class may name some by itself
     kept |= {role: roles[role] for role in roles if getattr(by_file, role) is None and roles[role] in vocabulary}
-    by_file = plain.from_pretrained(source, **kept)
+    with errors_only():
+        by_file = plain.from_pretrained(source, **kept)
     lost = differences(saved_and_loaded(source, by_file, trust_remote_code), by_file)
     way = "; load what is saved with PreTrainedTokenizerFast, not with AutoTokenizer, which takes the class"
     say(f"{words}, and the file is used{way if lost else ''}")
