@@ -35,7 +35,8 @@ class AnyformerImageProcessor(PilBackend):
     def process_image(self, image: ImageInput, num_channels: int | None = None, **kwargs):
         """One image -> array (C, H, W) with `num_channels` channels."""
         kwargs.pop("do_convert_rgb", None)
-        if num_channels is not None and hasattr(image, "convert"):  # Pillow handles palettes and transparency
+        if num_channels is not None and hasattr(image, "convert"):  # Pillow handles palettes
+            image = put_on_white(image)
             if image.mode in ("I", "F"):
                 raise ValueError(
                     f"an image of mode {image.mode}; 8 or 16 bits per channel, grey or colour, can be read"
@@ -52,10 +53,31 @@ class AnyformerImageProcessor(PilBackend):
         return super().normalize(image, mean, std, **kwargs)
 
 
+def put_on_white(image):
+    """A Pillow image, upright by its EXIF tag; with transparency: on white, "was_transparent" in its info."""
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    if image.getchannel("A").getextrema()[0] == 255:
+        return image
+    ground = image.copy()
+    ground.paste((255, 255, 255, 255), (0, 0, *image.size))
+    ground.alpha_composite(image)
+    ground.info["was_transparent"] = True
+    return ground
+
+
 def with_channels(pixels, num_channels: int):
-    """Array (C, H, W) of 1, 3 or 4 channels -> (num_channels, H, W); a fourth, opacity, is dropped as Pillow does."""
+    """Array (C, H, W) of 1, 3 or 4 channels -> (num_channels, H, W); by a fourth, opacity, the others are on white."""
+    if pixels.shape[0] == 4:
+        white = 255 if pixels.dtype.kind in "ui" or pixels.max() > 1 else 1
+        mixed = white + (pixels[:3] - float(white)) * (pixels[3:] / white)
+        pixels = (mixed.round() if pixels.dtype.kind in "ui" else mixed).astype(pixels.dtype)
     if num_channels == 3:
-        return pixels.repeat(3, axis=0) if pixels.shape[0] == 1 else pixels[:3]
+        return pixels.repeat(3, axis=0) if pixels.shape[0] == 1 else pixels
     luma = 0.299 * pixels[0] + 0.587 * pixels[1] + 0.114 * pixels[2]  # ITU-R 601, as Pillow
     return (luma.round() if pixels.dtype.kind in "ui" else luma).astype(pixels.dtype)[None]
 

@@ -77,10 +77,10 @@ class Run:
     @cached_property
     def tokenizer(self):
         """The saved tokenizer; None for a model of images."""
-        from transformers import AutoTokenizer
+        from .open_tokenizer import open_tokenizer
 
         is_saved = (self.path / "tokenizer_config.json").is_file()
-        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code) if is_saved else None
+        return open_tokenizer(self.path, self.trust_remote_code) if is_saved else None
 
 
 def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> Run:

@@ -9,6 +9,8 @@ from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
 from .manifest import check_saved_files
+from .open_tokenizer import open_tokenizer
+from .positions import most_positions
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # the folder where the shipped recipes put their runs
@@ -101,7 +103,7 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
     check_experts(experts, "--experts-implementation")
     source, chosen = locate_model(name_or_path), {}
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging
 
     import anyformer
@@ -112,7 +114,7 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
     try:
         config = load_config(source, trust_remote_code=trust_remote_code)
         check_writes_text(source, config)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(source, trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
         model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)
@@ -277,7 +279,7 @@ def free_positions(config, length: int) -> float:
 
     An encoder-decoder's prompt takes none of the decoder's positions; the token that begins an answer takes the first.
     """
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = most_positions(config)
     scheme = getattr(config, "position_encoding", None)
     learned = scheme == "learned" if scheme is not None else not getattr(config, "rope_parameters", None)
     if not learned or positions is None:

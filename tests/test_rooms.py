@@ -20,7 +20,9 @@ LEAVES = {
     "generation",
     "lazy",
     "manifest",
+    "open_tokenizer",
     "plugins",
+    "positions",
     "transformers_logging",
     "words",
 }

@@ -55,12 +55,12 @@ def store_images(
     examples: Examples,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     notes: Callable[[], list[str]] = list,
-    label_facts: Callable[[np.ndarray], dict] | None = None,
+    more_facts: Callable[[np.ndarray], dict] | None = None,
     before: str | None = None,
 ) -> ImageStore:
     """Store the images that `batches` yields, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    notes: what users should read once the images have been read. label_facts: (all classes) -> more facts.
+    notes: what users should read once the images have been read. more_facts: (all classes) -> more facts.
     before: as Rows.before. Raises what `batches` raises; no files are left behind then.
     """
 
@@ -80,7 +80,7 @@ def store_images(
         facts = {"examples": count, "mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
         if labels:
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
-            facts |= label_facts(np.array(labels)) if label_facts else {}
+        facts |= more_facts(np.array(labels)) if more_facts else {}
         meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
         (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": notes(), "before": before}))
 
@@ -88,15 +88,17 @@ def store_images(
 
 
 def decode(value: Any, channels: int, field: str, place: str):
-    """A Pillow image, upright, in mode L (channels 1) or RGB (3).
+    """A Pillow image, upright, in mode L (channels 1) or RGB (3), on white where it was transparent.
 
-    value: encoded bytes, {"bytes", "path"} as datasets' Image feature stores it, a path, or a Pillow image.
+    Its info has "was_transparent" then, for callers that count. value: encoded bytes, {"bytes", "path"} as datasets'
+    Image feature stores it, a path, or a Pillow image.
 
     Raises UserError, beginning with `field`, for what is no image, has more than 8 bits per channel, or has colours
     where the model sees grey.
     """
     import PIL.Image
     import PIL.ImageOps
+    from anyformer.modeling.image_processing import put_on_white
 
     try:
         image = PIL.ImageOps.exif_transpose(_opened(value, field, place))
@@ -112,7 +114,7 @@ def decode(value: Any, channels: int, field: str, place: str):
         )
     if channels == 1 and image.mode in COLOR:
         raise UserError(f"{field}: {place} is a colour image, but model.num_channels=1; set it to 3")
-    return image.convert({1: "L", 3: "RGB"}[channels])
+    return put_on_white(image).convert({1: "L", 3: "RGB"}[channels])
 
 
 def _opened(value: Any, field: str, place: str):

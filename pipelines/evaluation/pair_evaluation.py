@@ -9,6 +9,7 @@ from ..adapters import weights_identity
 from ..errors import loading
 from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from ..likelihoods.whole_texts import check_score
+from ..open_tokenizer import open_tokenizer
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..words import counted
@@ -27,8 +28,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
     started, weights = time.time(), weights_identity(recipe.model.name_or_path)
     pairs, config, source = open_pairs(settings, "minimal_pairs"), open_config(recipe), recipe.model
     with loading(f"MODEL={source.name_or_path}"):
-        trust = {"trust_remote_code": recipe.trust_remote_code}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source.name_or_path, **trust)
+        tokenizer = open_tokenizer(source.name_or_path, recipe.trust_remote_code)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load(getattr(transformers, head_of(config)), recipe).to(device)
     score = check_score(model, tokenizer, settings.score)

@@ -18,6 +18,7 @@ from ..generation import HUB_NAME, RUNS, check_runs
 from ..lazy import np, transformers
 from ..objectives.prepare import cache_of
 from ..objectives.showing import pieces_text
+from ..open_tokenizer import open_tokenizer, vocabulary_size
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.recipe_files import recipe_beside, shipped
@@ -182,7 +183,7 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
         return objective.tokenizer
     folder = Path(place.name).expanduser()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(folder, trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
         near = "" if folder.is_dir() else did_you_mean(place.name, shipped("recipes"))
         where = "this folder" if folder.is_dir() else "the Hub"
@@ -211,7 +212,7 @@ def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample:
     return Measured(
         name=name,
         algorithm=type(backend.model).__name__,
-        vocab_size=len(tokenizer),
+        vocab_size=vocabulary_size(tokenizer),
         tokens=tokens,
         tokens_per_word=tokens / facts["words"],
         bytes_per_token=facts["bytes"] / max(tokens, 1),

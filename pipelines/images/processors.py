@@ -120,29 +120,39 @@ def prepare_images(
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
     geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
-    rest = [list(shape), classes, str(sorted(geometry.items()))]
+    rest = [list(shape), classes, str(sorted(geometry.items())), "transparent on white"]
     with hashed_files() as examples.files:
         identity = examples.identity()
     key, hashed = sha([sha(identity), *rest]), identity["source"].pop("image_files", None)
     before = sha([sha(identity), *rest]) if hashed else None
 
-    squeezed = 0
+    squeezed = transparent = 0
 
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
-        nonlocal squeezed
+        nonlocal squeezed, transparent
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
             labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
             squeezed += sum(is_squeezed(processor, image.size, shape) for image in images)
+            transparent += sum("was_transparent" in image.info for image in images)
             yield resized(processor, images, shape), labels
 
     def notes() -> list[str]:
         new = hasattr(processor, "num_channels")  # the processor of fresh models
         way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if new else ""
         note = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
-        return [*examples.notes(), *([note] if squeezed else [])]
+        white = f"{counted(transparent, 'image')} with transparency put on white, as predict and the saved processor do"
+        white += "; transformers' pipelines drop transparency before the processor: give them images without it"
+        return [*examples.notes(), *([note] if squeezed else []), *([white] if transparent else [])]
 
-    return store_images(cache, key, examples, batches, notes, label_facts, before)
+    def facts(labels: np.ndarray) -> dict:
+        of_labels = label_facts(labels) if label_facts and len(labels) else {}
+        return of_labels | ({"transparent": transparent} if transparent else {})
+
+    store = store_images(cache, key, examples, batches, notes, facts, before)
+    if "transparent" in store.facts and getattr(processor, "do_convert_rgb", True) in (None, False) and shape[0] == 3:
+        processor.do_convert_rgb = True  # in transformers' own processors: on white
+    return store
 
 
 def is_squeezed(processor, size: tuple[int, int], shape: tuple[int, int, int]) -> bool:
@@ -161,7 +171,7 @@ def processor_fingerprint(processor) -> str:
 # Settings of what a processor does after resizing and cropping; they change no stored image.
 MEANING = {
     *("image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"),
-    *("do_color_quantize", "clusters", "auto_map", "transformers_version"),
+    *("do_color_quantize", "clusters", "auto_map", "transformers_version", "do_convert_rgb"),
 }
 
 

@@ -6,6 +6,7 @@ from ..adapters import HEADS_OF_TASKS, is_adapter, load_config, load_model, task
 from ..errors import UserError, loading, refuse_file
 from ..generation import locate_model
 from ..lazy import transformers
+from ..open_tokenizer import open_tokenizer
 from ..transformers_logging import errors_only
 from ..words import counted, short_number, watched
 from .maps_page import write_page
@@ -68,7 +69,7 @@ def inspect_model(
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
         views = [view_of_image(model, processor, Path(file), chosen) for file in watched(shown, "images")]
     else:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(name, trust_remote_code)
         views = [view_of_text(model, tokenizer, text, word, chosen, target) for text in watched(shown, "texts")]
     parameters = sum(p.numel() for p in model.parameters())
     about = f"{type(model).__name__}, {short_number(parameters)} parameters"

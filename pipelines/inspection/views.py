@@ -128,11 +128,14 @@ def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tens
 def view_of_image(model, processor, file: Path, layers: set[int] | None) -> dict:
     """The page's data for a vision transformer on an image: its patches are the tokens, row by row."""
     need_package(str(file), "pillow", "vision", module="PIL")
+    from anyformer.modeling.image_processing import put_on_white
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(file)
         image.load()
+        image = put_on_white(image)
+        image = image.convert("RGB") if "was_transparent" in image.info else image
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(f"{file} cannot be read as an image ({error})") from error
     inputs = {"pixel_values": processor(image, return_tensors="pt")["pixel_values"]}

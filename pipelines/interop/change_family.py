@@ -11,6 +11,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES
 from transformers import PreTrainedModel
 
 from ..errors import UserError
+from ..open_tokenizer import vocabulary_size
 from ..recipes.introspection import family_fields, family_row
 from ..recipes.special_tokens import MASK
 from ..transformers_logging import errors_only
@@ -167,9 +168,9 @@ def prepared(model: PreTrainedModel, tokenizer, family: str) -> None:
 
     if family == "encoder" and tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": AddedToken(MASK, lstrip=True, special=True, normalized=False)})
-        if len(tokenizer) > model.config.vocab_size:
+        if (size := vocabulary_size(tokenizer)) > model.config.vocab_size:
             with errors_only():
-                model.resize_token_embeddings(len(tokenizer))
+                model.resize_token_embeddings(size)
     if family == "encoder":
         model.config.mask_token_id = tokenizer.mask_token_id
     if family == "decoder":  # a token that ends each text would end each prompt, too

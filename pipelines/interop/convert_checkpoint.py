@@ -11,6 +11,7 @@ from ..adapters import refuse_adapter
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import transformers
+from ..open_tokenizer import open_tokenizer
 from ..publishing.model_card import write_model_card
 from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
 from ..publishing.run_facts import RunFacts
@@ -176,7 +177,7 @@ def saved_tokenizer(source: str, trust_remote_code: bool):
     if not any(files):
         return None
     with loading(f"MODEL={source}: its tokenizer"):
-        return forget_loading(transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
+        return forget_loading(open_tokenizer(source, trust_remote_code))
 
 
 def saved_image_processor(source: str, to: str, trust_remote_code: bool):

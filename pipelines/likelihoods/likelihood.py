@@ -5,6 +5,7 @@ import inspect
 import torch
 from anyformer.modeling.attention_masks import CACHE
 from anyformer.modeling.rules.serving import BATCH_DEPENDENT_ROPE
+from anyformer.modeling.seq2seq import shift_right
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
@@ -12,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..data.batch_keys import pad, real_places
 from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
+from ..positions import most_positions
 from ..words import watched
 
 # (tokens of the context, tokens of the continuation)
@@ -40,7 +42,7 @@ def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -
 
 def most_tokens(config) -> int:
     """The longest text that a model can read, in tokens; UNLIMITED where its config does not say."""
-    return getattr(config, "max_position_embeddings", None) or UNLIMITED
+    return most_positions(config) or UNLIMITED
 
 
 def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> list[float]:
@@ -156,7 +158,7 @@ def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[fl
         for start in range(0, len(numbers), batch_size):
             part, rows = zip(*numbers[start : start + batch_size])
             answers, counted = _padded([pairs[number][1] for number in part], model.device)
-            decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=answers)
+            decoder_ids = shift_right(answers, model.config.decoder_start_token_id, model.config.pad_token_id)
             at = torch.tensor(rows, device=model.device)
             with torch.inference_mode():
                 logits = model(

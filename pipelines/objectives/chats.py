@@ -11,6 +11,7 @@ from ..data.cells import IfThere, kind_of
 from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
+from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
@@ -352,7 +353,7 @@ class ChatTask(TextTask):
     def sample_answer(self, finished: FinishedModel, ids: list[int]) -> str:
         """An answer of evaluation.sample_tokens, or of as many as the positions leave after a prompt that fits them."""
         most = self.recipe.evaluation.sample_tokens
-        free = (getattr(finished.model.config, "max_position_embeddings", None) or 0) - len(ids)
+        free = (most_positions(finished.model.config) or 0) - len(ids)
         return continuations(finished, self.tokenizer, [ids], min(most, free) if free > 0 else most)[0]
 
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:

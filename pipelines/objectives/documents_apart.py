@@ -9,6 +9,7 @@ from anyformer.modeling.families import FAMILIES
 
 from ..data.rows import Rows
 from ..errors import UserError
+from ..positions import position_tables
 from .base import Objective
 
 PROBED_TOKENS = 8  # of each of two documents
@@ -28,6 +29,7 @@ def check_documents_apart(
     in_parts = any(hasattr(p, "ds_shape") for p in model.parameters())
     if config.model_type in FAMILIES or config.is_encoder_decoder or in_parts:
         return
+    begin_behind_padding(model)
     if keeps_documents_apart(model, names_sent(objective, splits)):
         return
     raise UserError(
@@ -45,9 +47,28 @@ def names_sent(objective: Objective, splits: Iterable[Rows]) -> Collection[str]:
     return objective.collated(rows, len(rows) - 1, rows[len(rows) - 1]).keys()
 
 
+def begin_behind_padding(model) -> None:
+    """Let position_ids, which count from 0, mean the same rows of the table as the model's own positions (RoBERTa)."""
+    for name, table in position_tables(model):
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if getattr(table, "padding_idx", None) is None or hasattr(parent, "first_position"):
+            continue
+        parent.first_position = table.padding_idx + 1
+
+        def shift(module, args, given):
+            if given.get("position_ids") is not None:
+                given["position_ids"] = given["position_ids"] + module.first_position
+            return args, given
+
+        parent.register_forward_pre_hook(shift, with_kwargs=True)
+
+
 @torch.no_grad()
 def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position_ids")) -> bool:
-    """Whether the second document of a row has the logits that it has alone. sent: names of the inputs to pass."""
+    """Whether the second document of a row has the logits that it has alone, at the model's own positions.
+
+    sent: names of the inputs to pass.
+    """
     training = model.training
     model.eval()
     ids = torch.arange(2 * PROBED_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
@@ -57,7 +78,8 @@ def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position
     try:
         with without_cache(model):  # transformers detects packed rows, by their positions, only where no cache is made
             packed = model(**row).logits[:, PROBED_TOKENS:]
-            separate = model(**{name: x[:, PROBED_TOKENS:] for name, x in row.items()}).logits
+            alone = {name: x[:, PROBED_TOKENS:] for name, x in row.items() if name != "position_ids"}
+            separate = model(**alone).logits
     except TypeError:  # the model takes no position_ids
         return False
     finally:

@@ -12,6 +12,8 @@ import anyformer
 from ..adapters import check_same_weights, is_adapter, load_config, load_model, weights_identity
 from ..errors import UserError, loading
 from ..generation import locate_model
+from ..open_tokenizer import open_tokenizer
+from ..positions import most_positions
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
 from .of_heads import pooling_of
@@ -88,9 +90,9 @@ class Teacher:
     @cached_property
     def tokenizer(self) -> Any:
         with loading(self.words):
-            loaded = transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust)
+            loaded = open_tokenizer(self.path, self.trust)
         if loaded.model_max_length > UNLIMITED:
-            loaded.model_max_length = getattr(self.config, "max_position_embeddings", None) or loaded.model_max_length
+            loaded.model_max_length = most_positions(self.config) or loaded.model_max_length
         return loaded
 
     @property

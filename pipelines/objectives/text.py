@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
+from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
+from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -181,7 +183,7 @@ class TokenPredictions:
         from .perplexity import TokenLosses
 
         train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
-        losses = TokenLosses(result["nll"], result["predictions"], rows, train, len(self.tokenizer))
+        losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
         chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
         results = {name: row.of_losses(losses) for name, row in chosen.items()}
         for part in [name for name in result if name.startswith(OF_PART)]:
@@ -351,7 +353,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
         if longest < length or longest > UNLIMITED:
-            self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
+            self.tokenizer.model_max_length = max(most_positions(model.config) or 0, length)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)

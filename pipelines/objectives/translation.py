@@ -7,6 +7,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
+from ..open_tokenizer import has_languages
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -111,6 +112,7 @@ class Translation(TextTask):
         if split != "train":
             columns |= {"source": "string", "target": "string"}
         settings = [self.settings.max_length, self.max_target_length, list(columns), *self.encoding_key()]
+        settings += [getattr(self.tokenizer, "tgt_lang", None), "ends once"] if has_languages(self.tokenizer) else []
         return self.stored(source, cache, columns, settings)
 
     def encoding_key(self) -> list:
@@ -121,13 +123,18 @@ class Translation(TextTask):
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
-            inputs = tokenizer(source, truncation=True, max_length=self.settings.max_length)
             yield {
-                "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
+                "input_ids": self._inputs_of(source, tokenizer),
                 "labels": self.labels_of(target, tokenizer),
                 "source": source,
                 "target": reference,
             }
+
+    def _inputs_of(self, texts: list[str], tokenizer) -> list[list[int]]:
+        """The ids that the encoder reads of each text. tokenizer: a copy of the model's, as text_tokenizer makes it."""
+        longest = self.settings.max_length
+        inputs = tokenizer(texts, truncation=True, max_length=longest)
+        return [self._ended(ids, longest) for ids in inputs["input_ids"]]
 
     def labels_of(self, texts: list[str], tokenizer=None) -> list[list[int]]:
         """The ids that the decoder has to write for each text. tokenizer: a copy of the model's, where one exists."""
@@ -146,7 +153,7 @@ class Translation(TextTask):
     def _ended(self, ids: list[int], longest: int) -> list[int]:
         """`ids` with an end-of-text token: without one a model would never learn to stop."""
         end = self.tokenizer.eos_token_id
-        return ids if ids and ids[-1] == end else [*ids[: longest - 1], end]
+        return ids if end in ids[-2:] else [*ids[: longest - 1], end]  # a language's token may follow the end
 
     def _facts(self, batch: dict[str, list]) -> dict:
         inputs, labels = ([len(ids) for ids in batch[name]] for name in ("input_ids", "labels"))
@@ -172,8 +179,21 @@ class Translation(TextTask):
     # ---- the model
 
     def config_fields(self) -> dict:
-        """Each target begins with the padding token, as in T5 and Marian."""
-        return {"decoder_start_token_id": self.tokenizer.pad_token_id, "is_encoder_decoder": True}
+        """Each target begins with the padding token, as in T5 and Marian, or as `language_starts` says."""
+        start = self.language_starts().get("decoder_start_token_id", self.tokenizer.pad_token_id)
+        return {"decoder_start_token_id": start, "is_encoder_decoder": True}
+
+    def language_starts(self) -> dict[str, int | None]:
+        """Where answers in the tokenizer's target language begin; {} for a tokenizer without languages.
+
+        mBART shifts labels in a circle, so that their last token, the language's or the end's, is the first that the
+        decoder reads. A language's token before the text is written first (mBART-50, NLLB).
+        """
+        if not has_languages(self.tokenizer):
+            return {}
+        first, *_, last = self.labels_of([""])[0]
+        forced = None if first == self.tokenizer.eos_token_id else first
+        return {"decoder_start_token_id": last, "forced_bos_token_id": forced}
 
     def prepare_model(self, model) -> None:
         """Let `generate` search as the recipe says; saved as generation_config.json."""
@@ -186,8 +206,12 @@ class Translation(TextTask):
             early_stopping=section.num_beams > 1,
             do_sample=False,
         )
-        if config.decoder_start_token_id is None:
-            config.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
+        starts = self.language_starts() if getattr(self.tokenizer, "tgt_lang", None) else {}
+        if starts:  # a checkpoint's own may be of another language
+            model.config.decoder_start_token_id = starts["decoder_start_token_id"]
+        elif config.decoder_start_token_id is None:
+            starts = {"decoder_start_token_id": getattr(model.config, "decoder_start_token_id", None)}
+        config.update(**starts)
 
     # ---- measuring
 
@@ -251,11 +275,10 @@ class Translation(TextTask):
         return self.text_in(row, self.settings.source_field, "source_field", place)
 
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
-        read = self.tokenizer(asked, truncation=True, max_length=self.settings.max_length)["input_ids"]
-        end, longest = self.tokenizer.eos_token_id, self.settings.max_length
-        ids = [row if end in row[-2:] else self._ended(row, longest) for row in read]  # a language token may follow eos
+        tokenizer, end, longest = text_tokenizer(self.tokenizer), self.tokenizer.eos_token_id, self.settings.max_length
+        ids = self._inputs_of(asked, tokenizer)
         full = [text for text, row in zip(asked, ids, strict=True) if len(row) >= longest]
-        whole = self.tokenizer(full, verbose=False)["input_ids"] if full else []
+        whole = tokenizer(full, verbose=False)["input_ids"] if full else []
         self.cut += sum(len(row) + (end not in row[-2:]) > longest for row in whole)
         return [{"prediction": text} for text in self.written(finished, ids)]
 

@@ -27,6 +27,7 @@ from ..images.processors import load_image_processor
 from ..objectives.base import Objective
 from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
+from ..open_tokenizer import open_tokenizer
 from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
@@ -208,7 +209,7 @@ def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
         processor = load_image_processor(place, recipe.trust_remote_code)
     else:
         with loading(f"MODEL={place}: its tokenizer"), errors_only():
-            processor = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=recipe.trust_remote_code)
+            processor = open_tokenizer(place, recipe.trust_remote_code)
     if recipe.task is None or not objective.answers_by:
         objective = objective_of_head(config, recipe, None if reads_images else processor, there)
     objective.processor = processor

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..lazy import tokenizers, transformers
+from ..open_tokenizer import has_languages
 
 _UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode reserves it for internal use by programs
 
@@ -42,7 +43,7 @@ def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transf
     """
     copied = copy.deepcopy(tokenizer)
     copied.split_special_tokens = True
-    if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):  # these tokenizers find languages by token names
+    if not has_languages(tokenizer):  # these tokenizers find languages by token names
         copied._tokenizer = text_backend(tokenizer.backend_tokenizer)
     return copied
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import UserError, loading_reason
 from ..lazy import tokenizers, transformers
 from ..manifest import check_saved_files
+from ..open_tokenizer import open_tokenizer
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from ..storage.cache import cached_folder, sha
@@ -181,7 +182,7 @@ def _load_pretrained(section: TokenizerSection, trust_remote_code: bool) -> "tra
     field, place = f"tokenizer.name_or_path={section.name_or_path!r}", Path(section.name_or_path).expanduser()
     check_saved_files(place, "tokenizer.name_or_path")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(place, trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
         raise UserError(f"{field} cannot be loaded: {loading_reason(error)}.") from error
     if not tokenizer.is_fast:

@@ -13,6 +13,9 @@ from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
+from ..open_tokenizer import vocabulary_size
+from ..plugins import objective_of
+from ..positions import counts_from_padding, most_positions
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -40,12 +43,12 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     of_tokens = {}
     if tokenizer is not None:
         of_tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-        of_tokens["vocab_size"] = len(tokenizer)
+        of_tokens["vocab_size"] = needed = vocabulary_size(tokenizer)
     fields = {**of_tokens, **task_fields, **recipe_fields}
-    if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
+    if tokenizer is not None and fields["vocab_size"] < needed:
         raise UserError(
-            f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
-            f"leave it out, or set at least {len(tokenizer)}"
+            f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {needed} entries; "
+            f"leave it out, or set at least {needed}"
         )
     if fields.get("vocab_size") is not None:
         check_token_ids(section.fields, fields["vocab_size"])
@@ -155,14 +158,31 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if tokenizer is None:
         return model, fresh
+    padding = model.config.get_text_config().pad_token_id
+    if speaks and padding not in (None, tokenizer.pad_token_id) and counts_from_padding(model):
+        print(
+            f"positions of {name} are counted from its pad_token_id={padding}, which stays; rows are padded with the "
+            f"tokenizer's {tokenizer.pad_token_id}"
+        )
     table = model.get_input_embeddings().weight
     size = getattr(table, "ds_shape", table.shape)[0]  # under ZeRO-3 the weight itself is an empty tensor
-    if size < len(tokenizer):
+    if size < (needed := vocabulary_size(tokenizer)):
         raise UserError(
-            f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "
+            f"model.name_or_path={name!r} has a vocabulary of {size}, and the tokenizer has ids up to {needed - 1}; "
             f"set tokenizer.name_or_path={name!r}"
         )
     return model, fresh
+
+
+def check_rows_fit(recipe: Recipe) -> None:
+    """Raise UserError if the recipe's rows are longer than its checkpoint's positions, before any data is read."""
+    name = recipe.model.name_or_path
+    try:
+        with errors_only():
+            config = load_config(name, trust_remote_code=recipe.trust_remote_code)
+    except (OSError, ValueError, ImportError):
+        return  # load_checkpoint says why in a sentence
+    check_length(objective_of(recipe), with_fields(config, recipe.model.fields, name), trains=True)
 
 
 def check_length(objective: Objective, config, trains: bool = False) -> None:
@@ -171,12 +191,15 @@ def check_length(objective: Objective, config, trains: bool = False) -> None:
     trains: also refuse rows longer than a rotary model's context. It can be evaluated on them, but if it were trained
     on them, its saved config would say too short a context.
     """
-    most = getattr(config, "max_position_embeddings", None)
+    most = most_positions(config)
     scheme = "rotary" if getattr(config, "rope_parameters", None) is not None else "learned"
     scheme = getattr(config, "position_encoding", scheme)
     if most is None:
         return
     if scheme == "learned":
-        objective.check_model_length(most)
+        if most != getattr(config, "max_position_embeddings", None):
+            objective.check_length(most, "the model's usable positions")
+        early = trains and objective.processor is None
+        (objective.check_length if early else objective.check_model_length)(most)
     elif scheme == "rotary" and trains:
         objective.check_context(most)

@@ -82,7 +82,10 @@ class Session:
         """
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
+            from .models import check_rows_fit
+
             locate_model(recipe.model.name_or_path, "model.name_or_path")
+            check_rows_fit(recipe)
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)

@@ -23,6 +23,7 @@ from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
+from ..positions import counts_from_padding
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
@@ -40,6 +41,7 @@ from .engines.main_process import broadcast_from_main
 from .engines.whole import OneProcess
 from .guards.audit import SampleAudit
 from .guards.early_stopping import EarlyStopping
+from .guards.keep_padding import KeepPadding
 from .guards.loss_guard import LossGuard
 from .guards.router_statistics import RouterStatistics
 from .guards.stall_watchdog import StallWatchdog
@@ -50,7 +52,7 @@ from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
-from .lora import is_adapted, save_adapted_config
+from .lora import is_adapted, plain, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss
@@ -150,6 +152,8 @@ class AnyformerTrainer(Trainer):
         has_average = section.ema_decay is not None
         self.average = WeightAverage(section.ema_decay, section.ema_warmup) if has_average else None
         self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
+        config = plain(self.model).config.get_text_config() if counts_from_padding(self.model) else None
+        self.padding = None if config is None else KeepPadding(config)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(run_identity), SetEpochCallback(self.train_dataset)
@@ -163,6 +167,7 @@ class AnyformerTrainer(Trainer):
         audits = section.audit_samples and self.counts_rows
         self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
         callbacks = (
+            self.padding,
             self.watchdog,
             self.stop_signal,
             self.progress,

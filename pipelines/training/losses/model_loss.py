@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
+from anyformer.modeling.seq2seq import shift_right
 
 from ...data.batch_keys import IGNORE_INDEX
 from ..lora import plain
@@ -51,6 +52,10 @@ class ModelLoss:
         self._skips_logits = "return_logits" in parameters
         self._takes_labels = "labels" in parameters  # if not, labels are only counted
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        config = getattr(model, "config", None)
+        if self._make_decoder_inputs is None and getattr(config, "is_encoder_decoder", False) and model.can_generate():
+            start, padding = config.decoder_start_token_id, config.pad_token_id  # M2M100 shifts in its forward alone
+            self._make_decoder_inputs = lambda labels: shift_right(labels, start, padding)
         smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in parameters)
         self.training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
@@ -115,7 +120,10 @@ class ModelLoss:
         inputs = {name: x for name, x in inputs.items() if name != "shift_labels"}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
             return inputs
-        return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
+        labels = inputs["labels"]
+        empty = labels.eq(IGNORE_INDEX).all(dim=-1, keepdim=True)  # rows that fill up an evaluation's last batch
+        some_token = int(not self._model.config.pad_token_id)  # mBART looks for a row's last token
+        return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=labels.masked_fill(empty, some_token))}
 
     def logits(self, outputs) -> torch.Tensor | None:
         """The logits of a model's outputs; None if there are none."""

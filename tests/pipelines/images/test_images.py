@@ -10,6 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+import transformers
+import yaml
+from anyformer.modeling.image_processing import AnyformerImageProcessor
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import decode
@@ -21,6 +24,7 @@ from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given
 from hypothesis import strategies as st
 from image_data import NAMES, SIZE, encoded, image_recipe, picture, picture_folder, pictures
+from transformers import ViTImageProcessorPil
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 COLUMNS = {"image_field": "image", "label_field": "label"}
@@ -312,3 +316,88 @@ def test_what_an_image_recipe_cannot_say_is_refused_before_any_image_is_opened(t
     with pytest.raises(UserError) as error:
         load_recipe(str(image_recipe(tmp_path, **sections)))
     assert words in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------- transparency
+
+
+def sign(kind: str) -> PIL.Image.Image:
+    """A black sign, the upper left quarter, on a transparent ground whose hidden colour is black, too."""
+    opacity = np.zeros((SIZE, SIZE), dtype=np.uint8)
+    opacity[: SIZE // 2, : SIZE // 2] = 255
+    black = PIL.Image.new("RGB", (SIZE, SIZE))
+    black.putalpha(PIL.Image.fromarray(opacity))
+    if kind == "palette":
+        drawn = PIL.Image.fromarray(opacity // 255, "P")
+        drawn.putpalette([0, 0, 0] * 2)
+        drawn.info["transparency"] = 0
+        return drawn
+    if kind in ("grey key", "colour key"):  # PNG's tRNS: one colour that is transparent
+        drawn = PIL.Image.fromarray(np.where(opacity == 255, 0, 7).astype(np.uint8))
+        drawn = drawn if kind == "grey key" else drawn.convert("RGB")
+        drawn.info["transparency"] = 7 if kind == "grey key" else (7, 7, 7)
+        return drawn
+    if kind == "turned":
+        black = PIL.Image.composite(
+            PIL.Image.new("RGB", (SIZE, SIZE)), PIL.Image.new("RGB", (SIZE,) * 2, "white"), black
+        )
+        black.getexif()[0x0112] = 6
+        return black
+    return black.convert(kind)
+
+
+KINDS = ["RGBA", "LA", "palette", "grey key", "colour key"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "turned"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_transparent_images_are_on_white_in_training_in_prediction_and_in_the_saved_processor(
+    tmp_path, monkeypatch, kind, checkpoint
+):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
+    for name in NAMES:
+        (tmp_path / "signs" / name).mkdir(parents=True)
+        image = sign(kind)
+        image.save(tmp_path / "signs" / name / "a.png", exif=image.getexif())
+    data = {"files": str(tmp_path / "signs"), "validation_fraction": 0, "test_files": None}
+    sections = {"data": data, "evaluation": {"every_steps": None}}
+    if checkpoint:
+        config = transformers.ViTConfig(image_size=SIZE, patch_size=4, hidden_size=8, num_attention_heads=2)
+        config.save_pretrained(tmp_path / "vit")
+        ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(tmp_path / "vit")
+        sections["model"] = {"name_or_path": str(tmp_path / "vit")}
+    recipe = image_recipe(tmp_path, channels=3, **sections)
+    if checkpoint:
+        document = yaml.safe_load(recipe.read_text())
+        recipe.write_text(yaml.safe_dump(document | {"model": sections["model"]}))
+    data = prepare_data(load_recipe(str(recipe)))
+    rows, task = data.rows["train"], data.objective
+    seen = rows.store.pixels[0]
+    corner = seen[:, : SIZE // 2, -SIZE // 2 :] if kind == "turned" else seen[:, : SIZE // 2, : SIZE // 2]
+    assert corner.max() == 0 and (seen == 255).sum() == 3 * SIZE * SIZE * 3 // 4
+    assert any(note.startswith("2 images with transparency put on white") for note in rows.notes) == (kind != "turned")
+
+    task.processor.save_pretrained(tmp_path / "saved")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    file = tmp_path / "signs" / "left" / "a.png"
+    trained = task.collator(False)([{k: v for k, v in rows[0].items() if k != "augment"}])["pixel_values"]
+    asked = task.asked({"image": str(file)}, "row 1")
+    shown = asked if checkpoint and kind == "turned" else PIL.Image.open(file)  # transformers' own leaves EXIF alone
+    for image in (asked, shown):
+        found = processor(images=image, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(found, trained, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_arrays_with_opacity_are_on_white_as_images_are(channels):
+    processor = AnyformerImageProcessor(size={"height": SIZE, "width": SIZE}, num_channels=channels)
+    draw = np.random.default_rng(0)
+    array = draw.integers(0, 256, (SIZE, SIZE, 4), dtype=np.uint8)
+    image = PIL.Image.fromarray(array)
+    of_image, of_array = (processor(images=x, return_tensors="np")["pixel_values"] for x in (image, array))
+    np.testing.assert_allclose(of_array, of_image, atol=2.5 / 127.5)  # two roundings to whole bytes
+
+
+def test_opaque_images_with_an_alpha_channel_are_not_counted(prepared, tmp_path):
+    opaque = picture(True, random.Random(0), 3).convert("RGBA")
+    assert "was_transparent" not in decode(opaque, 3, "f", "p").info

@@ -1,0 +1,52 @@
+"""How many tokens a model's positions take, and whether they are counted from its padding token (RoBERTa, ESM)."""
+
+import copy
+from collections.abc import Iterator
+
+
+def most_positions(config) -> int | None:
+    """The longest row in tokens for which a model has positions; None where its config does not say.
+
+    The config's max_position_embeddings, but for learned positions no more than the rows of their table that are used:
+    those up to the padding token's number are none (RoBERTa: 512 of 514), nor are the first two of OPT and BART.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "position_encoding", None) is not None or getattr(config, "rope_parameters", None) is not None:
+        return most
+    sides: dict[bool, int] = {}  # LED's decoder has fewer positions than its encoder
+    for name, table in position_tables(empty_model(config)):
+        if (rows := len(getattr(table, "weight", ()))) and "Embedding" in type(table).__name__:
+            padding = getattr(table, "padding_idx", None)
+            rows -= getattr(table, "offset", 0) + (0 if padding is None else padding + 1)
+            sides["decoder" in name] = min(rows, sides.get("decoder" in name, rows))
+    limits = [value for value in (most, max(sides.values(), default=None)) if value is not None]
+    return min(limits, default=None)
+
+
+def counts_from_padding(model) -> bool:
+    """Whether a model counts positions from its padding token, so that another one makes it another model."""
+    return any(getattr(table, "padding_idx", None) is not None for _, table in position_tables(model))
+
+
+def position_tables(model) -> Iterator:
+    """(name, module) of the tables of a model's positions in a text."""
+    for name, module in model.named_modules() if model is not None else ():
+        if "position" in name.rpartition(".")[2] and not any(word in name for word in ("vision", "relative")):
+            yield name, module
+
+
+def empty_model(config):
+    """A model of the config without memory for weights; None without a class in transformers, and under ZeRO-3."""
+    import torch
+    import transformers
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():  # which would split the weights; the rows were checked before it began
+        return None
+    for auto_class in (transformers.AutoModel, transformers.AutoModelForSeq2SeqLM):
+        try:
+            with torch.device("meta"):
+                return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False)
+        except (ValueError, ImportError, AttributeError):
+            continue
+    return None
