@@ -101,7 +101,6 @@ class TokenClassification(ClassTask, TextTask):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
-        self._numbers = {name: number for number, name in enumerate(self.label_names)}
         self.scheme = self.settings.scheme or tag_schemes.scheme_of(self.classes.names)
         tag_schemes.check_scheme(self.classes.names, self.scheme)
         section = self.recipe.evaluation
@@ -119,7 +118,8 @@ class TokenClassification(ClassTask, TextTask):
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # metrics count a word once
-        settings = [self.settings.max_length, self.classes.names, self.scheme, labelled, "tags of tokens"]
+        names = [self.classes.names, self.label_names]
+        settings = [self.settings.max_length, names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
@@ -152,7 +152,7 @@ class TokenClassification(ClassTask, TextTask):
             for (words, names), offsets in zip(filled, encoded["offset_mapping"]):
                 of_tokens, labels = tag_schemes.word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
                 measured = [0] * len(offsets)
-                tags = [name if name in self._numbers else tag_schemes.as_bio(name) for name in names]
+                tags = [name if name in self._outputs else tag_schemes.as_bio(name) for name in names]
                 seen = set()
                 for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
                     if word is None or word in seen:
@@ -164,10 +164,10 @@ class TokenClassification(ClassTask, TextTask):
                     if labelled == "all":
                         learned = zip(places, tag_schemes.tags_of_tokens(tags[word], len(places), self.scheme))
                     for place, tag in learned:
-                        labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
-                if learns_spaces and tag_schemes.OUTSIDE in self._numbers:
+                        labels[place] = self._outputs.get(tag, self._outputs[tags[word]])
+                if learns_spaces and tag_schemes.OUTSIDE in self._outputs:
                     for place, tag in tags_of_spaces(tags, of_tokens, offsets):
-                        labels[place] = self._numbers[tag]
+                        labels[place] = self._outputs[tag]
                 all_labels.append(labels)
                 all_words.append(measured)
                 last = max(seen, default=-1) if len(offsets) >= longest else len(words)
@@ -191,7 +191,7 @@ class TokenClassification(ClassTask, TextTask):
 
     def _name_in_data(self, tag: Any, place: str) -> str:
         """The name of a tag: a class, or a BIOES tag in the data for a model that has learned its BIO tag."""
-        known = self.classes.numbers
+        known, tag = self.classes.numbers, getattr(tag, "class_name", tag)
         if isinstance(tag, str) and tag not in known and tag_schemes.as_bio(tag) in known:
             return tag
         return self.classes.names[self.classes.number(tag, place)]
