@@ -187,7 +187,9 @@ class ClassTask(ClassScores):
                 )
             self.label_names = known
         elif not (found.numbered and are_unnamed(known) and len(self.label_names) == len(known)):
-            self.new_head = f"it tells {listed(known)} apart, not {listed(self.label_names)}"
+            self.new_head = (
+                f"{self.recipe.model.name_or_path} tells {listed(known)} apart, not {listed(self.label_names)}"
+            )
 
     def named(self, value: int) -> str:
         return self.label_names[value]

@@ -158,8 +158,9 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
     check_got(model, chosen)
     missed = sorted(key for key in fresh if not key.startswith(objective.unused_weights))
     if missed and speaks:
-        why = f" ({objective.new_head})" if head else ""
-        print(f"new weights, not taken from {name}{why}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
+        print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
+    if head and speaks:
+        print(f"a new head: {objective.new_head}")
     if tokenizer is None:
         return model, fresh
     table = model.get_input_embeddings().weight
