@@ -213,6 +213,9 @@ class Objective(Measuring, ABC):
 
     def check(self) -> None:
         """Raise UserError for the first setting of the recipe that does not go with this objective."""
+        from ..metrics import check_tokenize
+
+        check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
             raise UserError(
                 f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
