@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 
 from .offline_metric import FEATURES, MeanMetric, wordless
-from .unicode_words import LETTER, NOT_LATIN
-from .unicode_words import PUNCTUATION as PUNCTUATION_OF_ALL
+from .unicode_words import ANY_PUNCTUATION, LETTER, NOT_LATIN
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = frozenset(string.punctuation)
@@ -22,7 +21,7 @@ def normalized(answer: str) -> str:
     """
     lowered = "".join(sign for sign in answer.lower() if sign not in PUNCTUATION)
     if NOT_LATIN.search(lowered):
-        lowered = LETTER.sub(r" \g<0> ", PUNCTUATION_OF_ALL.sub("", lowered))
+        lowered = LETTER.sub(r" \g<0> ", ANY_PUNCTUATION.sub("", lowered))
     return " ".join(ARTICLES.sub(" ", lowered).split())
 
 

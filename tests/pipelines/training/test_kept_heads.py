@@ -10,6 +10,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import image_recipe
 from task_data import CHARACTERS, reviews, task_recipe
+from test_distributed import needs_deepspeed
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 WORDS = {"label": lambda positive: ["bad", "good"][positive]}  # how a review is labelled
@@ -104,3 +105,15 @@ def test_labels_in_another_spelling_are_the_checkpoints_classes(case, tmp_path):
                 UserError, match=r"has the classes 7, 3, in this order; write task.label_names=\['7', '3'"
             ):
                 prepare_data(load_recipe(str(recipe), [start, words]), for_training=True)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_a_new_head_is_drawn_whole_under_zero_3(tmp_path, ranks):
+    recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
+    model = checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), ["sad", "glad"])
+    start = f"model.name_or_path={tmp_path / 'start'}"
+    _, _, run = ranks(2, recipe, start, "training.deepspeed=zero3", *STEP)
+    trained = transformers.AutoModelForSequenceClassification.from_pretrained(run)
+    head = trained.classifier.weight
+    assert (head - model.classifier.weight).abs().min() > 1e-5 and head.std() > 0.4
