@@ -111,6 +111,8 @@ def test_labels_in_another_spelling_are_the_checkpoints_classes(case, tmp_path):
 @needs_deepspeed
 def test_a_new_head_is_drawn_whole_under_zero_3(tmp_path, ranks):
     recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
+    for name in ("", "-test"):
+        reviews(tmp_path / f"sequence_classification{name}.jsonl", 40, **WORDS)
     model = checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), ["sad", "glad"])
     start = f"model.name_or_path={tmp_path / 'start'}"
     _, _, run = ranks(2, recipe, start, "training.deepspeed=zero3", *STEP)
