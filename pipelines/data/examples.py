@@ -16,7 +16,16 @@ from ..storage.cache import sha
 from ..storage.checksums import States, contents, hashed_files
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, encoding_notes, format_of, is_unicode, names_of_classes
+from .file_formats import (
+    FILE_FORMATS,
+    FileFormat,
+    check_opens,
+    encoding_notes,
+    format_of,
+    is_unicode,
+    names_of_classes,
+    with_class_names,
+)
 from .files import NOT_UTF8, WAY_OUT, file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files
@@ -124,32 +133,46 @@ class ExampleFiles(ExampleSource):
 
     def identity(self) -> Any:
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
-        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
+        named = {"class names": names} if any(names := [self._named(path) for path in self.paths]) else {}
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other | named
 
     def notes(self) -> list[str]:
         return encoding_notes(self.field, self.paths, self.limits)
 
     def class_names(self, column: str) -> list[str] | None:
-        path = self.paths[0]
-        with readable(self.field, path):
-            return format_of(path).class_names(self.field, path, column)
+        """Those of the first file, then those that only later files have: a number stands for its own file's name."""
+        named = [self._named(path).get(column) for path in self.paths]
+        return named[0] and list(dict.fromkeys(name for names in named for name in names or []))
+
+    def _named(self, path: Path) -> dict[str, list[str]]:
+        """{column: names of the classes} of the columns for which a file has such names."""
+        columns = list(dict.fromkeys(self.columns.values()))
+
+        def found(path: Path) -> dict[str, list[str]]:
+            with readable(self.field, path):
+                names = {column: format_of(path).class_names(self.field, path, column) for column in columns}
+            return {column: of for column, of in names.items() if of is not None}
+
+        return contents.value(path, f"class names: {columns}", found)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
-        columns = list(dict.fromkeys(self.columns.values()))
+        columns, named = list(dict.fromkeys(self.columns.values())), self._named(path)
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"
             if row == "non_utf8" and self.limits.encoding != UTF8:  # a fault of the setting, not of single rows
                 raise UserError(f"{self.field}: {place}: not {self.limits.encoding}; {WAY_OUT}")
             if isinstance(row, dict):
-                yield place, self._with_cells(row, columns, place)
+                yield place, self._with_cells(row, columns, place, named)
             else:
                 yield place, row if isinstance(row, UserError) else UserError(f"{self.field}: {place}: {faults[row]}")
 
-    def _with_cells(self, row: dict[str, Any], columns: list[str], place: str) -> dict[str, Any] | UserError:
-        """The row with every column under its full name, nested ones included."""
+    def _with_cells(
+        self, row: dict[str, Any], columns: list[str], place: str, named: dict[str, list[str]]
+    ) -> dict[str, Any] | UserError:
+        """The row with every column under its full name, nested ones included. named: as _named returns it."""
         try:
-            cells = {column: cell(row, column) for column in columns}
+            cells = {column: with_class_names(cell(row, column), named.get(column)) for column in columns}
         except KeyError:
             return self.missing_column(cell_names(row), place)
         if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
@@ -184,12 +207,12 @@ class HubExamples(ExampleSource):
         self.check_columns(cell_names(self._source.rows.features), self.name)
 
     def items(self) -> Iterator[Read]:
-        number = 0
+        number, named = 0, {column: self.class_names(column) for column in self.columns.values()}
         for batch in self._rows().iter(batch_size=512):
             for values in zip(*batch.values()):
                 row, place = dict(zip(batch, values)), f"{self.name}, row {number}"
                 try:
-                    yield place, row | {column: cell(row, column) for column in self.columns.values()}
+                    yield place, row | {c: with_class_names(cell(row, c), named[c]) for c in self.columns.values()}
                 except KeyError:  # a struct that is null in this row
                     yield place, self.missing_column(cell_names(row), place)
                 number += 1
@@ -201,7 +224,8 @@ class HubExamples(ExampleSource):
         return rows.select_columns([c for c in outermost if c in rows.features]).with_format(None)
 
     def identity(self) -> Any:
-        return {"source": self._source.identity(), "columns": self.columns}
+        named = {column: names for column in self.columns.values() if (names := self.class_names(column)) is not None}
+        return {"source": self._source.identity(), "columns": self.columns} | ({"class names": named} if named else {})
 
     def class_names(self, column: str) -> list[str] | None:
         return names_of_classes(self._source.rows.features, column)

@@ -78,6 +78,25 @@ def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
     return getattr(feature, "names", None)
 
 
+class ClassNumber(int):
+    """The number of a class in data that name their classes; class_name: its name there."""
+
+    class_name: str
+
+
+def with_class_names(value: Any, names: list[str] | None) -> Any:
+    """A cell, also a list, with ClassNumbers in place of its numbers of classes. names: theirs; None: it has none."""
+    if names is None:
+        return value
+    if isinstance(value, list):
+        return [with_class_names(one, names) for one in value]
+    if not isinstance(value, int) or not 0 <= value < len(names):
+        return value
+    number = ClassNumber(value)
+    number.class_name = names[value]
+    return number
+
+
 _SPACE = re.compile(r"\s*")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 NEW_DOCUMENT = "-DOCSTART-"  # in CoNLL files the first column of a line between documents

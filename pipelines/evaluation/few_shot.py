@@ -115,7 +115,7 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
     """{"metrics", "intervals"} of some metrics; probabilities: of the label words, which sum to 1."""
     true = [question.answer for question in questions]
     with kept_comparisons() as compared:
-        metrics, _ = compute_metrics(names, given, true, probabilities)
+        metrics, _ = compute_metrics(names, given, true, probabilities, tokenize=recipe.evaluation.bleu_tokenize)
     bounds = intervals(compared[0], metrics, recipe.evaluation.bootstrap, recipe.training.seed)
     return {"metrics": metrics, "intervals": bounds}
 

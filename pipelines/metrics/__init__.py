@@ -4,9 +4,11 @@
 the registry `plugins.METRICS`: evaluate itself is imported when a metric is loaded.
 """
 
+import functools
 import importlib
 import importlib.util
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import methodcaller
@@ -16,6 +18,7 @@ from ..errors import UnknownName, UserError, did_you_mean
 from ..plugins import METRICS
 
 COMPARED = ("classes", "probabilities", "label_sets", "numbers", "texts", "tags", "answers")
+TOKENIZE = "13a"  # sacrebleu's default tokenizer
 COMES_WITH = {"probabilities": "classes"}  # metrics of the key also fit tasks that compare the value
 
 
@@ -248,25 +251,48 @@ def load_metric(name: str, **kwargs) -> Any:
 
 
 def compute_metrics(
-    names: Iterable[str], predictions, references, probabilities=None, rows: list[int] | None = None
+    names: Iterable[str],
+    predictions,
+    references,
+    probabilities=None,
+    rows: list[int] | None = None,
+    tokenize: str = TOKENIZE,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """({name: number}, {name: settings and versions that the number depends on, if any}) of several metrics.
 
     probabilities: of all classes, (examples, classes), for metrics that compare them instead of `predictions`. rows:
-    the examples' row numbers in their split, where they are known.
+    the examples' row numbers in their split, where they are known. tokenize: evaluation.bleu_tokenize. What a reader
+    has to know of the references is printed once.
 
     Raises:
         UserError: no such metric, or a metric of two classes where other classes occur.
     """
     from .significance import Comparison, keep
 
-    comparison = Comparison(list(names), predictions, references, probabilities, rows)
+    comparison = Comparison(list(names), predictions, references, probabilities, rows, tokenize=tokenize)
     keep(comparison)
     numbers, signatures = {}, {}
     for name in comparison.metrics:
         metric = load_metric(name)
+        metric.tokenize = tokenize
         predicted, true = comparison.inputs(name)
         numbers |= metric.compute(predictions=predicted, references=true)
         if metric.signature is not None:
             signatures[name] = metric.signature
+        remark = metric.remark(true)
+        if remark is not None and os.environ.get("RANK", "0") == "0":
+            _say(f"{name}: {remark}")
     return numbers, signatures
+
+
+_say = functools.cache(print)  # validations measure the same references again
+
+
+def check_tokenize(name: str, fitting: list[str]) -> None:
+    """Raise UserError where a tokenizer of sacrebleu lacks its package, or no metric that fits uses it."""
+    needs = {"ja-mecab": ("MeCab", "ja"), "ko-mecab": ("mecab_ko", "ko")}
+    if name != TOKENIZE and "bleu" not in fitting:
+        raise UserError(f"evaluation.bleu_tokenize={name} has no effect, as no bleu is measured here; remove it")
+    if name in needs and importlib.util.find_spec(needs[name][0]) is None:
+        package, extra = needs[name]
+        raise UserError(f"evaluation.bleu_tokenize={name} needs the package {package}; install sacrebleu[{extra}]")

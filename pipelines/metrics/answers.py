@@ -6,15 +6,22 @@ from collections import Counter
 
 import numpy as np
 
-from .offline_metric import FEATURES, MeanMetric
+from .offline_metric import FEATURES, MeanMetric, wordless
+from .unicode_words import ANY_PUNCTUATION, LETTER, NOT_LATIN
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = frozenset(string.punctuation)
 
 
 def normalized(answer: str) -> str:
-    """Lower case, no punctuation or articles, words separated by one space (Rajpurkar et al. 2016, section 6.1)."""
+    """Lower case, no punctuation or articles, words separated by one space (Rajpurkar et al. 2016, section 6.1).
+
+    Where a text has letters beside Latin ones, all punctuation of Unicode goes, and the letters of scripts without
+    spaces are words (Lewis et al. 2020, MLQA).
+    """
     lowered = "".join(sign for sign in answer.lower() if sign not in PUNCTUATION)
+    if NOT_LATIN.search(lowered):
+        lowered = LETTER.sub(r" \g<0> ", ANY_PUNCTUATION.sub("", lowered))
     return " ".join(ARTICLES.sub(" ", lowered).split())
 
 
@@ -39,6 +46,9 @@ class AnswerMetric(MeanMetric):
     def each(self, predictions, references):
         pairs = zip(predictions, references, strict=True)
         return [max(self.of_pair(predicted, true) for true in right or [""]) for predicted, right in pairs]
+
+    def remark(self, references):
+        return wordless(references, lambda text: bool(normalized(text)))
 
 
 class AnswerExactMatch(AnswerMetric):

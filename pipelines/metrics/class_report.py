@@ -36,6 +36,9 @@ def per_entity(given: list[list[str]], true: list[list[str]]) -> list[dict[str, 
     from seqeval.metrics import classification_report
     from seqeval.metrics.sequence_labeling import get_entities
 
+    from .tags import marking
+
+    given, true = (list(map(marking, sentences)) for sentences in (given, true))
     kinds = sorted({kind for kind, *_ in [*get_entities(given), *get_entities(true)]})
     report = classification_report(true, given, output_dict=True, zero_division=0) if kinds else {}
     keys = {"precision": "precision", "recall": "recall", "f1": "f1-score"}

@@ -20,6 +20,7 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
 
     features: list[datasets.Features]
     signature: str | None = None  # settings and versions that the number depends on, if any
+    tokenize = "13a"  # evaluation.bleu_tokenize
 
     def __init__(self, name: str, description: str, variant: str | None = None, **kwargs):
         self._name, self._description, self.variant = name, description, variant
@@ -44,6 +45,10 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
     @abc.abstractmethod
     def score(self, predictions: list, references: list, **options) -> float:
         """The metric of all predictions and references; `options` are further arguments of `compute`."""
+
+    def remark(self, references: list) -> str | None:
+        """What a reader of the number has to know about the references, if anything."""
+        return None
 
     def weighted(self, predictions: list, references: list) -> Callable:
         """A function of weights (examples,), whole numbers: the metric if each example occurred that many times.
@@ -93,6 +98,13 @@ class MeanMetric(CountedMetric):
 
     def of_sums(self, total, number):
         return total / number
+
+
+def wordless(references: list, has_word: Callable[[str], bool]) -> str | None:
+    """The remark that some references, each a text or a list of texts, have text and yet no word to compare."""
+    lists = ([texts] if isinstance(texts, str) else texts for texts in references)
+    number = sum(any(map(str.strip, texts)) and not any(map(has_word, texts)) for texts in lists)
+    return f"{number:,} of {len(references):,} references keep no word to compare" if number else None
 
 
 def pairs_of(dtype: str, several: bool = False) -> datasets.Features:

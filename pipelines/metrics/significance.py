@@ -24,7 +24,8 @@ class Comparison:
     """What some metrics were computed from: lists of equal length, one entry for each example.
 
     metrics: their names. probabilities: of all classes, where they are known. rows: the examples' row numbers in their
-    split; None where they are not known. part: the name of its task, where a run has several.
+    split; None where they are not known. part: the name of its task, where a run has several. tokenize:
+    evaluation.bleu_tokenize.
     """
 
     metrics: list[str]
@@ -33,6 +34,13 @@ class Comparison:
     probabilities: list | None = None
     rows: list[int] | None = None
     part: str | None = None
+    tokenize: str = "13a"
+
+    def metric(self, name: str):
+        """The metric, which compares them in the same way each time."""
+        metric = METRICS[name].load()
+        metric.tokenize = self.tokenize
+        return metric
 
     def called(self, name: str) -> str:
         """The name of a metric among the numbers of the run: accuracy, or accuracy_trec for the part trec."""
@@ -78,7 +86,7 @@ def resamples(examples: int, number: int, seed: int) -> "Iterator[np.ndarray]":
 
 def resampled_scores(comparison: Comparison, names: list[str], number: int, seed: int) -> "dict[str, np.ndarray]":
     """{metric: (number,) scores of the resamples}."""
-    scorers = {name: METRICS[name].load().weighted(*comparison.inputs(name)) for name in names}
+    scorers = {name: comparison.metric(name).weighted(*comparison.inputs(name)) for name in names}
     examples = len(comparison.references)
     draws = zip(watched(range(number), "resampling"), resamples(examples, number, seed))
     rows = [[score(weights) for score in scorers.values()] for _, weights in draws]
@@ -153,7 +161,7 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
     ones = np.ones(len(first.references), dtype=int)
     of_metrics = {}
     for name in names:
-        metric = METRICS[name].load()
+        metric = first.metric(name)
         values = [metric.weighted(*each.inputs(name))(ones) for each in (first, second)]
         row = of_metrics[first.called(name)] = {"difference": values[1] - values[0]}
         resampled = scores[1][name] - scores[0][name] if number else np.array([])

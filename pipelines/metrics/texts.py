@@ -4,7 +4,8 @@ import abc
 
 import numpy as np
 
-from .offline_metric import FEATURES, MeanMetric, OfflineMetric
+from .offline_metric import FEATURES, MeanMetric, OfflineMetric, wordless
+from .unicode_words import LETTER, Words
 
 
 class TextMetric(OfflineMetric):
@@ -40,12 +41,19 @@ def streams_of(references: list) -> list[list[str | None]]:
 
 
 class Bleu(SacrebleuMetric):
-    """BLEU (Papineni et al. 2002) with sacrebleu's tokenisation 13a, which makes scores comparable."""
+    """BLEU (Papineni et al. 2002) with one of sacrebleu's tokenisations; equal ones make scores comparable."""
 
     def scorer(self):
         from sacrebleu.metrics import BLEU
 
-        return BLEU(lowercase=self.variant == "lowercase")
+        return BLEU(lowercase=self.variant == "lowercase", tokenize=self.tokenize)
+
+    def remark(self, references):
+        unspaced = sum(bool(LETTER.search("".join(texts))) for texts in references)
+        if not unspaced or self.tokenize not in ("13a", "intl", "none"):
+            return None
+        way_out = "set evaluation.bleu_tokenize: zh, ja-mecab, or char for any script"
+        return f"{unspaced:,} of {len(references):,} references are of a script without spaces, not cut here; {way_out}"
 
 
 class Chrf(SacrebleuMetric):
@@ -58,16 +66,19 @@ class Chrf(SacrebleuMetric):
 
 
 class Rouge(MeanMetric, TextMetric):
-    """ROUGE F1 (Lin 2004) without stemming, by rouge-score; the best of several references counts."""
+    """ROUGE F1 (Lin 2004) of words in any script, without stemming; the best of several references counts."""
 
     def each(self, predictions, references):
         from rouge_score.rouge_scorer import RougeScorer
 
-        scorer, best = RougeScorer([self.variant]), []
+        scorer, best = RougeScorer([self.variant], tokenizer=Words()), []
         for prediction, reference in zip(predictions, references):
             texts = [reference] if isinstance(reference, str) else reference
             best.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
         return best
+
+    def remark(self, references):
+        return wordless(references, lambda text: bool(Words.tokenize(text)))
 
 
 class ExactMatch(MeanMetric, TextMetric):

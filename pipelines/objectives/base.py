@@ -84,6 +84,8 @@ class Objective(Measuring, ABC):
     in_parts_of_rows: whether a row can be split over processes (sequence and context parallelism).
     is_start_where_null: the setting whose null means the model from which the training starts; None: there is none.
 
+    new_head: after `prepare`, why the checkpoint's head is not kept, in words; "": it is, if there is one.
+
     After `prepare`, `processor` (a tokenizer or an image processor) is what is saved with the model.
     """
 
@@ -124,6 +126,7 @@ class Objective(Measuring, ABC):
     is_start_where_null: ClassVar[str | None] = None
     answers_by: str = ""
     stratified_by: str | None = None
+    new_head: str = ""
 
     def __init_subclass__(cls, **kwargs):
         """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""
@@ -210,6 +213,9 @@ class Objective(Measuring, ABC):
 
     def check(self) -> None:
         """Raise UserError for the first setting of the recipe that does not go with this objective."""
+        from ..metrics import check_tokenize
+
+        check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
             raise UserError(
                 f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "

@@ -1,6 +1,7 @@
 """Base of the tasks whose labels are classes: names and numbers of the classes, weights, metrics, reports."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,7 @@ from ..lazy import np, torch
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, the_value
+from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
 from .losses import WeightedClasses
 
 if TYPE_CHECKING:
@@ -95,7 +96,6 @@ class ClassTask(ClassScores):
 
     counted: ClassVar[str] = "classes"
     unit: ClassVar[str] = ""
-    _names_are_the_models = False  # whether the names come from the model's config, because recipe and data have none
 
     @property
     def label_column(self) -> str:
@@ -128,11 +128,13 @@ class ClassTask(ClassScores):
 
         Raises UserError where the recipe, or else the data, names other classes or another order.
         """
-        recipe, known = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
-        names = self.settings.label_names or source.source.class_names(self.label_column)
+        recipe, known = self.recipe, names_of_outputs(config)
+        given = self.settings.label_names
+        names = given or source.source.class_names(self.label_column)
         learned = known if names is None else self.learned_names(list(names))
-        if learned == known or (are_unnamed(known) and len(learned) == len(known)):
-            self._names_are_the_models = names is None
+        if given is None and sorted(learned) == sorted(known) and learned != known:
+            names = None  # the same classes, which the data name, too
+        if names is None or learned == known or (are_unnamed(known) and len(learned) == len(known)):
             self.settings.label_names = known if names is None else list(names)
         else:
             raise UserError(
@@ -145,21 +147,49 @@ class ClassTask(ClassScores):
         super().try_examples(examples, prepared)
         for place, row in examples:
             for where, value in self.classes_in(row[self.label_column], place):
-                check_class(value, self._label_field, where)
+                if not prepared:  # else the names were looked up
+                    check_class(value, self._label_field, where)
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
-        names, in_order = self.settings.label_names, not self._names_are_the_models
-        self.classes = Classes(
-            self._label_field, self.label_column, splits, cache, names, in_order, classes_in=self.classes_in
-        )
+        of_column = self._label_field, self.label_column, splits, cache
+        self.classes = Classes(*of_column, self.settings.label_names, self.classes_in)
         self.label_names = self.learned_names(self.classes.names)
+        if self.recipe.model.name_or_path is not None:
+            self._follow_checkpoint(lambda known: Classes(*of_column, known, self.classes_in))
+        self._outputs = {name: number for number, name in enumerate(self.label_names)}
         weights, number = self.settings.class_weights, len(self.label_names)
         if isinstance(weights, list) and len(weights) != number:
             raise UserError(
                 f"task.class_weights={show(weights)} must be {number} numbers, for {', '.join(self.label_names[:8])}"
             )
         self.check_metrics()
+
+    def _follow_checkpoint(self, named: Callable[[list[str]], Classes]) -> None:
+        """Number the classes as the checkpoint's outputs, if these are the same ones; else its head is not kept.
+
+        named: makes the Classes of given names. Raises UserError where the recipe gives the same names another order.
+        """
+        known, found = names_of_outputs(self.config), self.classes
+        if sorted(self.label_names) != sorted(known) and not found.numbered:
+            of_checkpoint = named(known)
+            values = range(len(found.names)) if are_unnamed(found.names) else found.names
+            with suppress(UserError):  # of a class that the checkpoint does not have
+                numbers = {of_checkpoint.number(value, "") for value in values}
+                if len(numbers) == len(values) == len(known):
+                    self.classes, self.label_names = of_checkpoint, self.learned_names(known)
+        if sorted(self.label_names) == sorted(known):
+            in_order = self.settings.label_names is not None or isinstance(self.settings.class_weights, list)
+            if in_order and self.label_names != known:
+                raise UserError(
+                    f"model.name_or_path={self.recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
+                    f"order; write task.label_names={show(known)}, and count them alike in data and weights"
+                )
+            self.label_names = known
+        elif not (found.numbered and are_unnamed(known) and len(self.label_names) == len(known)):
+            self.new_head = (
+                f"{self.recipe.model.name_or_path} tells {listed(known)} apart, not {listed(self.label_names)}"
+            )
 
     def named(self, value: int) -> str:
         return self.label_names[value]
@@ -184,8 +214,12 @@ class ClassTask(ClassScores):
         return ", ".join(f"{name} {count:,}" for name, count in facts[self.counted].items())
 
     def label_of(self, value, place: str) -> Any:
-        """The number of the class that a label means. Raises UserError."""
-        return self.classes.number(value, place)
+        """The label of an example. Raises UserError."""
+        return self.output_of(value, place)
+
+    def output_of(self, value, place: str) -> int:
+        """The number of the model's output for the class that a value means. Raises UserError."""
+        return self._outputs[self.classes.names[self.classes.number(value, place)]]
 
     def class_histogram(self, labels) -> dict[str, int]:
         """{name of a class: how often its number is in `labels`}."""
@@ -277,6 +311,11 @@ class ClassTask(ClassScores):
     def as_read(self, place: int, row: dict) -> dict[str, str]:
         """The "text" or "image" of an answer's row, as the model reads it."""
         return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
+
+
+def names_of_outputs(config) -> list[str]:
+    """The names of the classes in a config, in the order of the model's outputs."""
+    return [str(name) for _, name in sorted(config.id2label.items())]
 
 
 def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:

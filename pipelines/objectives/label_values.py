@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +25,9 @@ class Classes:
 
     field: how errors name the column, task.label_field='label'. given: the names; None: the class names stored with the
     data, else the column's strings in alphabetical order, else LABEL_0, LABEL_1, ... for the numbers 0 to n, else the
-    numbers themselves; of all splits, as a rare class may be in only one of them. in_order: whether given names stand
-    for the numbers 0 to n in the data. classes_in: (value, place) -> (place, class) of each class in a column's value.
+    numbers themselves; of all splits, as a rare class may be in only one of them. classes_in: (value, place) ->
+    (place, class) of each class in a column's value. numbered: whether the numbers 0 to n in the data stand for the
+    names in their order.
     """
 
     def __init__(
@@ -34,47 +37,68 @@ class Classes:
         splits,
         cache: Path,
         given: list[str] | None = None,
-        in_order: bool = True,
         classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
     ):
-        self.field = field
-        self.names = given or _names_in_data(field, column, splits, cache, classes_in)
+        stored = [examples.source.class_names(column) for examples in splits.values()]
+        of_data = list(dict.fromkeys(name for names in stored for name in names or []))
+        self.field, self.numbered = field, given is not None or stored[0] is not None
+        found = of_data if stored[0] is not None else []
+        self.names = given or found or _names_in_data(field, column, splits, cache, classes_in)
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        # Whether classes were named after the numbers in the data, such as 3 and 7.
-        may_be_numbers = (given is None or not in_order) and all(name.isdecimal() for name in self.names)
-        self.named_by_numbers = may_be_numbers and splits["train"].source.class_names(column) is None
+        # Given names for those stored with the data, where one is called otherwise: its place tells which.
+        others = ((old, new) for old, new in zip(of_data, self.names) if old not in self.numbers and new not in of_data)
+        self.renamed = dict(others)
+        if {name.lower() for name in self.names} == {"false", "true"}:  # booleans, and as other programs write them
+            self.numbers |= {write(name): i for i, name in enumerate(self.names) for write in (str.title, str.lower)}
+        values = [amount_of(name) for name in self.names]
+        self.are_numbers = None not in values or any(name.isdecimal() for name in self.names)
+        times = Counter(values)
+        self.of_value = {value: number for number, value in enumerate(values) if times[value] == 1}
 
     def number(self, value: Any, place: str) -> int:
         """The number of the class that a label means. Raises UserError.
 
-        A string is a class's name or else, as in CSV files, the digits of a number. A number is that of the class, or
-        its name where the classes were named after the numbers in the data.
+        It is the class of that name, for which a number may stand in a file that names its classes. Where the names are
+        numbers, 01 and 1.0 mean the class 1; else a number is the class's own.
         """
+        if not are_unnamed(self.names):
+            value = getattr(value, "class_name", value)
+        if isinstance(value, str | int | float):
+            name = self.renamed.get(str(value), str(value))
+            if name in self.numbers:
+                return self.numbers[name]
+        number = amount_of(value)
+        if self.are_numbers and number is not None:
+            if number in self.of_value:
+                return self.of_value[number]
+            raise UserError(
+                f"{self.field}: {place} holds {value!r}, which equals none of the classes {listed(self.names)} "
+                f"(numbers count classes only where these have other names)"
+            )
         check_class(value, self.field, place)
-        if isinstance(value, int) and self.named_by_numbers:
-            value = str(int(value))
-        if isinstance(value, str) and value not in self.numbers and value.isdecimal():
-            value = int(value)
-        if isinstance(value, str):
-            if value not in self.numbers:
-                near = did_you_mean(value, self.names) or f"; there are {len(self.names)} classes"
-                raise UserError(f"{self.field}: {place} is of the unknown class {value!r}{near}")
-            return self.numbers[value]
-        if value >= len(self.names):
+        if number is None or number != int(number) or number < 0:
+            near = did_you_mean(str(value), self.names) or f"; there are {len(self.names)} classes"
+            raise UserError(f"{self.field}: {place} is of the unknown class {value!r}{near}")
+        if number >= len(self.names):
             raise UserError(
                 f"{self.field}: {place} holds {value}, but the classes are numbered 0 to {len(self.names) - 1} "
                 f"({', '.join(self.names[:8])})"
             )
-        return int(value)
+        return int(number)
+
+
+def amount_of(label: Any) -> float | None:
+    """The number that a label is or writes; None: it is no finite number."""
+    if isinstance(label, str):
+        label = float(label) if re.fullmatch(r"\s*[+-]?\d+(\.\d*)?\s*", label) else None
+    with suppress(OverflowError):  # of a whole number with hundreds of digits
+        return float(label) if isinstance(label, int | float) and math.isfinite(label) else None
 
 
 def _names_in_data(field: str, column: str, splits, cache: Path, classes_in: Callable) -> list[str]:
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
 
-    named = [examples.source.class_names(column) for examples in splits.values()]
-    if named[0] is not None:
-        return list(dict.fromkeys(name for names in named for name in names or []))
     folder = cached_folder(
         cache,
         "classes",
@@ -90,6 +114,8 @@ def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
     for split, examples in splits.items():
         for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
+                if kind is not False:  # numbers without names in the first file have none in others either
+                    value = getattr(value, "class_name", value)
                 check_class(value, field, where)
                 if kind not in (None, isinstance(value, str)):
                     raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
@@ -106,11 +132,11 @@ def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
 
 def check_class(value: Any, field: str, where: str) -> None:
     """Raise UserError for a label that cannot be the name or number of a class."""
-    if not isinstance(value, (str, int)):
+    if not isinstance(value, str | int) and not (isinstance(value, float) and value.is_integer()):
         raise UserError(f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)")
     if isinstance(value, str) and not value.strip():
         raise UserError(f"{field}: {where} holds an empty class; remove the example")
-    if isinstance(value, int) and value < 0:
+    if not isinstance(value, str) and value < 0:
         raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
 
 
@@ -149,14 +175,15 @@ def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) 
             "; data.stratify=true gives it a share of each class" if may_be_stratified and split != "train" else ""
         )
         effect = "never learned" if split == "train" else "not measured"
-        notes.append(f"no row of the class {_listed(missing)}, {effect} here{way_out}")
+        notes.append(f"no row of the class {listed(missing)}, {effect} here{way_out}")
     few = min(FEW, sum(counts.values()) / max(1, len(counts)) / 2)
     rare = [f"{name!r} with {number:,}" for name, number in counts.items() if 0 < number < few]
     if rare and split == "train":
-        notes.append(f"rare: {_listed(rare)}")
+        notes.append(f"rare: {listed(rare)}")
     return notes
 
 
-def _listed(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
+    """Words in a row, only the first eight of many."""
     more = f" and {len(words) - 8:,} more" if len(words) > 8 else ""
     return ", ".join(words[:8]) + more

@@ -159,7 +159,9 @@ class InBatchNegatives(Cosine):
 
     Cross-entropy over the cosines times `scale` (van den Oord et al. 2018, eq. 4; Henderson et al. 2017, section 4.4).
     The negatives come from one process's batch: unlike the other losses, this one depends on how the examples of an
-    optimizer step are divided into batches.
+    optimizer step are divided into batches. The texts of a pair mean the same, so pairs that share a text, directly or
+    through other pairs, are no negatives of each other: as vectors of equal texts are equal, no model could tell them
+    apart. (sentence-transformers draws batches without such pairs, BatchSamplers.NO_DUPLICATES.)
     """
 
     def __init__(self, pooling: str, scale: float):
@@ -170,4 +172,22 @@ class InBatchNegatives(Cosine):
         counted = batch["labels"].ne(IGNORE_INDEX)
         first, second = (torch.nn.functional.normalize(side[counted], dim=-1) for side in self.vectors(outputs, batch))
         scores = first @ second.T * self.scale
+        if "input_ids" in batch and len(scores) > 1:
+            meanings = meanings_of(batch)[counted]
+            alike = meanings[:, None].eq(meanings).fill_diagonal_(False)
+            scores = scores.masked_fill(alike, torch.finfo(scores.dtype).min)
         return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()
+
+
+def meanings_of(batch: dict) -> "torch.Tensor":
+    """(B,): a number for each pair of a PairCollator's batch, equal for pairs that equal texts connect."""
+    ids = batch["input_ids"]
+    ids = ids.masked_fill(batch.get("attention_mask", torch.ones_like(ids)).eq(0), -1)
+    pairs = ids.unique(dim=0, return_inverse=True)[1].view(-1, 2)  # numbers of equal texts are equal
+    meanings = torch.arange(2 * len(pairs), device=ids.device)  # of each text: the least number connected with it
+    while True:
+        least = meanings[pairs].amin(dim=-1)
+        wider = meanings.scatter_reduce(0, pairs.flatten(), least.repeat_interleave(2), "amin")
+        if wider.equal(meanings):
+            return least
+        meanings = wider

@@ -30,7 +30,8 @@ class Measuring:
         """{metric: its value} for predictions, references and what else metrics.compute_metrics takes."""
         from ..metrics import compute_metrics
 
-        numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared, rows=rows)
+        how = {"rows": rows, "tokenize": self.recipe.evaluation.bleu_tokenize}
+        numbers, self.signatures = compute_metrics(self.metrics if names is None else names, *compared, **how)
         return numbers
 
     def named(self, value: Any) -> Any:

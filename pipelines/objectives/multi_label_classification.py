@@ -58,7 +58,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
                 f"{self._label_field}: {place} holds {held(value)}, which is no list of classes ([] is none)"
             )
         if self.is_multi_hot:
-            return [(place, number) for number in self.ones(value, place)]
+            return [(place, self.settings.label_names[number]) for number in self.ones(value, place)]
         for one in value:
             if isinstance(one, bool | float):  # classes are whole numbers or names
                 raise UserError(f"{self._label_field}: {place} holds {show(one)}, which is no class; {IF_MULTI_HOT}")
@@ -79,7 +79,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_of(self, value: Any, place: str) -> list[int]:
         """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
-        numbers = [self.classes.number(one, where) for where, one in self.classes_in(value, place)]
+        numbers = [self.output_of(one, where) for where, one in self.classes_in(value, place)]
         if len(set(numbers)) < len(numbers):
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise UserError(

@@ -40,7 +40,8 @@ class SentenceSimilaritySettings(LabelledTextSettings):
     )
     loss: Literal["cosine", "in_batch_negatives"] = doc(
         "cosine: (cosine - label) squared, CosineSimilarityLoss of sentence-transformers; in_batch_negatives: a text "
-        "has to find its pair among those of the batch, MultipleNegativesRankingLoss",
+        "has to find its pair among those of the batch, MultipleNegativesRankingLoss; pairs that share a text are no "
+        "negatives of each other",
         "cosine",
     )
     scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)

@@ -3,50 +3,41 @@
 from collections.abc import Sequence
 
 from ..errors import UserError
+from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..recipes.types import show
 
-OUTSIDE = "O"
-# Scheme -> the marks that may precede the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES.
-SCHEMES = {"bio": "BI", "iob1": "BI", "bioes": "BIES", "plain": ""}
-
-
-def parts(tag: str) -> tuple[str, str]:
-    """(mark, type) of a tag: ("B", "PER") of B-PER, ("O", "") of O."""
-    mark, _, kind = tag.partition("-")
-    return mark, kind
+# Scheme -> the marks that may precede or follow the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES,
+# bilou BILUO, bmewo BMEOW. Of schemes with equally many of the tags the first one is taken.
+SCHEMES = {"io": "I", "bio": "BI", "iob1": "BI", "bioes": "BIES", "bilou": "BILU", "bmes": "BMES", "bmewo": "BMEW"}
 
 
 def is_tag_of(tag: str, scheme: str) -> bool:
     mark, kind = parts(tag)
-    return tag == OUTSIDE or scheme == "plain" or (mark in tuple(SCHEMES[scheme]) and kind != "")
+    return tag == OUTSIDE or scheme == "plain" or (kind != "" and mark in SCHEMES[scheme])
 
 
 def scheme_of(names: Sequence[str]) -> str:
-    """The scheme that tags of these names follow: bio or bioes, else plain."""
-    if any(name != OUTSIDE and is_tag_of(name, "bioes") for name in names):
-        return next((scheme for scheme in ("bio", "bioes") if all(is_tag_of(name, scheme) for name in names)), "plain")
-    return "plain"
+    """The scheme of most tags of these names; plain, where they are not more than half, or none is as in bio."""
+    marked = [name for name in names if name != OUTSIDE]
+    counts = {scheme: sum(is_tag_of(name, scheme) for name in marked) for scheme in SCHEMES}
+    scheme = max(counts, key=counts.__getitem__)
+    most = 2 * counts[scheme] > len(marked) and counts["bio"]
+    return scheme if most or counts[scheme] == len(marked) > 0 else "plain"
 
 
 def check_scheme(names: Sequence[str], scheme: str) -> None:
-    """Raise UserError for the first tag that is none of the scheme."""
+    """Raise UserError for the first tag that is none of the scheme, nor one that is learned for it."""
     for name in names:
-        if not is_tag_of(name, scheme):
+        if not is_tag_of(name, scheme) and not is_tag_of(name, "bio"):
             known = ", ".join([OUTSIDE, *(f"{mark}-..." for mark in SCHEMES[scheme])])
             raise UserError(f"task.scheme={scheme}: {name!r} is no tag of it ({known}); the tags are {show(names)}")
-
-
-def as_bio(tag: str) -> str:
-    """The bio tag for a bioes tag. It marks the same entities, and transformers' pipelines group only bio tags."""
-    mark, kind = parts(tag)
-    return f"{'B' if mark == 'S' else 'I'}-{kind}" if mark in ("S", "E") and kind else tag
 
 
 def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
     """The tags of the `number` tokens of a word, if each has a tag: an entity begins at the first token only."""
     if tag == OUTSIDE or scheme == "plain":
         return [tag] * number
-    return [tag, *[f"I-{parts(tag)[1]}"] * (number - 1)]
+    return [tag, *[spelled(f"I-{parts(tag)[1]}")] * (number - 1)]
 
 
 def tag_of_space(before: str, after: str) -> str:

@@ -13,6 +13,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
+from ..metrics.tag_parts import BIOES, OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -20,7 +21,7 @@ from ..words import counted
 from . import tag_schemes
 from .answering import piped
 from .base import TOKENS
-from .class_task import Answers, ClassTask, NamedClassSettings, texts_of_row
+from .class_task import Answers, ClassTask, NamedClassSettings, names_of_outputs, texts_of_row
 from .finished_model import FinishedModel
 from .label_values import held
 from .showing import tagged_text
@@ -35,10 +36,11 @@ STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 class TokenClassificationSettings(NamedClassSettings):
     tokens_field: str = doc("column with the list of words of a sentence", "tokens")
     tags_field: str = doc("column with the list of their tags, names or numbers", "tags")
-    scheme: Literal["bio", "iob1", "bioes", "plain"] | None = doc(
-        "how tags mark entities: bio (B- begins one, I- goes on; also called BIO2), iob1 (I- begins one, too), bioes "
-        "(E- ends one, S- is one; learned as bio, which pipelines read), plain (they mark none, as parts of speech); "
-        "null: by the names of the tags"
+    scheme: Literal["bio", "iob1", "io", "bioes", "bilou", "bmes", "bmewo", "plain"] | None = doc(
+        "how tags mark entities: bio (B- begins one, I- goes on; also called BIO2), iob1 (I- begins one, too), io (I- "
+        "alone), bioes (E- ends one, S- is one), bilou (L- and U-), bmes (M- goes on), bmewo (W- is one), plain (they "
+        "mark none, as parts of speech); also as B_PER, PER-B, PER_B; all are learned as B- and I-, which pipelines "
+        "read; null: the scheme of most tags' names"
     )
     labelled_token: Literal["first", "last", "all"] = doc(
         "which tokens of a word the tag is learned at; measured at its first one, or its last one", "first"
@@ -52,7 +54,7 @@ class TokenClassificationSettings(NamedClassSettings):
 
 @register_objective
 class TokenClassification(ClassTask, TextTask):
-    """A tag for each word: named entities (BIO, BIOES), parts of speech.
+    """A tag for each word: named entities (BIO, BIOES, BILOU), parts of speech.
 
     The model reads the words joined by spaces, so that plain text later gives the same tokens with any tokenizer; the
     offsets of tokens in that text say to which words they belong. `prepare` raises UserError for a tokenizer without
@@ -88,8 +90,12 @@ class TokenClassification(ClassTask, TextTask):
         return " ".join(texts_of(row, column, field, place, "word"))
 
     def learned_names(self, names: list[str]) -> list[str]:
-        scheme = self.settings.scheme or tag_schemes.scheme_of(names)
-        return list(dict.fromkeys(map(tag_schemes.as_bio, names))) if scheme == "bioes" else names
+        """As bio, unless a checkpoint has learned the tags as they are."""
+        start = self.recipe.model.name_or_path
+        if (self.settings.scheme or tag_schemes.scheme_of(names)) == "plain":
+            return names
+        as_they_are = start is not None and sorted(names_of_outputs(self.config)) == sorted(names)
+        return names if as_they_are else list(dict.fromkeys(map(spelled, names)))
 
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, list):
@@ -101,9 +107,9 @@ class TokenClassification(ClassTask, TextTask):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
-        self._numbers = {name: number for number, name in enumerate(self.label_names)}
         self.scheme = self.settings.scheme or tag_schemes.scheme_of(self.classes.names)
-        tag_schemes.check_scheme(self.classes.names, self.scheme)
+        if self.settings.scheme is not None:
+            tag_schemes.check_scheme(self.classes.names, self.scheme)
         section = self.recipe.evaluation
         names = [] if section.metrics == list(self.default_metrics) else section.metrics
         for name in [*names, section.best_metric]:
@@ -119,7 +125,8 @@ class TokenClassification(ClassTask, TextTask):
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # metrics count a word once
-        settings = [self.settings.max_length, self.classes.names, self.scheme, labelled, "tags of tokens"]
+        names = [self.classes.names, self.label_names]
+        settings = [self.settings.max_length, names, self.scheme, labelled, "tags of tokens"]
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in self.columns_of_rows)
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
         rows = self.stored(source, cache, self.columns_of_rows, settings, of_spaces, make=make)
@@ -152,7 +159,7 @@ class TokenClassification(ClassTask, TextTask):
             for (words, names), offsets in zip(filled, encoded["offset_mapping"]):
                 of_tokens, labels = tag_schemes.word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
                 measured = [0] * len(offsets)
-                tags = [name if name in self._numbers else tag_schemes.as_bio(name) for name in names]
+                tags = [name if name in self._outputs else spelled(name) for name in names]
                 seen = set()
                 for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
                     if word is None or word in seen:
@@ -164,10 +171,10 @@ class TokenClassification(ClassTask, TextTask):
                     if labelled == "all":
                         learned = zip(places, tag_schemes.tags_of_tokens(tags[word], len(places), self.scheme))
                     for place, tag in learned:
-                        labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
-                if learns_spaces and tag_schemes.OUTSIDE in self._numbers:
+                        labels[place] = self._outputs.get(tag, self._outputs[tags[word]])
+                if learns_spaces and OUTSIDE in self._outputs:
                     for place, tag in tags_of_spaces(tags, of_tokens, offsets):
-                        labels[place] = self._numbers[tag]
+                        labels[place] = self._outputs[tag]
                 all_labels.append(labels)
                 all_words.append(measured)
                 last = max(seen, default=-1) if len(offsets) >= longest else len(words)
@@ -190,10 +197,10 @@ class TokenClassification(ClassTask, TextTask):
         return words, tags
 
     def _name_in_data(self, tag: Any, place: str) -> str:
-        """The name of a tag: a class, or a BIOES tag in the data for a model that has learned its BIO tag."""
-        known = self.classes.numbers
-        if isinstance(tag, str) and tag not in known and tag_schemes.as_bio(tag) in known:
-            return tag
+        """The name of a tag: a class, also in another scheme than that which a model has learned."""
+        known, tag = self.classes.numbers, getattr(tag, "class_name", tag)
+        if isinstance(tag, str) and tag not in known:
+            tag = next((name for name in (spelled(tag, BIOES), spelled(tag)) if name in known), tag)
         return self.classes.names[self.classes.number(tag, place)]
 
     @staticmethod
@@ -206,7 +213,7 @@ class TokenClassification(ClassTask, TextTask):
         words = (
             f"{counted(facts['examples'], 'sentence')} of {rows.name}, {counted(facts['words'], 'word')}, "
             f"{facts['tokens'] / max(1, facts['words']):.2f} tokens each; tags: {self.scheme}"
-            f"{', learned as bio' if self.scheme == 'bioes' else ''}, "
+            f"{', learned as bio' if set(self.label_names) != set(self.classes.names) else ''}, "
         )
         words += ", ".join(f"{name} {count:,}" for name, count in facts["tags"].items() if count)
         faults = {
@@ -214,6 +221,10 @@ class TokenClassification(ClassTask, TextTask):
             "words_without_token": "of which the tokenizer leaves nothing, neither learned nor measured",
         }
         lines = [f"{counted(facts[name], 'word')} {remark}" for name, remark in faults.items() if facts[name]]
+        odd = {tag: count for tag, count in facts["tags"].items() if count and tag != OUTSIDE and not parts(tag)[1]}
+        if odd and self.scheme != "plain":
+            names = ", ".join(f"{name!r} {count:,}" for name, count in odd.items())
+            lines.append(f"{counted(sum(odd.values()), 'tag')} of no such scheme, part of no entity: {names}")
         if facts["empty"]:
             lines.append(f"{counted(facts['empty'], 'sentence')} without a word skipped")
         return "\n".join([words, *lines])
@@ -265,7 +276,7 @@ class TokenClassification(ClassTask, TextTask):
 
         if self.scheme == "plain":
             return super().judged_classes()
-        kinds = [tag_schemes.parts(name)[1] or name for name in self.label_names]
+        kinds = [parts(name)[1] or name for name in self.label_names]
         names = list(dict.fromkeys(kinds))
         number = np.array([names.index(kind) for kind in kinds])
         words = confusion(names, number[self.answers.given], number[self.answers.true])
@@ -330,7 +341,7 @@ class TokenClassification(ClassTask, TextTask):
     def show(self, console, rows, number: int, row: dict) -> None:
         ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
         tags = [self.label_names[label] if label >= 0 else None for label in labels]
-        kinds = sorted({tag_schemes.parts(name)[1] or name for name in self.label_names if name != tag_schemes.OUTSIDE})
+        kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
         console.print(tagged_text(ids, tags, kinds, self.tokenizer, self.settings.labelled_token == "first"))
 
@@ -345,4 +356,4 @@ def tags_of_spaces(
         if of_tokens[place] is not None:
             after = of_tokens[place]
         elif start < end:  # no special token
-            yield place, tag_schemes.tag_of_space(tags[after - 1], tags[after]) if after else tag_schemes.OUTSIDE
+            yield place, tag_schemes.tag_of_space(tags[after - 1], tags[after]) if after else OUTSIDE

@@ -322,6 +322,11 @@ class EvaluationSection:
     metrics: list[str] | None = doc(
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"
     )
+    bleu_tokenize: Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = doc(
+        "how bleu finds words (sacrebleu's tokenizers): 13a and intl by spaces and punctuation, zh each Chinese "
+        "character, char each character, as scripts without spaces need; ja-mecab, ko-mecab need sacrebleu[ja], [ko]",
+        "13a",
+    )
     best_metric: str | None = doc(
         "loss, or one of `metrics`: the final model is the one that was best by it in validations; null: the last one. "
         "One of written answers, such as bleu, makes each validation write them"

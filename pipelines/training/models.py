@@ -1,5 +1,6 @@
 """Build the model of a recipe: fresh weights of one of our families, or a checkpoint of any architecture."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,7 @@ from ..recipes.checks import check_token_ids
 from ..recipes.introspection import OURS, family_config
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
-from .engines.deepspeed_engine import whole_weights
+from .engines.deepspeed_engine import gathered, whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
 from .lora import left_by_all_linear, with_lora
@@ -146,9 +147,14 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
             options |= trust | chosen
             if is_adapter(name):
                 model, fresh = load_merged(auto_class, name, **options)
+                missing = fresh
             else:
                 model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
-                fresh = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+                missing = {*info["missing_keys"]}
+                fresh = missing | {key for key, *_ in info["mismatched_keys"]}
+            head = head_of_classes(auto_class, config, arguments, trust) - missing if objective.new_head else set()
+            draw_anew(model, head - fresh)
+            fresh |= head
     except CANNOT_LOAD as error:
         explain(error, chosen)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
@@ -156,6 +162,8 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
     missed = sorted(key for key in fresh if not key.startswith(objective.unused_weights))
     if missed and speaks:
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
+    if head and speaks:
+        print(f"a new head: {objective.new_head}")
     if tokenizer is None:
         return model, fresh
     padding = model.config.get_text_config().pad_token_id
@@ -180,9 +188,31 @@ def check_rows_fit(recipe: Recipe) -> None:
     try:
         with errors_only():
             config = load_config(name, trust_remote_code=recipe.trust_remote_code)
-    except (OSError, ValueError, ImportError):
+    except CANNOT_LOAD:
         return  # load_checkpoint says why in a sentence
     check_length(objective_of(recipe), with_fields(config, recipe.model.fields, name), trains=True)
+
+
+def head_of_classes(auto_class, config, arguments, trust: dict[str, bool]) -> set[str]:
+    """The names of the weights whose shape depends on the number of classes. trust: as `from_config` takes it."""
+    shapes = []
+    for more in (0, 1):
+        config = copy.deepcopy(config)
+        config.num_labels += more
+        with whole_weights(arguments), torch.device("meta"):
+            shapes.append({(name, x.shape) for name, x in auto_class.from_config(config, **trust).named_parameters()})
+    return {name for name, _ in shapes[0] - shapes[1]}
+
+
+def draw_anew(model, names: set[str]) -> None:
+    """Draw loaded weights of a model from its initial distribution."""
+    weights = {name: model.get_parameter(name) for name in sorted(names)}
+    owners = {id(owner): owner for name in weights if (owner := model.get_submodule(name.rpartition(".")[0]))}
+    for loaded in (*weights.values(), *owners.values()):
+        loaded._is_hf_initialized = False
+    with gathered([*weights.values()]), torch.no_grad():
+        for owner in owners.values():
+            model._init_weights(owner)
 
 
 def check_length(objective: Objective, config, trains: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,6 +191,15 @@ def whole_weights(arguments: "TrainingArguments"):
         yield
     finally:
         set_hf_deepspeed_config(config)
+
+
+def gathered(weights: list):
+    """A block in which weights that ZeRO-3 has split are whole; changes by the first process are kept."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(weights, modifier_rank=0)
 
 
 def gather_experts_whole(model) -> None:

@@ -1,5 +1,6 @@
 """Laws of the metrics: the numbers of scikit-learn, scipy and sacrebleu, through evaluate's interface, offline."""
 
+import importlib.util
 import math
 import re
 
@@ -9,9 +10,11 @@ import sacrebleu
 import scipy.stats
 import sklearn.metrics
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, load_metric
+from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, compute_metrics, load_metric
+from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_data import task_recipe
 from test_comparison import examples_of
 
 import anyformer
@@ -183,3 +186,80 @@ def test_an_unknown_metric_names_the_nearest():
         load_metric("chrff")
     found = anyformer.load_metric("accuracy").compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
     assert found == {"accuracy": 0.75}
+
+
+SCRIPTS = {  # a text of four words or more, and a part of it
+    "Hindi": ("भारत की राजधानी दिल्ली है।", "दिल्ली"),
+    "Russian": ("Столица России — город Москва.", "город Москва"),
+    "Arabic": ("عاصمة مصر هي القاهرة، أليس كذلك؟", "القاهرة"),
+    "Persian": ("می‌خواهم به خانه بروم", "خانه بروم"),
+    "Korean": ("대한민국의 수도는 서울 입니다.", "수도는 서울"),
+    "Chinese": ("中国的首都是北京。", "北京"),
+    "Japanese": ("日本の首都はトーキョーです。", "トーキョー"),
+    "Thai": ("ประเทศไทยมีเมืองหลวง", "เมืองหลวง"),
+    "Vietnamese": ("Thủ đô của nước này là Hà Nội", "Hà Nội"),
+    "English": ("The capital of the country is London", "London"),
+}
+UNSPACED = ("Chinese", "Japanese", "Thai")
+
+
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_a_text_of_any_script_is_equal_to_itself_and_like_a_part_of_itself(language, capsys):
+    text, part = SCRIPTS[language]
+    names = [name for name in ("rouge1", "rouge2", "rougeL") if METRICS[name].missing() is None]
+    for prediction, low, high in ((text, 1, 1), (part, 0.01, 0.99), ("xyz", 0, 0)):
+        found, _ = compute_metrics([*names, "exact_match"], [prediction], [text])
+        found |= compute_metrics(["answer_f1", "answer_exact_match"], [prediction], [[text]])[0]
+        for name, value in found.items():
+            few = (name == "rouge2" and len(part.split()) < 2 and language not in UNSPACED) or name.endswith("_match")
+            assert (0 if few else low) <= value <= high, (name, prediction)
+            assert value == 1 or prediction != text
+    for how in ("char", "none" if language not in UNSPACED else "char", "zh" if language == "Chinese" else "char"):
+        found, signatures = compute_metrics(["bleu", "chrf"], [text], [text], tokenize=how)
+        assert found == {"bleu": pytest.approx(100), "chrf": 100} and f"tok:{how}|" in signatures["bleu"]
+    assert capsys.readouterr().out == ""
+    number = len(SCRIPTS) + list(SCRIPTS).index(language)  # another one each time, as a line is printed once
+    compute_metrics(["bleu"], [text] * number, ["a b", *[text] * (number - 1)])
+    told = (
+        f"bleu: {number - 1} of {number} references are of a script without spaces, not cut here; set evaluation.bleu_"
+    )
+    assert (told in capsys.readouterr().out) == (language in UNSPACED)
+
+
+@few
+@given(
+    st.lists(
+        st.tuples(st.text(st.characters(max_codepoint=127)), st.text(st.characters(max_codepoint=127))), min_size=1
+    )
+)
+@pytest.mark.skipif(METRICS["rouge1"].missing() is not None, reason="the extra `metrics` is not installed")
+def test_rouge_of_ascii_is_rouge_scores(rows):
+    from rouge_score.rouge_scorer import RougeScorer
+
+    for name in ("rouge1", "rouge2", "rougeL"):
+        own = RougeScorer([name])
+        expected = [own.score(reference, prediction)[name].fmeasure for prediction, reference in rows]
+        assert value(name, *map(list, zip(*rows))) == pytest.approx(sum(expected) / len(rows), abs=1e-12)
+
+
+def test_references_that_keep_no_word_are_told_with_their_number(capsys):
+    compute_metrics(["rougeL", "exact_match"], ["a", "b", "c"], ["!?", ["...", "b"], "— —"])
+    assert capsys.readouterr().out == "rougeL: 2 of 3 references keep no word to compare\n"
+    compute_metrics(["answer_f1"], ["a", "b", "c"], [["the"], [], ["an", "!"]])
+    assert capsys.readouterr().out == "answer_f1: 2 of 3 references keep no word to compare\n"
+
+
+@pytest.mark.parametrize(
+    "how, kind, sentence",
+    [
+        ("ja-mecab", "translation", "evaluation.bleu_tokenize=ja-mecab needs the package MeCab; install sacrebleu"),
+        ("zh", "sequence_classification", "evaluation.bleu_tokenize=zh has no effect, as no bleu is measured here"),
+        ("thai", "translation", "evaluation.bleu_tokenize"),
+    ],
+)
+def test_a_tokenizer_of_bleu_that_cannot_be_used_is_one_sentence(how, kind, sentence, tmp_path):
+    if importlib.util.find_spec("MeCab") is not None and how == "ja-mecab":
+        pytest.skip("the package is installed")
+    with pytest.raises(UserError) as error:
+        load_recipe(str(task_recipe(tmp_path, kind)), [f"evaluation.bleu_tokenize={how}"])
+    assert sentence in str(error.value) and "\n" not in str(error.value)

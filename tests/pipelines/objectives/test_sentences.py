@@ -41,6 +41,40 @@ def test_losses_of_pairs_are_those_defined(pooling, in_float64):
     torch.testing.assert_close(ranking.total(outputs, batch) / ranking.weight(batch), expected)
 
 
+@pytest.mark.parametrize(
+    "pairs, meanings",
+    [
+        ("ab ac ad ae", ["abcde"]),  # one question with several answers
+        ("az bz cz dz", ["abcdz"]),  # one answer to several questions
+        ("ab ab cd cd", ["ab", "cd"]),
+        ("ab bc dc de xy", ["abcde", "xy"]),  # a chain of paraphrases, and another pair
+        ("aa bb ac", ["ac", "b"]),  # SimCSE's: a text is its own pair
+    ],
+)
+def test_equal_texts_of_a_batch_are_no_negatives_of_each_other(pairs, meanings, tmp_path, prepare):
+    """A model that gives one vector to all that means the same has no loss."""
+    written = {letter: f"{letter} is" + " so" * (letter in "bd") for letter in pairs}  # of several lengths
+    rows = [{"text": written[first], "other": written[second]} for first, second in pairs.split()]
+    path = write_lines(tmp_path / "pairs.jsonl", rows)
+    given = [f"data.files={path}", "data.test_files=null", "task.label_field=null", "task.loss=in_batch_negatives"]
+    data = prepare(*given, "task.scale=50", tokenizer=CHARACTERS, data={"validation_fraction": 0.0})
+    batch = data.collator([data.rows["train"][number] for number in range(len(rows))])
+    of_texts = [[letter in meaning for meaning in meanings].index(True) for letter in pairs.replace(" ", "")]
+    states = torch.eye(len(meanings))[of_texts][:, None].expand(-1, batch["input_ids"].shape[1], -1)
+    loss = data.objective.loss()
+    assert loss.total({"last_hidden_state": states}, batch) / loss.weight(batch) < 1e-6
+
+
+def test_a_batch_without_equal_texts_keeps_its_loss_to_the_last_bit(in_float64):
+    outputs, batch = batch_of([1.0] * 6)
+    states = outputs["last_hidden_state"].requires_grad_()
+    loss, found = InBatchNegatives("mean", 20.0), []
+    for ids in ({}, {"input_ids": torch.arange(48).view(12, 4)}):
+        total = loss.total(outputs, batch | ids)
+        found.append((total, torch.autograd.grad(total, states)[0]))
+    assert all(map(torch.equal, *found))
+
+
 def test_a_batch_without_a_label_adds_nothing():
     for loss in (Cosine("mean"), InBatchNegatives("mean", 20.0)):
         outputs, batch = batch_of([-100.0])

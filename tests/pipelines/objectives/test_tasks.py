@@ -68,10 +68,86 @@ def test_numbers_with_gaps_are_as_many_classes_as_there_are_and_keep_their_names
         model_config=config,
     )
     assert [int(row["labels"]) for row in again.rows["test"]] == wanted
-    # Numbers of named classes are their places, also where the names are numbers.
-    stars = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
-    rows = prepare(**on_rows(tmp_path, stars, label_names=["1", "2"])).rows["train"]
-    assert [int(row["labels"]) for row in rows] == [i % 2 for i in range(20)]
+
+
+READ = {  # names of a model's classes, what a file holds, and the class that each means, None: it is refused
+    "zeros": (["01", "02", "03"], [1, "2", "03", 3.0, "1.0"], ["01", "02", "03", "03", "01"]),
+    "from-1": (["1", "2", "3"], [1, "03", 0, 4], ["1", "3", None, None]),
+    "turned": (["1", "0"], [0, 1, "1.0", True, False], ["0", "1", "1", "1", "0"]),
+    "below-0": (["-1", "0", "1"], [-1, 0, "+1"], ["-1", "0", "1"]),
+    "halves": (["0.5", "1.0", "1.5"], [0.5, 1, "1.50", 2], ["0.5", "1.0", "1.5", None]),
+    "partly": (["1", "2", "3 or more"], [1, "2", 0, "3 or more"], ["1", "2", None, "3 or more"]),
+    "booleans": (["true", "false"], [True, "False", "TRUE", False], ["true", "false", None, "false"]),
+    "unnamed": (
+        ["LABEL_0", "LABEL_1"],
+        [0, "01", 1.0, "LABEL_1", 2, "b", 0.5],
+        [*["LABEL_0"], *["LABEL_1"] * 3, None, None, None],
+    ),
+    "named": (["no", "yes"], [0, "1", True, "true", -1, "-1", 10**400], ["no", "yes", "yes", *[None] * 4]),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("by_hand", [False, True], ids=["of a model", "by hand"])
+def test_a_number_means_the_class_of_equal_value_and_counts_only_classes_of_other_names(
+    case, by_hand, tmp_path, prepare
+):
+    names, values, meant = READ[case]
+    rows = [{"text": "text", "label": value} for value in values]
+    sections = on_rows(tmp_path, rows, **({"label_names": names} if by_hand else {}))
+    sections["data"] |= {"bad_rows": "skip"}
+    recipe = load_recipe(str(task_recipe(tmp_path, KIND, **sections)))
+    config = SimpleNamespace(num_labels=len(names), id2label=dict(enumerate(names)))
+    read = prepare_data(recipe, splits=["train"], model_config=None if by_hand else config).rows["train"]
+    assert [names[int(row["labels"])] for row in read] == [name for name in meant if name is not None]
+    assert ("left out" in "".join(read.notes)) == (None in meant)
+
+
+ORDERS = [
+    ["red", "blue", "green"],
+    ["green", "red", "blue"],
+    ["blue", "green", "red", "grey"],
+    ["blue", "red", "green"],
+]
+CELLS = {  # task -> (settings, function from a text and a class, or their types, to the columns of a row)
+    "sequence_classification": ({}, lambda text, one: {"text": text, "label": one}),
+    "multi_label_classification": ({}, lambda text, one: {"text": text, "labels": [one]}),
+    "token_classification": (
+        {"tokens_field": "of.words", "tags_field": "of.tags"},
+        lambda text, one: {"of": {"words": [text], "tags": [one]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, tmp_path, prepare):
+    import datasets
+
+    task, row_of = CELLS[kind]
+    for number, names in enumerate(ORDERS):
+        features = datasets.Features(row_of(datasets.Value("string"), datasets.ClassLabel(names=names)))
+        rows = [row_of(name, names.index(name)) for name in ORDERS[0] * 2]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / f"{number}.parquet")
+    files = [str(tmp_path / f"{number}.parquet") for number in range(4)]
+    sections = on_rows(tmp_path, [], **task)
+    sections["data"] = {"files": files[:2], "validation_files": files[2], "test_files": files[3]}
+
+    def check(data, splits):
+        names = data.objective.label_names
+        for split in splits:
+            read = [(row["input_ids"], row["labels"].flatten()) for row in data.rows[split]]
+            for ids, labels in read:
+                text = "".join(data.tokenizer.decode(ids, skip_special_tokens=True).split())
+                several = kind == "multi_label_classification"
+                number = int(labels.argmax()) if several else int(labels[labels >= 0][0])
+                assert names[number] == text, (split, names)
+
+    check(data := prepare(kind=kind, **sections), data.rows)
+    assert data.objective.label_names == [*ORDERS[0], "grey"]
+    for names in (ORDERS[1], ORDERS[3]):  # of a model that is measured on the last file
+        recipe = load_recipe(str(task_recipe(tmp_path, kind, **sections)))
+        config = SimpleNamespace(num_labels=3, id2label=dict(enumerate(names)))
+        check(prepare_data(recipe, splits=["test"], model_config=config), ["test"])
 
 
 @pytest.mark.parametrize("label", [str, int], ids=["strings", "numbers"])

@@ -147,6 +147,67 @@ def test_entities_are_the_main_metric_where_tags_mark_some(prepare, tmp_path):
     assert plain.compute_metrics(plain.predictions(logits, labels).numpy()) == {"tag_accuracy": 1.0}
 
 
+SPELLED = {  # scheme -> marks of an entity of one word, and of the first, middle and last of several
+    "bio": "BBII",
+    "io": "IIII",
+    "bioes": "SBIE",
+    "bilou": "UBIL",
+    "bmes": "SBME",
+    "bmewo": "WBME",
+}
+FORMS = ["{mark}-{kind}", "{mark}_{kind}", "{kind}-{mark}", "{kind}_{mark}"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scheme", SPELLED)
+def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_alike(scheme, form, prepare, tmp_path):
+    sentences = [[("creative-work", 3), ("", 1), ("PER", 1)], [("PER", 2), ("", 2), ("LOC", 1)], [("", 1), ("LOC", 4)]]
+
+    def rows(scheme, form, odd=()):
+        one, first, middle, last = SPELLED[scheme]
+        for sentence in sentences * 6:
+            tags = []
+            for kind, length in sentence:
+                marks = [one] if length == 1 else [first, *[middle] * (length - 2), last]
+                tags += [form.format(mark=mark, kind=kind) for mark in marks] if kind else ["O"] * length
+            yield {"tokens": [f"w{i}" for i in range(len(tags))], "tags": tags}
+        yield from ({"tokens": ["w"], "tags": [tag]} for tag in odd)
+
+    found = []
+    for number, (spelling, odd) in enumerate(
+        [((scheme, form), []), (("io" if scheme == "io" else "bio", FORMS[0]), [])]
+    ):
+        sections = on_rows(tmp_path, write_lines(tmp_path / f"{number}.jsonl", rows(*spelling, odd)))
+        data = prepare(**sections)
+        objective, train = data.objective, data.rows["train"]
+        assert f"tags: {spelling[0]}" in objective.describe(train) and "no such scheme" not in objective.describe(train)
+        labels = torch.nn.utils.rnn.pad_sequence([row["labels"] for row in train], True, -100)
+        names = objective.label_names
+        torch.manual_seed(0)
+        noise = {name: torch.randn(labels.shape) for name in sorted(names)}
+        logits = torch.stack([noise[name] + 2 * (labels == i) for i, name in enumerate(names)], -1)
+        found.append((sorted(names), objective.compute_metrics(objective.predictions(logits, labels).numpy())))
+    assert found[0] == found[1] and 0 < found[0][1]["entity_f1"] < 1
+
+
+@pytest.mark.parametrize("odd", ["X", "PER", "0", "-", "b-per"])
+def test_an_odd_tag_among_many_is_named_and_entities_are_still_measured(odd, prepare, tmp_path):
+    rows = [json.loads(line) for line in tagged(tmp_path / "rows.jsonl", 40).read_text().splitlines()]
+    rows[7]["tags"][0] = odd
+    data = prepare(**on_rows(tmp_path, rows))
+    objective, said = data.objective, data.objective.describe(data.rows["train"])
+    assert "tags: bio, " in said and f"1 tag of no such scheme, part of no entity: {odd!r} 1" in said
+    labels = torch.tensor([[objective.label_names.index(tag) for tag in rows[7]["tags"]]])
+    right = torch.nn.functional.one_hot(labels, len(objective.label_names)).float()
+    found = objective.compute_metrics(objective.predictions(right, labels).numpy())
+    assert found == {
+        "entity_f1": float(any(tag[1:2] == "-" and tag != odd for tag in rows[7]["tags"])),
+        "tag_accuracy": 1,
+    }
+    report = objective.judged_classes()
+    assert {one["name"] for one in report["classes"]} <= {"PER", "LOC"}
+
+
 def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sentence(prepare):
     data = prepare(tokenizer=CHARACTERS)
     objective, rows = data.objective, data.rows["test"]
