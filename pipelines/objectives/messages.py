@@ -79,7 +79,10 @@ def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]
         role = message.pop("from")
         message |= {"role": SHARE_GPT.get(role, role) if isinstance(role, str) else role}
         message |= {"content": message.pop("value", None)}
-    marks = [mark_of(key, message.pop(key), where) for key in MARKS if key in message]
+    marks = {key: message.pop(key) for key in MARKS if key in message}
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise UserError(f"{where} holds a message with {key}={mark!r}; 1 or true learns an answer, 0 or false not")
     calls = read_calls(message.pop("tool_calls", None), where, left)
     role, content = message.pop("role", None), message.pop("content", None)
     if content is None and (calls or role == "tool"):  # a call without a word, a tool without a result
@@ -89,17 +92,10 @@ def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]
             raise UserError(f"{where} holds a message without {name}, which must be a text")
     if not content.strip() and not calls and role != "tool":
         raise UserError(f"{where} holds an empty text of the {role}; leave the example out")
-    if any(marks) and role != ASSISTANT:
+    if any(marks.values()) and role != ASSISTANT:
         left[f"marks to learn messages of the {role}"] += 1
-    weight = {} if role != ASSISTANT or all(marks) else {"weight": 0}
+    weight = {} if role != ASSISTANT or all(marks.values()) else {"weight": 0}
     return {"role": role, "content": content} | message | ({"tool_calls": calls} if calls else {}) | weight
-
-
-def mark_of(key: str, value: Any, where: str) -> bool:
-    """Whether an answer is learned, by one of its MARKS."""
-    if value not in (0, 1):
-        raise UserError(f"{where} holds a message with {key}={value!r}; 1 and true learn an answer, 0 and false do not")
-    return bool(value)
 
 
 def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
@@ -131,7 +127,7 @@ def read_variables(row: dict[str, Any], tools: str | None, place: str) -> dict[s
 
 def _dicts(value: Any, holds: str, noun: str) -> list[dict[str, Any]]:
     """A list of dicts, or the JSON of one or of its items; [] for null and an empty text. Raises UserError."""
-    items = of_json(value) if isinstance(value, str) and value.strip() else value or []
+    items = (of_json(value) if value.strip() else []) if isinstance(value, str) else value or []
     items = [of_json(item) if isinstance(item, str) else item for item in items] if isinstance(items, list) else None
     if items is None or not all(isinstance(item, dict) for item in items):
         raise UserError(f"{holds} {kind_of(value)}, which is no list of {noun}, nor its JSON")

@@ -205,7 +205,7 @@ def test_an_answer_that_is_marked_so_is_read_but_not_learned(prepare, mark):
 
 
 def test_marks_that_say_nothing_usable_are_one_sentence(prepare):
-    with pytest.raises(UserError, match=r"line 1 holds a message with weight=0.5; 1 and true learn an answer"):
+    with pytest.raises(UserError, match=r"line 1 holds a message with weight=0.5; 1 or true learns an answer"):
         prepare([{"messages": [user("a"), said("b", weight=0.5)]}], **MESSAGES)
     with pytest.raises(UserError, match="line 1 marks each answer as one not to be learned"):
         prepare([{"messages": [user("a"), said("b", train=False)]}], **MESSAGES)
