@@ -85,11 +85,12 @@ def encode_examples(
     batches: Callable[[Examples], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
     tokenizer: "transformers.PreTrainedTokenizerFast",
+    notes: Callable[[], list[str]] = list,
 ) -> EncodedExamples:
     """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
     facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
-    uses; its control tokens are counted in the examples.
+    uses; its control tokens are counted in the examples. notes: sentences for people, once all is encoded.
     Raises what `batches` raises; no files are left behind then.
     """
 
@@ -110,7 +111,7 @@ def encode_examples(
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
         total |= {"control_tokens": occurrences} if occurrences else {}
         meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}
-        (folder / META).write_text(json.dumps(meta | {"notes": [*source.notes(), *notes_of(occurrences)]}))
+        (folder / META).write_text(json.dumps(meta | {"notes": [*source.notes(), *notes_of(occurrences), *notes()]}))
 
     changed = sha([_FORMAT, key])  # examples without control tokens keep the old fingerprint, for resumed runs
     return EncodedExamples.cached(cache, changed, build, source.files)

@@ -1,13 +1,13 @@
 """Base of the tasks that learn answers in conversations: messages from columns, chat template, samples at the end."""
 
-import json
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..data.cells import IfThere, kind_of
+from ..data.cells import IfThere
 from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -17,7 +17,20 @@ from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
 from .answering import continuations
 from .base import TOKENS
+from .chat_templates import ASK, SAY, ChatTemplate
 from .finished_model import SAMPLES, FinishedModel
+from .messages import (
+    ASSISTANT,
+    TOOLS,
+    VARIABLES,
+    Chat,
+    Messages,
+    is_learned,
+    joined,
+    not_learned,
+    read_messages,
+    read_variables,
+)
 from .text_task import TextTask
 
 # For a tokenizer without a chat template: the role on a line of its own, then the text, ended by the end-of-text token.
@@ -33,10 +46,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-ASSISTANT = "assistant"
-ASKED = ("prompt_field", "input_field", "messages_field")  # settings that name the prompt's columns
-
-Messages = list[dict[str, str]]
+ASKED = ("prompt_field", "input_field", "messages_field", "tools_field", VARIABLES)  # the prompt's columns
+OPTIONAL = ("input_field", "tools_field", VARIABLES)
 
 
 @dataclass
@@ -49,6 +60,7 @@ class ChatSettings(ObjectiveSettings):
     input_field: str | None = doc(
         "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
     )
+    tools_field: str | None = doc("column of the tools that may be called, a list or its JSON; null: none", TOOLS)
     system: str | None = doc("text of a system message before each conversation that has none")
     max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
@@ -63,7 +75,6 @@ class ChatTask(TextTask):
     special_tokens = "none"
     noun: ClassVar[str] = "conversation"
     columns_of_rows: ClassVar[dict[str, str]]
-    last_only: ClassVar[bool] = False  # whether only the last answer of a conversation is learned
     hub_task = "text-generation"
     finishes_on = "one"
     continues_prompts = True
@@ -72,11 +83,16 @@ class ChatTask(TextTask):
     use = 'anyformer generate {folder} "your question" --chat'
 
     def columns(self) -> dict[str, str]:
-        section, further = self.settings, self.settings.input_field
-        if further is not None and further == ChatSettings.input_field:  # not set: many data sets have no such column
-            further = IfThere(further)
-        names = {"prompt_field": section.prompt_field, "input_field": further}
-        return {field: column for field, column in names.items() if None not in (column, section.prompt_field)}
+        section = self.settings
+        names = {"tools_field": section.tools_field, VARIABLES: VARIABLES}
+        names |= {name: getattr(section, name) for name in ("prompt_field", "input_field") if section.prompt_field}
+        # Not set: many data sets have no such column.
+        defaults = {"tools_field": TOOLS, "input_field": ChatSettings.input_field, VARIABLES: VARIABLES}
+        there = {name: IfThere(column) for name, column in names.items() if column == defaults.get(name)}
+        return {name: column for name, column in (names | there).items() if column is not None}
+
+    def text_columns(self) -> dict[str, str]:
+        return {name: column for name, column in self.columns().items() if name not in ("tools_field", VARIABLES)}
 
     # ---- messages
 
@@ -99,42 +115,38 @@ class ChatTask(TextTask):
         A text is one message of `role`. With role=None the column holds whole conversations, and a text is the JSON of
         one, as in CSV files.
         """
-        value, where = row[column], f"task.{field}={column!r}: {place}"
-        if isinstance(value, str):
-            value = list_in_json(value) if role is None else [{"role": role, "content": value}]
-        if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            problem = "neither a text nor a list of messages {role, content}"
-            if role is None:
-                problem = "which is no list of messages {role, content}, nor its JSON"
-            raise UserError(f"{where} holds {kind_of(row[column])}, {problem}")
-        for message in value:
-            for name in ("role", "content"):
-                if not isinstance(message.get(name), str):
-                    raise UserError(f"{where} holds a message without {name}, which must be a text")
-            if not message["content"].strip():
-                raise UserError(f"{where} holds an empty text of the {message['role']}; leave the example out")
-        if not value:
-            raise UserError(f"{where} holds no message")
-        return [{"role": message["role"], "content": message["content"]} for message in value]
+        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.template.left_out)
 
-    def conversation(self, field: str, prompt: Messages, answer: Messages, place: str) -> Messages:
-        """System message, prompt and answer. Raises UserError if the last message is not the assistant's."""
-        messages = [*prompt, *answer]
-        if messages[-1]["role"] != ASSISTANT:
+    def conversation(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
+        """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
+
+        Raises UserError if the last message is not the assistant's, or if no answer is learned.
+        """
+        if answer[-1]["role"] != ASSISTANT:
             raise UserError(
-                f"task.{field}: {place} ends with a message of the {messages[-1]['role']}, not with an answer of the "
+                f"task.{field}: {place} ends with a message of the {answer[-1]['role']}, not with an answer of the "
                 f"{ASSISTANT}, which alone is learned"
             )
-        return self.with_system(messages)
+        messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
+        messages = not_learned(messages[:asked]) + messages[asked:]
+        while messages and not is_learned(messages[-1]):
+            messages.pop()
+        if not messages:
+            raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
+        return self.with_system(Chat(messages, self.variables(place, row)))
 
-    def with_system(self, messages: Messages) -> Messages:
+    def variables(self, place: str, row: dict) -> dict[str, Any]:
+        """What the template reads beside the messages of an example. Raises UserError."""
+        return read_variables(row, self.settings.tools_field, place)
+
+    def with_system(self, chat: Chat) -> Chat:
         system = self.settings.system
-        if system is None or (messages and messages[0]["role"] == "system"):
-            return messages
-        return [{"role": "system", "content": system}, *messages]
+        if system is None or (chat and chat[0]["role"] == "system"):
+            return chat
+        return Chat([{"role": "system", "content": system}, *chat], chat.variables)
 
     @abstractmethod
-    def conversations(self, place: str, row: dict) -> list[Messages]:
+    def conversations(self, place: str, row: dict) -> list[Chat]:
         """The conversations of an example, each ending with an answer. Raises UserError."""
 
     # ---- tokens
@@ -159,49 +171,24 @@ class ChatTask(TextTask):
         if tokenizer.chat_template is None:
             tokenizer.chat_template = CHAT_TEMPLATE
         self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+        self.template = ChatTemplate(tokenizer)
+        self.template.find_ends()
+        probe = Chat([ASK, SAY])
         ((ids, learned),) = self.encode([("a probe", probe)])
-        prompt = self.render(probe[:1], "a probe", add_generation_prompt=True)
+        prompt = self.template.prompt(Chat([ASK]), "a probe")
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         if not any(learned) or ids[: len(prompt_ids)] != prompt_ids:
-            raise joined(prompt)
-        self.end_of_answer = [number for number, is_learned in zip(ids, learned) if is_learned][-1]
+            raise joins(prompt)
 
-    def render(self, messages: Messages, place: str, **kwargs) -> str:
-        from jinja2 import TemplateError
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer)
 
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-        except TemplateError as error:
-            raise UserError(f"{place} does not suit the tokenizer's chat template: {error}") from error
-
-    def answers_in(self, messages: Messages, place: str) -> tuple[str, list[tuple[int, int]]]:
-        """(a conversation as text, the character spans (begin, end) of its answers). Raises UserError."""
-        text = self.render(messages, place)
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or (self.last_only and number < len(messages) - 1):
-                continue
-            if number == 0:
-                raise UserError(
-                    f"{place} begins with a message of the {ASSISTANT}, before which nothing is asked; put a message "
-                    f"of the user before it, or set task.system"
-                )
-            before = self.render(messages[:number], place, add_generation_prompt=True)
-            through = self.render(messages[: number + 1], place).rstrip()
-            if not through.startswith(before) or not text.startswith(through):
-                raise UserError(
-                    f"the tokenizer's chat template writes a message otherwise once another follows ({place}), so its "
-                    f"answers cannot be told apart; set tokenizer.name_or_path to one with a plainer template"
-                )
-            spans.append((len(before), len(through)))
-        return text, spans
-
-    def encode(self, conversations: list[tuple[str, Messages]]) -> list[tuple[list[int], list[bool]]]:
+    def encode(self, conversations: list[tuple[str, Chat]]) -> list[tuple[list[int], list[bool]]]:
         """(token ids, whether each token belongs to an answer or to the mark that ends it) for each (place, messages).
 
-        An answer is what the template writes between its prompt and the next message, without white space at the end. A
-        token that begins before the answer is not learned.
+        An answer is what the template writes between its prompt and the next message, without white space at the end,
+        and the token that ends it. A token that begins before the answer is not learned.
 
         Raises UserError where the tokenizer joins the prompt's last space with the answer's first word: that word would
         not be learned, and in generation, where the prompt ends with the space, the tokens would differ from training.
@@ -209,17 +196,12 @@ class ChatTask(TextTask):
         A control token spelled out in a message is read as ordinary text: marks replace it while the template writes
         the conversation. Control tokens that the template itself writes stay control tokens.
         """
-        control = ControlTokens(self.tokenizer)
-        hidden = [
-            (place, [message | {"content": control.hide(message["content"])} for message in messages])
-            for place, messages in conversations
-        ]
-        parts = [self.answers_in(messages, place) for place, messages in hidden]
-        encoded = []
-        for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], control)):
+        template, encoded = self.template, []
+        parts = [template.answers_in(template.hidden(chat), place) for place, chat in conversations]
+        for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], template.control)):
             for begin, _ in spans:
                 if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
-                    raise joined(text[:begin])
+                    raise joins(text[:begin])
             encoded.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
         return encoded
 
@@ -276,26 +258,39 @@ class ChatTask(TextTask):
 
     def _batches(self, examples) -> Iterator[dict[str, Any]]:
         names = [*self.columns_of_rows, "prompt", "answer", "full", "cut"]
+        self.template.left_out.clear()
         for batch in in_batches(examples):
             rows = self._rows_of(batch)
-            usable = [
-                row | {"prompt": json.dumps(messages[:-1], ensure_ascii=False), "answer": messages[-1]["content"]}
-                for row, messages in rows
-                if row is not None
-            ]
+            usable = [row for row in rows if row is not None]
             yield {name: [row[name] for row in usable] for name in names} | {"left_out": len(rows) - len(usable)}
 
-    def _rows_of(self, batch: list) -> list[tuple[dict[str, Any] | None, Messages]]:
-        """(what row_of returns, its first conversation) of each example (place, row)."""
+    def _rows_of(self, batch: list) -> list[dict[str, Any] | None]:
+        """What row_of returns for each example (place, row), with prompt and answer of its first conversation."""
         per_row = self.sequences_per_row
-        conversations = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
-        encoded = self.encode(conversations)
-        rows = [self.row_of(encoded[start : start + per_row]) for start in range(0, len(conversations), per_row)]
-        return [(row, messages) for row, (_, messages) in zip(rows, conversations[::per_row])]
+        conversations = [(place, chat) for place, row in batch for chat in self.conversations(place, row)]
+        encoded, rows = self.encode(conversations), []
+        for start in range(0, len(conversations), per_row):
+            row, (_, chat) = self.row_of(encoded[start : start + per_row]), conversations[start]
+            prompt = Chat(chat[:-1], chat.variables).to_json()
+            rows.append(row and row | {"prompt": prompt, "answer": self.last_answer(chat, encoded[start])})
+        return rows
+
+    def last_answer(self, chat: Chat, encoded: tuple[list[int], list[bool]]) -> str:
+        """What a written answer is compared with: the text of the last message, with its calls and thoughts if any."""
+        if chat[-1].keys() == {"role", "content"}:
+            return chat[-1]["content"]
+        ids, learned = encoded
+        end = len(learned) - learned[::-1].index(True)
+        begin = end - next((number for number, own in enumerate(learned[:end][::-1]) if not own), end)
+        return self.tokenizer.decode(ids[begin:end], skip_special_tokens=True)
+
+    def notes_of_rows(self) -> list[str]:
+        left_out = [f"{what} ({counted(number, 'time')})" for what, number in self.template.left_out.items() if number]
+        return [f"left out, or not written by the chat template: {', '.join(left_out)}"] if left_out else []
 
     def with_rows(self, source) -> Iterator[tuple[str, dict]]:
         for batch in in_batches(source):
-            yield from (example for example, (row, _) in zip(batch, self._rows_of(batch)) if row is not None)
+            yield from (example for example, row in zip(batch, self._rows_of(batch)) if row is not None)
 
     def _facts(self, batch: dict[str, Any]) -> dict:
         """Counts of one batch, which are added up over all batches."""
@@ -308,12 +303,14 @@ class ChatTask(TextTask):
         }
 
     def prepare_model(self, model) -> None:
-        """Let generation stop at the mark that ends an answer."""
+        """Let generation stop at the tokens that end answers."""
         config = model.generation_config
         stops = config.eos_token_id if config.eos_token_id is not None else []
         stops = stops if isinstance(stops, list) else [stops]
-        if self.end_of_answer in self.tokenizer.all_special_ids and self.end_of_answer not in stops:
-            config.eos_token_id = [*stops, self.end_of_answer] if stops else self.end_of_answer
+        ends = self.tokenizer.convert_tokens_to_ids(list(self.template.ends.values()))
+        every = list(dict.fromkeys([*stops, *ends]))
+        if every != stops:
+            config.eos_token_id = every if len(every) > 1 else every[0]
         if config.pad_token_id is None:
             config.pad_token_id = self.padding
 
@@ -323,28 +320,36 @@ class ChatTask(TextTask):
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
         fields = {name: column for name, column in self.columns().items() if name in ASKED}
-        return {name: column for name, column in fields.items() if name != "input_field" or column in there}
+        return {name: column for name, column in fields.items() if name not in OPTIONAL or column in there}
 
-    def asked(self, row: dict, place: str) -> Messages:
-        """The conversation up to the answer to be written; an answer that already ends it is left out."""
+    def asked(self, row: dict, place: str) -> Chat:
+        """The conversation up to the answer to be written; an answer that already ends it is left out.
+
+        Raises UserError where there is none, or where the chat template cannot write it.
+        """
         whole = getattr(self.settings, "messages_field", None)
         if whole is None:
-            return self.with_system(self.prompt_of(place, {self.settings.input_field: None} | row))
-        messages = self.messages_of("messages_field", whole, place, row, None)
-        return self.with_system(messages[:-1] if messages[-1]["role"] == ASSISTANT else messages)
+            messages = self.prompt_of(place, {self.settings.input_field: None} | row)
+        else:
+            messages = self.messages_of("messages_field", whole, place, row, None)
+            messages = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
+        chat = self.with_system(Chat(messages, self.variables(place, row)))
+        self.template.prompt(chat, place)
+        return chat
 
-    def predict(self, finished: FinishedModel, asked: list[Messages]) -> list[dict[str, Any]]:
+    def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
         prompts = list(map(self.prompt_ids, asked))
         return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
 
     def prompt_ids(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation up to the answer to be written."""
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        """Token ids of a conversation up to the answer to be written. Raises UserError."""
+        text = self.template.prompt(self.template.hidden(messages), "a question")
+        return next(self._tokens([text], self.template.control))[0]
 
     # ---- samples
 
     def prompt_tokens(self, prompt: str) -> int:
-        return len(self.prompt_ids(self.with_system([{"role": "user", "content": prompt}])))
+        return len(self.prompt_ids(self.with_system(Chat([{"role": "user", "content": prompt}]))))
 
     def check_model_length(self, most: int) -> None:
         super().check_model_length(most)
@@ -358,11 +363,11 @@ class ChatTask(TextTask):
 
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
         """Answers to evaluation.sample_prompts, or else to the first conversations of a split other than `train`."""
-        prompts = [([{"role": "user", "content": text}], {}) for text in self.recipe.evaluation.sample_prompts]
+        prompts = [(Chat([{"role": "user", "content": text}]), {}) for text in self.recipe.evaluation.sample_prompts]
         others = [rows for split, rows in splits.items() if split != "train"]
         if not prompts and others:
             questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
-            prompts = [(json.loads(messages), {"reference": answer}) for messages, answer in zip(questions, answers)]
+            prompts = [(Chat.from_json(chat), {"reference": answer}) for chat, answer in zip(questions, answers)]
         questions = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
         texts = [self.sample_answer(finished, ids) for ids in questions]
         return [
@@ -371,19 +376,10 @@ class ChatTask(TextTask):
         ]
 
 
-def joined(prompt: str) -> UserError:
+def joins(prompt: str) -> UserError:
     """The error for a chat template whose prompt ends with what the tokenizer joins with the answer's first word."""
     return UserError(
         f"the tokenizer's chat template ends the prompt for an answer with {prompt[-16:]!r}, whose end the tokenizer "
         f"joins with the answer's first word, so that it could not be learned; change that end in chat_template.jinja, "
         f"or set tokenizer.name_or_path to one with another template"
     )
-
-
-def list_in_json(text: str) -> list | None:
-    """The list that `text` is the JSON of; None where it is not the JSON of a list."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, list) else None

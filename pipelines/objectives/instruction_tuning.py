@@ -1,6 +1,5 @@
 """Instructions and their answers, or whole conversations, of which only the answers are learned."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import continuations
-from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .chats import ChatSettings, ChatTask
 from .finished_model import FinishedModel
+from .messages import ASSISTANT, Chat
 from .showing import is_label, row_text
 from .text import TokenPredictions
 
@@ -58,18 +58,19 @@ class InstructionTuning(TokenPredictions, ChatTask):
         return "all" if self.metrics_of_answers() else "one"
 
     def columns(self) -> dict[str, str]:
-        section = self.settings
-        if section.messages_field is not None:
-            return {"messages_field": section.messages_field}
-        return super().columns() | {"answer_field": section.answer_field}
+        section, columns = self.settings, super().columns()
+        if section.messages_field is None:
+            return columns | {"answer_field": section.answer_field}
+        others = {name: column for name, column in columns.items() if name not in ("prompt_field", "input_field")}
+        return others | {"messages_field": section.messages_field}
 
-    def conversations(self, place: str, row: dict) -> list[Messages]:
+    def conversations(self, place: str, row: dict) -> list[Chat]:
         section = self.settings
         if section.messages_field is not None:
             messages = self.messages_of("messages_field", section.messages_field, place, row, None)
-            return [self.conversation("messages_field", [], messages, place)]
+            return [self.conversation("messages_field", [], messages, place, row)]
         answer = self.messages_of("answer_field", section.answer_field, place, row, ASSISTANT)
-        return [self.conversation("answer_field", self.prompt_of(place, row), answer, place)]
+        return [self.conversation("answer_field", self.prompt_of(place, row), answer, place, row)]
 
     # ---- rows
 
@@ -141,7 +142,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
         prompts, references = map(rows.texts, ("prompt", "answer"))
 
         def write(mine: list[int]) -> list[str]:
-            ids = [self.prompt_ids(json.loads(prompts[number])) for number in mine]
+            ids = [self.prompt_ids(Chat.from_json(prompts[number])) for number in mine]
             return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
 
         written = [text.strip() for text in finished.shared(conversations, write)]

@@ -16,12 +16,14 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..storage.cache import sha
 from ..words import watched
-from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .chats import ChatSettings, ChatTask
 from .losses import OwnLoss
+from .messages import ASSISTANT, Chat, not_learned
 from .showing import sequence_text
 
 ANSWERS, REFERENCE = "answers", "reference"  # keys of a batch, see PairCollator
 PARTS = ("chosen", "rejected")
+BETWEEN = "between_answers"  # places in a row behind the beginning of an answer that the assistant did not write
 PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
 
@@ -55,8 +57,7 @@ class Preference(ChatTask):
     loss_unit = "nats per pair"
     row_noun = noun = "pair"
     sequences_per_row = 2
-    columns_of_rows = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
-    last_only = True
+    columns_of_rows = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
     is_start_where_null = "reference"
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
 
@@ -76,20 +77,22 @@ class Preference(ChatTask):
         answers = {"chosen_field": section.chosen_field, "rejected_field": section.rejected_field}
         return super().columns() | answers
 
-    def conversations(self, place: str, row: dict) -> list[Messages]:
-        """The two conversations that differ in their last message, the better one first."""
+    def conversations(self, place: str, row: dict) -> list[Chat]:
+        """The two conversations, the better one first; answers from where they differ are compared."""
         prompt, pair = self.prompt_of(place, row), []
         role = None if self.settings.prompt_field is None else ASSISTANT
         for field, column in self.columns().items():
             if field in ("chosen_field", "rejected_field"):
                 answer = self.messages_of(field, column, place, row, role)
-                pair.append(self.conversation(field, prompt, answer, place))
+                pair.append(self.conversation(field, prompt, answer, place, row))
         if pair[0] == pair[1]:
             raise UserError(
                 f"task.rejected_field={self.settings.rejected_field!r}: {place} holds the answer that is chosen; leave "
                 f"the example out"
             )
-        return pair
+        equal = [one == other for one, other in zip(*(chat[:-1] for chat in pair))]
+        same = [*equal, False].index(False)
+        return [Chat(not_learned(chat[:same]) + chat[same:], chat.variables) for chat in pair]
 
     # ---- rows
 
@@ -106,8 +109,11 @@ class Preference(ChatTask):
         row = {"input_ids": [number for ids, _ in answers for number in ids]}
         row |= {"labels": 0, "full": max(len(ids) for ids, _ in answers) >= longest}  # the first one is chosen
         row["cut"] = any(any(learned[longest:]) for _, learned in encoded)
-        for part, (ids, start) in zip(PARTS, answers):
+        row[BETWEEN], before = [], 0
+        for part, (ids, start), (_, learned) in zip(PARTS, answers, encoded):
             row |= {f"{part}_length": len(ids), f"{part}_start": start}
+            row[BETWEEN] += [before + number for number in range(start, len(ids)) if not learned[number]]
+            before += len(ids)
         return row
 
     def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
@@ -167,8 +173,8 @@ class Preference(ChatTask):
 
     def show(self, console, rows, number: int, row: dict) -> None:
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
-        for (name, ids, start), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
-            text = sequence_text(ids.tolist(), self.tokenizer, range(start, len(ids)))
+        for (name, ids, answers), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
+            text = sequence_text(ids.tolist(), self.tokenizer, answers.nonzero().flatten().tolist())
             console.print(rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"), text))
 
 
@@ -180,11 +186,13 @@ def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[
     return ids[: inside[-1] + 1][:longest], inside[0]
 
 
-def parts_of(row: dict) -> list[tuple[str, Any, int]]:
-    """("chosen" or "rejected", tokens, where the answer begins) of both conversations of a row."""
-    split = int(row["chosen_length"])
-    tokens = row["input_ids"][:split], row["input_ids"][split:]
-    return [(part, ids, int(row[f"{part}_start"])) for part, ids in zip(PARTS, tokens)]
+def parts_of(row: dict) -> list[tuple[str, Any, Any]]:
+    """("chosen" or "rejected", tokens (T,), which of them are of its answers (T,)) of both conversations of a row."""
+    split, answers = int(row["chosen_length"]), torch.ones(len(row["input_ids"]), dtype=torch.bool)
+    answers[: int(row["chosen_start"])] = answers[split : split + int(row["rejected_start"])] = False
+    answers[row[BETWEEN]] = False
+    halves = (row["input_ids"][:split], answers[:split]), (row["input_ids"][split:], answers[split:])
+    return [(part, *half) for part, half in zip(PARTS, halves)]
 
 
 class PairCollator:
@@ -202,11 +210,10 @@ class PairCollator:
         parts = [pair[side] for side in range(2) for pair in both]
         ids = pad([tokens for _, tokens, _ in parts], self.pad_token_id)
         inside = real_places([len(tokens) for _, tokens, _ in parts], ids.shape[1])
-        starts = torch.tensor([start for *_, start in parts])
         return {
             "input_ids": ids,
             "attention_mask": inside.long(),
-            ANSWERS: inside & (torch.arange(ids.shape[1]) >= starts[:, None]),
+            ANSWERS: pad([answers for *_, answers in parts], False),
             REFERENCE: torch.stack([row[REFERENCE] for row in rows]),
             "labels": torch.stack([row["labels"] for row in rows]),
         } | row_ids(rows)

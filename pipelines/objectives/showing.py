@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from io import BytesIO
 
 from ..data.batch_keys import IGNORE_INDEX
@@ -124,7 +124,7 @@ def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_tex
     return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
 
 
-def sequence_text(ids: list[int], tokenizer, answer: range = range(0)) -> "rich_text.Text":
+def sequence_text(ids: list[int], tokenizer, answer: Sequence[int] = ()) -> "rich_text.Text":
     """Tokens of one sequence, special ones and the positions `answer` highlighted; padding of labels is left out."""
     special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for place, number in enumerate(ids):

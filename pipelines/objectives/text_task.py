@@ -48,7 +48,7 @@ class TextTask(Tokenized, Objective):
         return [*self.columns().values()][-1]
 
     def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
-        columns = self.asked_columns(self.columns().values())
+        columns = self.asked_columns(self.text_columns().values())
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
             yield texts, self.true_answer(row, place)
@@ -107,7 +107,12 @@ class TextTask(Tokenized, Objective):
         # The name of the rows in the cache, and part of a run's identity.
         key = sha([*self.kind_of_rows, examples_fingerprint(source), self.processor_fingerprint(), *settings])
         make = make or self._batches
-        return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
+        notes = self.notes_of_rows
+        return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer, notes)
+
+    def notes_of_rows(self) -> list[str]:
+        """Sentences a user should read about the rows that `_batches` has just made."""
+        return []
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

@@ -9,11 +9,19 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.models import model_config
 from datasets import Dataset
-from task_data import task_recipe
+from task_data import on_rows, task_recipe
 from test_trl import arguments
+from tiny_tokenizers import of_bytes
 
 trl = pytest.importorskip("trl")
 
+WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function | tojson }}{% endfor %}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 TOLERANCE = 1e-5  # fp32; log-probabilities are sums over tokens, near -100
 ONE_STEP = {"max_steps": 1, "gradient_accumulation_steps": 1, "max_length": 128}
 
@@ -58,6 +66,34 @@ def test_instruction_tuning_has_rows_and_loss_of_the_sft_trainer(tmp_path):
         assert theirs["input_ids"] == rows[number]["input_ids"].tolist()
         assert theirs["labels"] == rows[number]["labels"].tolist()
     assert first_log(trainer)["loss"] == pytest.approx(ours, abs=TOLERANCE)
+
+
+def test_of_prompt_and_completion_the_sft_trainer_learns_the_same_answers(tmp_path):
+    """The prompt holds an earlier answer, the completion a call of a tool."""
+    asked = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "old"},
+        {"role": "user", "content": "b"},
+    ]
+    call = {"type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}
+    told = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "7"}]
+    told += [{"role": "assistant", "content": "much"}]
+    tool = {"type": "function", "function": {"name": "rain", "description": "Rain there."}}
+    row = {"prompt": asked, "completion": told, "tools": json.dumps([tool])}
+    task = {"prompt_field": "prompt", "answer_field": "completion", "packing": False, "max_length": 512}
+    tokenizer = of_bytes(eos="<|endoftext|>", pad="<|endoftext|>")
+    tokenizer.chat_template = WITH_TOOLS
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    sections = on_rows(tmp_path, [row] * 2, **task) | {"model": {"max_position_embeddings": 512}}
+    sections["tokenizer"] = {"name_or_path": str(tmp_path / "tokenizer"), "vocab_size": None}
+    data = prepare_data(load_recipe(task_recipe(tmp_path, "instruction_tuning", **sections)))
+    how = arguments(trl.SFTConfig, tmp_path / "sft", assistant_only_loss=True, **ONE_STEP | {"max_length": 512})
+    trainer = trl.SFTTrainer(
+        model=fresh_model(data), args=how, train_dataset=Dataset.from_list([row]), processing_class=data.tokenizer
+    )
+    (theirs,), ours = trainer.train_dataset, data.rows["train"][0]
+    assert (theirs["input_ids"], theirs["labels"]) == (ours["input_ids"].tolist(), ours["labels"].tolist())
+    assert "Oslo" in tokenizer.decode([label for label in theirs["labels"] if label != -100])
 
 
 def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tmp_path):

@@ -65,9 +65,8 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
-        data.objective.last_only = True  # as of a preference
-        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
-        data.objective.last_only = False
+        last = [message | {"weight": 0} for message in messages[:-1]] + messages[-1:]  # as of a completion
+        ids, learned = map(torch.tensor, data.objective.encode([("here", last)])[0])
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()
@@ -231,11 +230,11 @@ def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refu
         plain.objective.encode([("here", chat)])
 
 
-def test_a_template_without_a_mark_at_the_end_of_answers_learns_them(template_of):
+def test_a_template_without_a_mark_at_the_end_of_answers_learns_them_and_an_end(template_of):
     data = template_of(without_mark(" "))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
     ((ids, learned),) = data.objective.encode([("here", chat)])
-    assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog"
+    assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog<|endoftext|>"
 
 
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):

@@ -1,0 +1,180 @@
+"""A tokenizer's chat template: what it writes of a conversation, where answers end, and what it does not write."""
+
+import json
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+from ..errors import UserError, first_line
+from ..lazy import tokenizers
+from ..tokenizers.control_tokens import ControlTokens
+from .messages import ASSISTANT, Chat, Messages, is_learned
+
+# What templates are tried with. Some need the id of a call, as long as Mistral's, others the tool's name.
+ASK, SAY = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
+CALLS = [{"id": "call00001", "type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}]
+CALL = {"role": ASSISTANT, "content": "", "tool_calls": CALLS}
+RESULT = {"role": "tool", "name": "rain", "tool_call_id": "call00001", "content": "c"}
+# Without these a model would learn to answer unread questions, or never to call.
+NEEDED = {("user", "content"): "what the user says", (ASSISTANT, "tool_calls"): "calls of tools"}
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. left_out: how often something of the data was, since it was last cleared."""
+
+    ends: dict[bool, str]
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.left_out, self._read = tokenizer, Counter(), set()
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        return ControlTokens(self.tokenizer)
+
+    def hidden(self, chat: Messages) -> Chat:
+        """The conversation with marks in place of the control tokens that are spelled out anywhere in its texts."""
+
+        def hide(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {hide(key): hide(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [hide(item) for item in value]
+            return self.control.hide(value) if isinstance(value, str) else value
+
+        return Chat(hide(list(chat)), hide(getattr(chat, "variables", {})))
+
+    def render(self, messages: Messages, place: str, **options: Any) -> str:
+        """The text of messages; options: of apply_chat_template. Raises UserError where it cannot be written."""
+        given = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+        for message in given:
+            if "tool_calls" in message and self.takes_text:
+                message["tool_calls"] = [with_text(call) for call in message["tool_calls"]]
+        try:
+            return self.tokenizer.apply_chat_template(given, tokenize=False, **options)
+        except Exception as error:  # a template is a program, and can fail in any way
+            reason = first_line(error)
+            raise UserError(f"{place} does not suit the tokenizer's chat template: {reason}") from error
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """Whether it writes the arguments of a call as they are, so that they must be JSON, as DeepSeek-V3's does."""
+        try:
+            return "{'place'" in self.tokenizer.apply_chat_template([ASK, CALL], tokenize=False)
+        except Exception as error:
+            return isinstance(error, TypeError)
+
+    def prompt(self, chat: Chat, place: str) -> str:
+        """The text of a conversation up to the answer to be written. Raises UserError."""
+        return self.render(chat, place, add_generation_prompt=True, **chat.variables)
+
+    def check_read(self, chat: Chat, text: str, place: str) -> None:
+        """Count what changes nothing in the `text` of a conversation; raises UserError for something NEEDED.
+
+        What has once changed a text is read by the template.
+        """
+        keys = {(message["role"], key) for message in chat for key in message if key not in ("role", "weight")}
+        tries = {}
+        for role, key in sorted(keys - self._read):
+            has = [message["role"] == role and key in message for message in chat]
+            others = [without(message, key) if is_it else message for message, is_it in zip(chat, has)]
+            tries[role, key] = others, chat.variables, f"{key} of the {role}", sum(has)
+        for key in chat.variables.keys() - self._read:
+            tries[key] = chat, {name: value for name, value in chat.variables.items() if name != key}, key, 1
+        for what, (messages, variables, words, number) in tries.items():
+            try:
+                is_read = self.render(messages, place, **variables) != text
+            except UserError:  # it asks for what is left out
+                is_read = True
+            if is_read:
+                self._read.add(what)
+            elif what in NEEDED:
+                raise UserError(
+                    f"the tokenizer's chat template does not write {NEEDED[what]} ({place}); set "
+                    f"tokenizer.name_or_path to one with a template that does"
+                )
+            else:
+                self.left_out[words] += number
+
+    # ---- the ends of answers
+
+    def find_ends(self) -> None:
+        """Set `ends`: the token that ends an answer, and one with calls of tools (True) if the template writes them.
+
+        It is the token that the template writes there, else the one with which it begins the next message, else the
+        end-of-text token. If it is plain text to the tokenizer, it becomes a control token: no message can then spell
+        it out, and it is no part of what is generated.
+        """
+        added = self.tokenizer.added_tokens_decoder.values()
+        plain = self._end(SAY, ASK, [token.content for token in added]) or self.tokenizer.eos_token
+        token = next((token for token in added if token.content == plain and not token.special), None)
+        if token is not None:
+            sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
+            token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
+            self.tokenizer.add_tokens([token], special_tokens=True)
+            self.__dict__.pop("control", None)  # which was read without it
+        called = self._end(CALL, RESULT, self.control.names)
+        self.ends = {False: plain} | ({True: called} if called else {})
+
+    def _end(self, answer: dict[str, Any], follow: dict[str, Any], known: list[str]) -> str | None:
+        """Which of some tokens stands behind an answer; None: none, or the template does not write the answer."""
+        try:
+            text = self.render([ASK, answer], "a probe").rstrip()
+            longer = self.render([ASK, answer, follow], "a probe")
+        except UserError:
+            return None
+        if answer is CALL and "Oslo" not in text:
+            return None
+        text = self.without_last_marks(text, longer)
+        after = longer[len(text) :].lstrip() if longer.startswith(text) else ""
+        known = sorted(known, key=len, reverse=True)
+        following = (name for name in known if name in self.control.names and after.startswith(name))
+        return next((name for name in known if text.endswith(name)), next(following, None))
+
+    def without_last_marks(self, through: str, longer: str) -> str:
+        """`through` without tokens that are only written at the very end, if an end remains before them, as Phi-3's."""
+        names, shorter = tuple(self.control.names), through
+        while shorter.endswith(names) and not longer.startswith(shorter):
+            shorter = shorter.removesuffix(next(name for name in names if shorter.endswith(name))).rstrip()
+        return shorter if shorter.endswith(names) else through
+
+    def answers_in(self, chat: Chat, place: str) -> tuple[str, list[tuple[int, int]]]:
+        """(a conversation as text, the character spans (begin, end) of its learned answers). Raises UserError."""
+        text, spans = self.render(chat, place, **chat.variables), []
+        self.check_read(chat, text, place)
+        for number, message in enumerate(chat):
+            if not is_learned(message):
+                continue
+            if number == 0:
+                raise UserError(
+                    f"{place} begins with a message of the {ASSISTANT}, before which nothing is asked; put a message "
+                    f"of the user before it, or set task.system"
+                )
+            before = self.prompt(Chat(chat[:number], chat.variables), place)
+            through = self.render(chat[: number + 1], place, **chat.variables).rstrip()
+            through = self.without_last_marks(through, text)
+            if not through.startswith(before) or not text.startswith(through):
+                raise UserError(
+                    f"the tokenizer's chat template writes a message otherwise once another follows ({place}), so its "
+                    f"answers cannot be told apart; set tokenizer.name_or_path to one with a plainer template"
+                )
+            end, mark = len(through), self.ends.get("tool_calls" in message, self.ends[False])
+            if not through.endswith(tuple(self.control.names)):
+                if text[end:].lstrip().startswith(mark):
+                    end = text.index(mark, end) + len(mark)
+                elif number == len(chat) - 1:
+                    text, end = through + mark, end + len(mark)
+            spans.append((len(before), end))
+        return text, spans
+
+
+def without(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """The message without a key, or with another content, which templates need."""
+    if key == "content":
+        return message | {"content": message["content"] + "x"}
+    return {name: value for name, value in message.items() if name != key}
+
+
+def with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as JSON text."""
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return call | {"function": call["function"] | {"arguments": arguments}}

@@ -1,0 +1,173 @@
+"""Conversations as people keep them, read into the messages that chat templates take: keys, marks, tools, JSON."""
+
+import json
+from collections import Counter
+from typing import Any
+
+from ..data.cells import kind_of
+from ..errors import UserError
+
+ASSISTANT = "assistant"
+MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
+TOOLS, VARIABLES = "tools", "chat_template_kwargs"  # keys of what a template reads beside messages, as TRL names them
+SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "observation": "tool"}  # its roles, in messages {from, value}
+ROLES = ("system", "developer", "user", ASSISTANT, "tool", *SHARE_GPT)
+
+Messages = list[dict[str, Any]]
+
+
+class Chat(list):
+    """Messages {role, content, ...}. One with weight 0 is not learned. A chat template reads all their other keys.
+
+    variables: what the template reads beside the messages, such as tools.
+    """
+
+    def __init__(self, messages: Messages, variables: dict[str, Any] | None = None):
+        super().__init__(messages)
+        self.variables = variables or {}
+
+    def to_json(self) -> str:
+        whole = {"messages": list(self), "variables": self.variables} if self.variables else self
+        return json.dumps(whole, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Chat":
+        whole = json.loads(text)
+        return cls(whole) if isinstance(whole, list) else cls(**whole)
+
+
+def is_learned(message: dict[str, Any]) -> bool:
+    return message["role"] == ASSISTANT and message.get("weight") != 0
+
+
+def not_learned(messages: Messages) -> Messages:
+    """The same messages, marked so that none of their answers is learned."""
+    return [message | {"weight": 0} if message["role"] == ASSISTANT else message for message in messages]
+
+
+def read_messages(value: Any, where: str, role: str | None, left: Counter) -> Messages:
+    """The messages that a cell holds. Raises UserError, which begins with `where`, where it holds none.
+
+    A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. left:
+    counts what is left out.
+    """
+    messages = value
+    if isinstance(value, str):
+        messages = of_json(value)
+        if role is not None and not are_messages(messages):
+            messages = [{"role": role, "content": value}]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        problem = "neither a text nor a list of messages {role, content}"
+        if role is None:
+            problem = "which is no list of messages {role, content}, nor its JSON"
+        raise UserError(f"{where} holds {kind_of(value)}, {problem}")
+    if not messages:
+        raise UserError(f"{where} holds no message")
+    return [_message(message, where, left) for message in messages]
+
+
+def are_messages(value: Any) -> bool:
+    """Whether what a text is the JSON of are messages, and not, say, an answer that is a list."""
+    items = value if isinstance(value, list) else []
+    roles = [item.get("role", item.get("from")) if isinstance(item, dict) else None for item in items]
+    return bool(roles) and all(role in ROLES for role in roles)
+
+
+def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]:
+    message = {key: value for key, value in given.items() if value is not None}  # tables fill in keys with nulls
+    if "role" not in message and "from" in message:
+        role = message.pop("from")
+        message |= {"role": SHARE_GPT.get(role, role) if isinstance(role, str) else role}
+        message |= {"content": message.pop("value", None)}
+    marks = {key: message.pop(key) for key in MARKS if key in message}
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise UserError(f"{where} holds a message with {key}={mark!r}; 1 or true learns an answer, 0 or false not")
+    calls = read_calls(message.pop("tool_calls", None), where, left)
+    role, content = message.pop("role", None), message.pop("content", None)
+    if content is None and (calls or role == "tool"):  # a call without a word, a tool without a result
+        content = ""
+    for name, text in (("role", role), ("content", content)):
+        if not isinstance(text, str):
+            raise UserError(f"{where} holds a message without {name}, which must be a text")
+    if not content.strip() and not calls and role != "tool":
+        raise UserError(f"{where} holds an empty text of the {role}; leave the example out")
+    if any(marks.values()) and role != ASSISTANT:
+        left[f"marks to learn messages of the {role}"] += 1
+    weight = {} if role != ASSISTANT or all(marks.values()) else {"weight": 0}
+    return {"role": role, "content": content} | message | ({"tool_calls": calls} if calls else {}) | weight
+
+
+def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
+    """Calls of tools as templates take them: [{type, function: {name, arguments: a dict}}], with an id if they have."""
+    calls = []
+    for call in _dicts(value, f"{where} holds tool_calls", "calls {name, arguments}"):
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UserError(f"{where} holds a tool call without the name of its function")
+        arguments = function.get("arguments") or {}
+        is_text = isinstance(arguments, str)
+        arguments = of_json(arguments) if is_text else without_nulls(arguments, left, "null arguments of tool calls")
+        if not isinstance(arguments, dict):
+            raise UserError(f"{where} holds a tool call whose arguments are no JSON object")
+        others = {key: call[key] for key in call if key not in ("type", "function", "name", "arguments")}
+        calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}} | others)
+    return calls
+
+
+def read_variables(row: dict[str, Any], tools: str | None, place: str) -> dict[str, Any]:
+    """What a template reads beside the messages of a row. tools: the column of the tools. Raises UserError."""
+    where, variables = f"task.tools_field={tools!r}: {place} holds", row.get(VARIABLES)
+    found = {} if tools is None else _dicts(row.get(tools), where, "tools {type, function}; null reads no such column")
+    variables = of_json(variables) if isinstance(variables, str) else variables
+    if not isinstance(variables, dict | None):
+        raise UserError(f"{place} holds {VARIABLES} that are no JSON object")
+    return ({TOOLS: without_nulls(found)} if found else {}) | without_nulls(variables or {})
+
+
+def _dicts(value: Any, holds: str, noun: str) -> list[dict[str, Any]]:
+    """A list of dicts, or the JSON of one or of its items; [] for null and an empty text. Raises UserError."""
+    items = (of_json(value) if value.strip() else []) if isinstance(value, str) else value or []
+    items = [of_json(item) if isinstance(item, str) else item for item in items] if isinstance(items, list) else None
+    if items is None or not all(isinstance(item, dict) for item in items):
+        raise UserError(f"{holds} {kind_of(value)}, which is no list of {noun}, nor its JSON")
+    return items
+
+
+def without_nulls(value: Any, left: Counter | None = None, noun: str = "") -> Any:
+    """Nested dicts without keys whose value is null: tables fill in every key that any row has. left: counts them."""
+    if isinstance(value, list):
+        return [without_nulls(item, left, noun) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if left is not None:
+        left[noun] += sum(item is None for item in value.values())
+    return {key: without_nulls(item, left, noun) for key, item in value.items() if item is not None}
+
+
+def of_json(text: str) -> Any:
+    """The value that `text` is the JSON of; None where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, int]:
+    """(a prompt and its answer as one conversation, how many of its messages are the prompt).
+
+    An answer that repeats the prompt, as in UltraFeedback, is the conversation. Raises UserError, which begins with
+    `where`, for an answer that begins with another question.
+    """
+    if not prompt or answer[0]["role"] not in ("system", "user"):
+        return [*prompt, *answer], len(prompt)
+    asked, said = ([(each["role"], each["content"].strip()) for each in messages] for messages in (prompt, answer))
+    for end in range(len(asked), len(said)):
+        if said[end - len(asked) : end] == asked:
+            return answer, end
+    if prompt[-1]["role"] == ASSISTANT:  # the conversation goes on
+        return [*prompt, *answer], len(prompt)
+    raise UserError(
+        f"{where} begins with a question of its own beside that of task.prompt_field; set task.prompt_field=null where "
+        f"it holds whole conversations"
+    )

@@ -1,0 +1,390 @@
+"""Chats as people keep them: what reaches the template, what is learned of it, and what ends an answer."""
+
+import csv
+import json
+from types import SimpleNamespace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import describe_data, prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from task_data import on_rows, random_decoder, task_recipe, write_lines
+from tiny_tokenizers import of_bytes
+from tokenizers import AddedToken
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+EOS = "<|endoftext|>"
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 1024}
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "rain", "description": "Rain there.", "parameters": {}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}
+TWO_CALLS = [CALL, CALL | {"function": {"name": "snow", "arguments": {"hour": 7}}}]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text, **keys):
+    return {"role": "assistant", "content": text, **keys}
+
+
+def result(text):
+    return {"role": "tool", "content": text}
+
+
+def tokenizer_of(folder, template, marks=("<|im_start|>", "<|im_end|>"), plain=(), eos=EOS):
+    """A tokenizer of bytes with a template. marks: its special tokens, beside named ones. plain: others it adds."""
+    tokenizer = of_bytes((EOS, *marks), eos=eos, pad=EOS)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in plain])
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return {"name_or_path": str(folder), "vocab_size": None}
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(rows, kind="instruction_tuning", template=CHATML, tokenizer=None, **task):
+        model = {"max_position_embeddings": 1024} if kind == "instruction_tuning" else {}
+        fields = {"max_length": 1000} | ({"packing": False} if kind == "instruction_tuning" else {}) | task
+        sections = on_rows(tmp_path, rows, **fields) | {"model": model}
+        sections["tokenizer"] = tokenizer or tokenizer_of(tmp_path / "tokenizer", template)
+        if kind == "preference":
+            sections |= {"tokenizer": None, "model": {"name_or_path": str(tmp_path / "chats")}}
+            model = AutoModelForCausalLM.from_pretrained(random_decoder(tmp_path / "chats", **SIZES))
+            model.resize_token_embeddings(260)
+            model.save_pretrained(tmp_path / "chats")
+            tokenizer_of(tmp_path / "chats", template)
+        return prepare_data(load_recipe(task_recipe(tmp_path, kind, **sections)))
+
+    return run
+
+
+def learned(data, number=0):
+    """(what is read, the texts that are learned) of a row."""
+    row, runs = data.rows["train"][number], [[]]
+    for label in row["labels"].tolist():
+        if label == -100:
+            runs.append([])
+        else:
+            runs[-1].append(label)
+    return data.tokenizer.decode(row["input_ids"]), [data.tokenizer.decode(run) for run in runs if run]
+
+
+MESSAGES = {"messages_field": "messages"}
+WITH_CALLS = [user("rain?"), said(None, tool_calls=TWO_CALLS), result("7 mm"), said("much")]
+LEARNED_CALLS = [
+    '<tool_call>{"name": "rain", "arguments": {"place": "Oslo"}}</tool_call>'
+    '<tool_call>{"name": "snow", "arguments": {"hour": 7}}</tool_call><|im_end|>',
+    "much<|im_end|>",
+]
+
+
+def with_calls(calls, content=None, **others):
+    return {"messages": [user("rain?"), said(content, tool_calls=calls, **others), result("7 mm"), said("much")]}
+
+
+def flat(calls):
+    return [call["function"] for call in calls]
+
+
+def as_texts(calls):
+    return [{"function": each | {"arguments": json.dumps(each["arguments"])}} for each in flat(calls)]
+
+
+SHARE_GPT = [
+    {"from": "human", "value": "rain?"},
+    {"from": "gpt", "value": "", "tool_calls": TWO_CALLS},
+    {"from": "observation", "value": "7 mm"},
+    {"from": "gpt", "value": "much"},
+]
+FORMS = {
+    "dicts": with_calls(TWO_CALLS),
+    "empty": with_calls(TWO_CALLS, ""),
+    "flat": with_calls(flat(TWO_CALLS)),
+    "arguments as JSON": with_calls(as_texts(TWO_CALLS)),
+    "calls as JSON": with_calls(json.dumps(TWO_CALLS)),
+    "all as JSON": {"messages": json.dumps(WITH_CALLS), "tools": json.dumps([TOOL])},
+    "tools one by one": {"messages": WITH_CALLS, "tools": [json.dumps(TOOL)]},
+    "ShareGPT": {"messages": SHARE_GPT},
+    "other keys are null": with_calls(TWO_CALLS, weight=None, function_call=None),
+    "prompt and completion": {"prompt": [user("rain?")], "completion": WITH_CALLS[1:]},
+    "JSON texts": {"prompt": json.dumps([user("rain?")]), "completion": json.dumps(WITH_CALLS[1:])},
+}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_of_tools_are_learned_in_every_form_in_which_they_are_kept(prepare, tmp_path, form, end):
+    row = {"tools": [TOOL]} | FORMS[form]
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()}
+    path = tmp_path / f"chats.{end}"
+    if end == "jsonl":
+        write_lines(path, [row])
+    elif end == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([texts.keys(), texts.values()])
+    else:
+        row |= {"tools": texts["tools"]}  # a table cannot hold a struct without fields
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    task = MESSAGES if "messages" in row else {"prompt_field": "prompt", "answer_field": "completion"}
+    read, texts = learned(prepare(path, **task))
+    assert texts == LEARNED_CALLS and "Rain there." in read and "tool\n7 mm<|im_end|>" in read
+    assert "null" not in read and "None" not in read
+
+
+def test_nulls_that_a_table_fills_in_are_not_learned_and_counted(prepare, tmp_path):
+    data = prepare(
+        [with_calls([CALL | {"function": {"name": "rain", "arguments": {"place": "Oslo", "hour": None}}}])], **MESSAGES
+    )
+    assert learned(data)[1][0] == LEARNED_CALLS[0].split("</tool_call>")[0] + "</tool_call><|im_end|>"
+    assert "null arguments of tool calls (1 time)" in data.rows["train"].notes[0]
+
+
+def test_a_template_that_writes_arguments_as_they_are_gets_their_json(prepare):
+    template = CHATML.replace("call.function | tojson", "call.function.arguments")
+    concatenates = template.replace("{{ call.function.arguments }}", "{{ 'a' + call.function.arguments }}")
+    for each in (template, concatenates):
+        texts = learned(prepare([with_calls([CALL])], template=each, **MESSAGES))[1]
+        assert '{"place": "Oslo"}</tool_call><|im_end|>' in texts[0]
+
+
+def test_control_tokens_in_any_text_of_a_message_are_ordinary_text(prepare):
+    bad = "<|im_end|>"
+    call = {"function": {"name": "rain", "arguments": {"place": [bad], bad: "x"}}}
+    tool = {"type": "function", "function": {"name": "rain", "description": bad}}
+    row = {"messages": [user(bad), said(bad, reasoning_content=bad, tool_calls=[call])], "tools": [tool]}
+    other = json.loads(json.dumps(row).replace("<|", "<!"))
+    data = prepare([row, other], **MESSAGES)
+    ids, plain = (data.rows["train"][number]["input_ids"].tolist() for number in range(2))
+    labels = data.rows["train"][0]["labels"]
+    end = data.tokenizer.convert_tokens_to_ids(bad)
+    assert ids.count(end) == plain.count(end) == 3 and int((labels == end).sum()) == 1
+    assert data.tokenizer.decode(ids).count(bad) == 3 + 6
+    asked = data.objective.prompt_ids(data.objective.asked(row, "here"))
+    assert asked == ids[: len(asked)] and asked.count(end) == 2
+
+
+def test_keys_that_nothing_reads_are_named_with_their_count(prepare, tmp_path, command, capsys):
+    rows = [{"messages": [user("a") | {"name": "Ann"}, said("b", reasoning_content="so", mood="good")]}] * 3
+    prepare(rows, **MESSAGES)
+    assert command("preview", tmp_path / "recipe.yaml", "task.packing=true", "--rows", "1") == 0
+    named = "not written by the chat template: mood of the assistant (3 times), name of the user (3 times)"
+    assert named in " ".join(capsys.readouterr().out.split())
+    without_tools = CHATML.split("endif %}", 1)[1]
+    data = prepare([{"messages": [user("a"), said("b")], "tools": [TOOL]}], template=without_tools, **MESSAGES)
+    assert "tools (1 time)" in describe_data(data)[0][1]
+    assert not prepare([{"messages": [user("a"), said("b")]}], **MESSAGES).rows["train"].notes
+
+
+@pytest.mark.parametrize("what", ["calls of tools", "what the user says"])
+def test_a_template_that_drops_what_is_needed_is_refused(prepare, what):
+    template = {
+        "calls of tools": CHATML.replace("m.tool_calls or []", "[]"),
+        "what the user says": CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'user' else '' }}"),
+    }[what]
+    with pytest.raises(UserError, match=f"the tokenizer's chat template does not write {what}"):
+        prepare([with_calls([CALL])], template=template, **MESSAGES)
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"training": 0, "weight": 1}])
+def test_an_answer_that_is_marked_so_is_read_but_not_learned(prepare, mark):
+    chat = [user("a"), said("one", **mark), user("b"), said("two", weight=1), user("c"), said("three", **mark)]
+    data = prepare([{"messages": chat}], **MESSAGES)
+    read, texts = learned(data)
+    assert texts == ["two<|im_end|>"] and "one<|im_end|>" in read and "three" not in read
+    assert data.rows["train"].notes == []
+
+
+def test_marks_that_say_nothing_usable_are_one_sentence(prepare):
+    with pytest.raises(UserError, match=r"line 1 holds a message with weight=0.5; 1 or true learns an answer"):
+        prepare([{"messages": [user("a"), said("b", weight=0.5)]}], **MESSAGES)
+    with pytest.raises(UserError, match="line 1 marks each answer as one not to be learned"):
+        prepare([{"messages": [user("a"), said("b", train=False)]}], **MESSAGES)
+
+
+BAD_CALLS = {
+    "a tool call without the name of its function": [{"function": {"arguments": {}}}],
+    "a tool call whose arguments are no JSON object": [{"name": "rain", "arguments": "Oslo"}],
+    "tool_calls str, which is no list of calls": "rain()",
+    "an empty text of the assistant": [],
+}
+
+
+@pytest.mark.parametrize("sentence", BAD_CALLS)
+def test_calls_that_cannot_be_read_are_one_sentence(prepare, sentence):
+    with pytest.raises(UserError, match=f"line 2 holds {sentence}"):
+        prepare([with_calls([CALL]), with_calls(BAD_CALLS[sentence], "")], **MESSAGES)
+
+
+def test_tools_that_cannot_be_read_are_one_sentence(prepare):
+    with pytest.raises(UserError, match=r"task.tools_field='tools': .*line 1 holds str, which is no list of tools"):
+        prepare([{"messages": WITH_CALLS, "tools": "a hammer"}], **MESSAGES)
+
+
+def test_what_a_column_of_template_variables_says_reaches_the_template(prepare):
+    template = "{{ mode }}" + CHATML
+    rows = [
+        {"messages": [user("a"), said("b")], "chat_template_kwargs": kwargs} for kwargs in ({"mode": "short"}, None)
+    ]
+    data = prepare(rows, template=template, **MESSAGES)
+    assert learned(data)[0].startswith("short<|im_start|>") and learned(data, 1)[0].startswith("<|im_start|>")
+
+
+# ---- what is learned of a conversation
+
+HISTORY = [user("a"), said("old"), user("b")]
+COMPLETIONS = {
+    "a text": (HISTORY, "new"),
+    "a message": (HISTORY, [said("new")]),
+    "it repeats the prompt": (HISTORY, [*HISTORY, said("new")]),
+    "it repeats the last question": ("b", [*HISTORY, said("new")]),
+    "with a system message": ([{"role": "system", "content": "s"}, *HISTORY], [said("new")]),
+}
+
+
+@pytest.mark.parametrize("form", COMPLETIONS)
+def test_of_prompt_and_completion_the_completion_is_learned(prepare, form):
+    prompt, completion = COMPLETIONS[form]
+    data = prepare([{"prompt": prompt, "completion": completion}], prompt_field="prompt", answer_field="completion")
+    read, texts = learned(data)
+    assert texts == ["new<|im_end|>"] and read.count("user\na<") == read.count("user\nb<") == 1 and "old" in read
+
+
+def test_an_answer_to_another_question_is_refused(prepare):
+    with pytest.raises(UserError, match=r"task.answer_field='completion': .*line 1 begins with a question of its own"):
+        row = {"prompt": "a", "completion": [user("b"), said("new")]}
+        prepare([row], prompt_field="prompt", answer_field="completion")
+
+
+def test_a_pair_compares_the_answers_from_where_its_conversations_differ(prepare):
+    """Also where both repeat the prompt, as in UltraFeedback, or hold calls of tools before the last answer."""
+    good, bad = [said(None, tool_calls=[CALL]), result("7 mm"), said("much")], [said("no")]
+    forms = {
+        "answers": {"prompt": HISTORY, "chosen": good, "rejected": bad},
+        "repeated": {"prompt": "b", "chosen": HISTORY + good, "rejected": HISTORY + bad},
+        "conversations": {"chosen": HISTORY + good, "rejected": HISTORY + bad},
+    }
+    found = []
+    for row in forms.values():
+        data = prepare([row | {"tools": [TOOL]}] * 2, "preference", prompt_field="prompt" if "prompt" in row else None)
+        row = data.rows["train"][0]
+        batch = data.collator([row])
+        found.append([data.tokenizer.decode(ids[mask]) for ids, mask in zip(batch["input_ids"], batch["answers"])])
+        assert "Rain there." in data.tokenizer.decode(row["input_ids"])
+        found[-1].append(data.tokenizer.decode(row["input_ids"]).count("user\na<"))
+    call = LEARNED_CALLS[0].split("</tool_call>")[0] + "</tool_call><|im_end|>"
+    assert found == [[f"{call}much<|im_end|>", "no<|im_end|>", 2]] * 3
+
+
+def test_a_written_call_is_compared_with_the_call(prepare):
+    data = prepare([{"messages": WITH_CALLS[:2], "tools": [TOOL]}] * 2, **MESSAGES)
+    source, objective = data.sources["train"], data.objective
+    rows = objective.rows(source, "validation", objective_cache(data))
+    assert rows.texts("answer")[0] == LEARNED_CALLS[0].removesuffix("<|im_end|>")
+    asked = objective.prompt_ids(objective.asked({"messages": WITH_CALLS[:2], "tools": [TOOL]}, "here"))
+    right = data.tokenizer.apply_chat_template(WITH_CALLS[:1], tools=[TOOL], add_generation_prompt=True)["input_ids"]
+    assert asked == right
+
+
+def objective_cache(data):
+    from anyformer.pipelines.objectives.prepare import cache_of
+
+    return cache_of(data.objective.recipe)
+
+
+# ---- the end of an answer
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ENDS = {  # template, special tokens, added tokens that are text, end-of-text token, what is learned, the new stops
+    "Llama 3 base": (CHATML, ["<|im_start|>", "<|im_end|>"], [], EOS, "b<|im_end|>", ["<|im_end|>"]),
+    "an added token": (CHATML, ["<|im_start|>"], ["<|im_end|>"], EOS, "b<|im_end|>", ["<|im_end|>"]),
+    "Phi-3": (
+        CHATML + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
+        *(["<|im_start|>", "<|im_end|>"], [], EOS, f"b<|im_end|>\n{EOS}", ["<|im_end|>"]),
+    ),
+    "GLM": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+        *(["<|user|>", "<|assistant|>"], [], EOS, "b<|user|>", ["<|user|>"]),
+    ),
+    "no mark": (
+        PLAIN + "{% if add_generation_prompt %}assistant:{% endif %}",
+        *([], [], EOS, f" b{EOS}", []),
+    ),
+    "text that looks like a mark": (CHATML, [], [], EOS, f"b<|im_end|>{EOS}", []),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_token_that_ends_an_answer_is_learned_and_stops_generation(prepare, tmp_path, name):
+    template, special, plain, eos, end, stops = ENDS[name]
+    tokenizer = tokenizer_of(tmp_path / "tokenizer", template, special, plain, eos)
+    data = prepare([{"messages": [user("a"), said("b")] * 2}], tokenizer=tokenizer, **MESSAGES)
+    assert learned(data)[1][-1] == end
+    eos_id = data.tokenizer.eos_token_id
+    model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=eos_id))
+    data.objective.prepare_model(model)
+    ids = data.tokenizer.convert_tokens_to_ids(stops)
+    assert model.generation_config.eos_token_id == ([eos_id, *ids] if ids else eos_id)
+    assert data.tokenizer.decode([eos_id, *ids], skip_special_tokens=True) == ""
+    first = learned(data)[1][0]
+    assert first == {"Phi-3": "b<|im_end|>", "no mark": " b", "text that looks like a mark": "b<|im_end|>"}.get(
+        name, end
+    )
+
+
+def test_a_call_that_ends_otherwise_stops_generation_as_well(prepare, tmp_path):
+    template = CHATML.replace(
+        "<|im_end|>\n{% endfor %}", "{{ '<|call|>' if m.tool_calls else '<|im_end|>' }}\n{% endfor %}"
+    )
+    marks = ("<|im_start|>", "<|im_end|>", "<|call|>")
+    data = prepare([with_calls([CALL])], tokenizer=tokenizer_of(tmp_path / "tokenizer", template, marks), **MESSAGES)
+    model = SimpleNamespace(generation_config=GenerationConfig())
+    data.objective.prepare_model(model)
+    assert model.generation_config.eos_token_id == data.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|call|>"])
+    assert learned(data)[1][0].endswith("</tool_call><|call|>")
+
+
+def test_a_saved_run_stops_at_the_end_of_an_answer_and_does_not_show_it(prepare, tmp_path, command, capsys):
+    tokenizer = tokenizer_of(tmp_path / "tokenizer", CHATML, ["<|im_start|>"], ["<|im_end|>"])
+    rows = [{"messages": [user("a"), said("b")]}] * 8
+    data = prepare(rows, tokenizer=tokenizer, **MESSAGES)
+    end = data.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    how = ["training.max_steps=40", "training.learning_rate=0.01", "training.warmup_steps=0", "task.max_length=40"]
+    assert command("train", tmp_path / "recipe.yaml", *how) == 0
+    run = tmp_path / "run"
+    saved = json.loads((run / "generation_config.json").read_text())["eos_token_id"]
+    assert saved == [data.tokenizer.eos_token_id, end]
+    assert AutoTokenizer.from_pretrained(run).decode([end], skip_special_tokens=True) == ""
+    capsys.readouterr()
+    assert command("generate", run, "a", "--chat", "--greedy", "--max-new-tokens", "20") == 0
+    assert capsys.readouterr().out.strip() == "b"
+    write_lines(tmp_path / "asked.jsonl", [{"messages": [user("a")]}])
+    assert command("predict", run, tmp_path / "asked.jsonl", "--out", tmp_path / "out.jsonl") == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["prediction"] == "b"
+
+
+BROKEN = {
+    "a range too large": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "too much memory": "{{ 'x' * 10 ** 15 }}",
+    "an endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a division": "{{ 1 // (messages | length - messages | length) }}",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_template_that_fails_in_any_way_is_one_sentence(prepare, tmp_path, command, capsys, name):
+    prepare([{"messages": [user("a"), said("b")]}], **MESSAGES)
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(BROKEN[name] + CHATML)
+    for door in ("train", "preview"):
+        assert command(door, tmp_path / "recipe.yaml") == 2
+        assert "does not suit the tokenizer's chat template" in capsys.readouterr().err
