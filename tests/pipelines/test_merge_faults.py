@@ -105,18 +105,3 @@ def test_nan_in_the_base_is_not_merged(adapter, tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN"):
         load_merged(AutoModelForCausalLM, folder)
-
-
-def test_a_base_of_four_bits_is_merged_in_its_values(adapter, tmp_path):
-    """The sum is of the values that the adapter was trained beside, and no longer quantised."""
-    pytest.importorskip("bitsandbytes")
-    from transformers import BitsAndBytesConfig
-
-    folder, _ = adapter()
-    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=four)
-    base.save_pretrained(tmp_path / "base")
-    expected = load_model(AutoModelForCausalLM, folder)(IDS).logits
-    merged = load_merged(AutoModelForCausalLM, folder)[0].eval()
-    torch.testing.assert_close(merged(IDS).logits, expected, atol=0.05, rtol=0)  # products of four bits round
-    assert not any("4bit" in type(module).__name__ for module in merged.modules())
