@@ -31,7 +31,7 @@ def counts_from_padding(model) -> bool:
 def position_tables(model) -> Iterator:
     """(name, module) of the tables of a model's positions in a text."""
     for name, module in model.named_modules() if model is not None else ():
-        if "position" in name.rpartition(".")[2] and not any(word in name for word in ("vision", "relative")):
+        if "position" in name.rpartition(".")[2] and not any(word in name for word in ("vision", "relative_")):
             yield name, module
 
 

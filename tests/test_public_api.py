@@ -81,11 +81,13 @@ def test_modeling_imports_only_what_a_model_on_the_hub_can_rely_on(file):
     siblings |= {"registration": {(1, "kernels")}, "__init__": {(1, "rules")}}.get(file.stem, set())
     siblings |= {(2, "traits"), (2, "families")} if file.parent.name == "rules" else set()
     assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels", ROOT / "modeling" / "rules")
+    # Image processors are only loaded where Pillow is: transformers' own base class of them needs it.
+    allowed = ALLOWED_IN_MODELING | ({"PIL"} if file.stem == "image_processing" else set())
     for dots, module in imports_of(file):
         if dots:
             assert (dots, module) in siblings, f"{'.' * dots}{module}"
         else:
-            assert module.split(".")[0] in ALLOWED_IN_MODELING, module
+            assert module.split(".")[0] in allowed, module
 
 
 def test_pipelines_never_import_scripts_or_tests():

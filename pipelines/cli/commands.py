@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..errors import UnknownName, UserError, first_line, reader_left
 from ..plugins import lacking_plugins, load_plugins
-from ..storage.full_disk import has_no_space
 from .parser import Parser, build_parser, parse
 
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
@@ -93,6 +92,8 @@ def _with_plugins(error: Exception, argv: Sequence[str]) -> str:
 def _outside_sentence(error: Exception) -> str | None:
     """The sentence for a fault outside of the program that nobody has turned into a UserError; None for a bug."""
     from safetensors import SafetensorError
+
+    from ..storage.full_disk import has_no_space
 
     if has_no_space(error):
         return "the disk is full; nothing that is half written was kept; free some space and run the same again"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
-from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
@@ -183,6 +182,8 @@ class TokenPredictions:
         from .perplexity import TokenLosses
 
         train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+        from ..open_tokenizer import vocabulary_size
+
         losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
         chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
         results = {name: row.of_losses(losses) for name, row in chosen.items()}

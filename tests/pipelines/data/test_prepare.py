@@ -38,7 +38,7 @@ def test_training_finds_the_shares_of_all_machines(
     for number in (2, 1):
         assert command("prepare", recipe, "--shard", f"{number}/2", cache) == 0
         printed = capsys.readouterr().out
-        assert re.match(rf"share {number}/2: [1-9]\d* shards of train, \d+ shards of validation\nready in ", printed)
+        assert re.match(rf"share {number}/2: [1-9]\d* shards? of train, \d+ shards? of validation\nready in ", printed)
     assert len(shards(tmp_path / "shared")) > 2
     monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     found = prepare_data(load_recipe(str(recipe), [cache]))

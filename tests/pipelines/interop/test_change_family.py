@@ -109,7 +109,7 @@ def test_the_command_makes_a_native_decoder_an_encoder_with_a_mask_token(tmp_pat
     assert tokenizer.mask_token == "<|mask|>" and model.config.mask_token_id == 40 == model.config.vocab_size - 1
     assert model(**tokenizer("w3 <|mask|> w4", return_tensors="pt")).logits.shape == (1, 3, 41)
     assert "with the same weights in another family (encoder), to be trained on" in (encoder / "README.md").read_text()
-    assert json.loads((encoder / "run.json").read_text()).keys() == {"converted_from", "to_family"}
+    assert json.loads((encoder / "run.json").read_text()).keys() == {"converted_from", "to_family", "local"}
     assert main(["convert", str(encoder), str(writer), "--to", "decoder"]) == 0
     assert AutoModelForCausalLM.from_pretrained(writer).config.model_type == "anyformer_decoder"
     assert main(["convert", str(source), str(tmp_path / "both"), "--to", "seq2seq"]) == 0
