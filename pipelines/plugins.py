@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UnknownName, UserError, did_you_mean
+from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
 
@@ -138,8 +139,7 @@ def print_uncalled(cls: type) -> None:
     for name in sorted(vars(cls).keys() - known - {"predictions", "compute_metrics"}):  # asked for by `scorer`
         if callable(vars(cls)[name]) and name[0] != "_" and len(re.findall(rf"\b{name}\b", source)) == 1:
             near = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            print(f"anyformer: {file}: nothing calls {cls.__name__}.{name}{meant}", file=sys.stderr)
+            say([f"{file}: nothing calls {cls.__name__}.{name}" + "".join(f"; did you mean {x}?" for x in near)])
 
 
 def register_source(name: str) -> Callable:
