@@ -10,10 +10,12 @@ def way_to_gguf(model: str) -> str:
     import anyformer
 
     from ..adapters import load_config, refuse_adapter
+    from ..generation import locate_model
     from ..interop.conversion import native_twin_of
     from ..interop.families import is_ours
 
     refuse_adapter(model)
+    locate_model(model)
     anyformer.register()
     with loading(f"MODEL={model}"):
         config = load_config(model)

@@ -223,6 +223,8 @@ def test_the_way_to_gguf_is_one_that_convert_takes(fields, words, saved, tmp_pat
 
 
 def test_a_format_that_is_not_made_here_is_said_at_once(monkeypatch):
+    with pytest.raises(UserError, match=r"MODEL=runs/mine: no such folder"):
+        check_format("gguf", "runs/mine")
     with pytest.raises(UserError, match=r"--to onix: no such format; did you mean onnx\?"):
         check_format("onix", "runs/mine")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
