@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UnknownName, UserError, did_you_mean
+from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
 
@@ -122,31 +123,23 @@ def less_is_better(name: str | None) -> bool:
 def register_objective(cls: Any) -> Any:
     """Class decorator: registers an Objective for `objective.name` (or, with section = "task", for `task.name`).
 
-    Raises UserError for a method whose name is nearly one of the interface, and prints others that nothing calls.
+    Prints the methods that nothing calls.
     """
-    check_overrides(cls)
+    print_uncalled(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
 
 
-def check_overrides(cls: type) -> None:
-    """Find public names of a plug-in's class that no base class has and that the plug-in's file does not use.
-
-    Raises UserError for one that is nearly a name of a base class: an override of nothing. Other methods are printed.
-    """
+def print_uncalled(cls: type) -> None:
+    """Print the public methods of a plug-in's class that no base class has and that the plug-in's file does not use."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or cls.__module__.startswith("anyformer."):
         return
-    source, bases = Path(file).read_text(encoding="utf-8"), cls.__mro__[1:]
-    known = {name for base in bases for name in (*dir(base), *getattr(base, "__annotations__", ()))}
+    source, known = Path(file).read_text(encoding="utf-8"), {name for base in cls.__mro__[1:] for name in dir(base)}
     for name in sorted(vars(cls).keys() - known - {"predictions", "compute_metrics"}):  # asked for by `scorer`
-        if not name.startswith("_") and len(re.findall(rf"\b{name}\b", source)) == 1:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            if near:
-                raise UserError(f"{file}: {cls.__name__}.{name} overrides nothing; did you mean {near[0]}?")
-            if callable(getattr(cls, name)):
-                sentence = f"{file}: nothing calls {cls.__name__}.{name}, which no base class has"
-                print(f"anyformer: {sentence}", file=sys.stderr)
+        if callable(vars(cls)[name]) and name[0] != "_" and len(re.findall(rf"\b{name}\b", source)) == 1:
+            near = difflib.get_close_matches(name, known, n=1)
+            say([f"{file}: nothing calls {cls.__name__}.{name}" + "".join(f"; did you mean {x}?" for x in near)])
 
 
 def register_source(name: str) -> Callable:
@@ -177,7 +170,7 @@ def register_schedule(name: str) -> Callable:
 def _decorator(registry: Registry, name: str) -> Callable:
     def register(row: Any) -> Any:
         if isinstance(row, type):
-            check_overrides(row)
+            print_uncalled(row)
         registry.add(name, row)
         return row
 

@@ -78,9 +78,6 @@ def _with_plugins(error: Exception, argv: Sequence[str]) -> str:
         return ""
     for word in argv:
         place = Path(word.rpartition("=")[2]).expanduser()
-        if place.suffix in (".yaml", ".yml") and place.is_file():  # a recipe, which names the folder of its run
-            named = re.search(r"output_dir: *['\"]?([^'\"\s,}]+)", place.read_text(encoding="utf-8", errors="replace"))
-            place = Path(named[1] if named else place)
         for folder in (place, place.parent):
             if lacking := lacking_plugins(folder):
                 sentence = re.split(r"; (?:did you mean|known:) ", str(error))[0]

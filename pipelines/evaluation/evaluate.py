@@ -250,7 +250,7 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     if missing:  # transformers would go on with random ones
         raise UserError(
             f"MODEL={source} was not trained for this: it has no {missing[0]} for {type(model).__name__}; train it "
-            f"first, with anyformer train {recipe.name} model.name_or_path={source}"
+            f"first, with anyformer train TASK model.name_or_path={source}"
         )
     return model.eval()
 

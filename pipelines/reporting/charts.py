@@ -21,7 +21,6 @@ from ..words import counted, number_in_words
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series, more than a chart has pixel columns on a screen
-SAID = 3  # values of fewer steps that a chart names; the others are counted
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,9 @@ def parts_in(log: RunLog) -> list[str]:
 
 def of_fewer_steps(log: RunLog) -> str:
     """Which values of the training's curves are means of fewer steps than lie between two of them; "" if none is."""
-    lines = [line for line in log.train if "mean_of_steps" in line]
-    found = [f"of {counted(line['mean_of_steps'], 'step')} at {line['step']}" for line in lines]
-    more = [f"{len(found) - SAID} more"] if len(found) > SAID else []
-    return f"training {', '.join([*found[:SAID], *more])}" if found else ""
+    found = [(counted(line["mean_of_steps"], "step"), line["step"]) for line in log.train if "mean_of_steps" in line]
+    more = f" and {len(found) - 1} more" if found[1:] else ""
+    return f"training of {found[0][0]} at {found[0][1]}{more}" if found else ""
 
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:

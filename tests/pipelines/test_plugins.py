@@ -153,27 +153,17 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, 
 @pytest.mark.parametrize(
     "kind, before, after, words",
     [
-        (
-            "objective",
-            "def collator(",
-            "def colator(",
-            "colator overrides nothing; did you mean collator?",
-        ),
-        ("task", "def encoding_key(", "def encode_key(", "encode_key overrides nothing; did you mean encoding_key?"),
-        (
-            "data source",
-            "def identity(",
-            "def identiy(",
-            "identiy overrides nothing; did you mean identity?",
-        ),
-        ("task", "def text_in(", "def source_text(", None),
+        ("objective", "def collator(", "def colator(", "TokenDeletion.colator; did you mean collator?"),
+        ("task", "def encoding_key(", "def encode_key(", "Summarization.encode_key; did you mean encoding_key?"),
+        ("data source", "def identity(", "def identiy(", "Docstrings.identiy; did you mean identity?"),
+        ("task", "def text_in(", "def source_text(", "nothing calls Summarization.source_text"),
     ],
 )
 def test_a_method_that_overrides_nothing_is_named(files, command, capsys, kind, before, after, words):
     files[kind].write_text(files[kind].read_text().replace(before, after))
-    assert command("--plugin", files[kind], "list") == (2 if words else 0)
+    assert command("--plugin", files[kind], "list") == 0
     message = capsys.readouterr().err
-    assert (words or "nothing calls Summarization.source_text") in message and message.count("\n") == 1
+    assert words in message and message.count("\n") == 1
     helper = files[kind].read_text().replace(after, "def helper(self):\n        self.helper()\n\n    " + before)
     files[kind].write_text(helper)
     plugins._loaded.clear()
@@ -202,7 +192,7 @@ def doors_of(run: Path, recipe: Path, folder: Path) -> list[list]:
         ["check", run],
         ["convert", run, folder / "native"],
         ["publish", run, "me/mine", "--dry-run", "--no-check"],
-        ["train", recipe],
+        ["train", run / "recipe.yaml"],
         ["preview", run / "recipe.yaml"],
         ["train", "quickstart", f"model.name_or_path={run}", f"training.output_dir={folder / 'next'}", "--dry-run"],
     ]

@@ -171,7 +171,7 @@ class StepGuard:
         logged = [] if "train_loss" in logs else reversed(state.log_history)
         before = next((line["step"] for line in logged if "learning_rate" in line), 0)
         counted = state.global_step - max(before, self._begun_at) - self._left_out
-        if counted < state.global_step - before:
+        if 0 < counted < state.global_step - before:
             logs["mean_of_steps"] = counted
 
     def collect(self, logs: dict, speaks: bool) -> None:

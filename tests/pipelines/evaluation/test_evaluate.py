@@ -384,7 +384,7 @@ def test_a_mistake_is_one_sentence(arguments, words, refused):
 def test_a_model_without_the_tasks_head_is_refused_instead_of_measured_at_random(refused):
     sentence = refused("runs/masked", "classes.yaml")
     assert sentence.startswith("MODEL=runs/masked was not trained for this: it has no ")
-    assert sentence.endswith("train it first, with anyformer train classes model.name_or_path=runs/masked")
+    assert sentence.endswith("train it first, with anyformer train TASK model.name_or_path=runs/masked")
     assert "cannot be loaded by AutoModelForSeq2SeqLM" in refused("runs/text", "texts.yaml")
 
 

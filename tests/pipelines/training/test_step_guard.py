@@ -110,8 +110,10 @@ def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_rou
 def test_a_resumed_run_leaves_out_the_same_steps(tiny_config, tmp_path):
     """What is usual is in the checkpoint: four steps after it would not say."""
     factors, section = {9: math.nan, 23: 8.0}, {"bad_step": "skip", "loss_spike": 4.0}
-    whole = trainer_of(tiny_config(hidden_dropout=0.1), tmp_path / "run", factors, section)
+    whole = trainer_of(tiny_config(hidden_dropout=0.1), tmp_path / "run", factors, section, logging_steps=1)
     whole.train()
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    assert not any("mean_of_steps" in line for line in lines)  # a step left out has no loss, so none of 0 steps
     resumed = trainer_of(tiny_config(hidden_dropout=0.1), tmp_path / "other", factors, section)
     resumed.train(resume_from_checkpoint=str(list_checkpoints(tmp_path / "run")[1]))
     assert same(weights(whole), weights(resumed)) and resumed.steps.facts() == whole.steps.facts()
