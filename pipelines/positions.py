@@ -47,6 +47,6 @@ def empty_model(config):
         try:
             with torch.device("meta"):
                 return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False)
-        except (ValueError, ImportError, AttributeError):
+        except Exception:  # transformers has no such model, or load_checkpoint says why it cannot be built
             continue
     return None
