@@ -5,11 +5,10 @@ class with its own constructor (GPT2Tokenizer, BertTokenizer): normalizer and pr
 """
 
 import os
-import sys
-import tempfile
 from functools import cache
 
 from .transformers_logging import errors_only
+from .words import say
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 OF_MODELS = ("unk_token", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
@@ -35,15 +34,14 @@ def open_tokenizer(source: str | os.PathLike, trust_remote_code: bool = False):
         return tokenizer
     words = f"tokenizer of {source}: {type(tokenizer).__name__} has another {', '.join(different)} than tokenizer.json"
     if has_languages(tokenizer):
-        say(f"{words}, and is used, because it knows the languages")
+        say_once(f"{words}, and is used, because it knows the languages")
         return tokenizer
     roles, vocabulary = tokenizer.special_tokens_map, by_file.get_vocab()  # the class may name some by itself
     kept |= {role: roles[role] for role in roles if getattr(by_file, role) is None and roles[role] in vocabulary}
     with errors_only():
         by_file = plain.from_pretrained(source, **kept)
-    lost = differences(saved_and_loaded(source, by_file, trust_remote_code), by_file)
-    way = "; load what is saved with PreTrainedTokenizerFast, not with AutoTokenizer, which takes the class"
-    say(f"{words}, and the file is used{way if lost else ''}")
+    again = "AutoTokenizer may take the class again of what is saved, PreTrainedTokenizerFast takes the file"
+    say_once(f"{words}, and the file is used; {again}")
     return by_file
 
 
@@ -91,19 +89,7 @@ def meaning(part, name: str) -> str:
     return text.replace(*trims) if name == "pre_tokenizer" else text
 
 
-def saved_and_loaded(source: str, tokenizer, trust_remote_code: bool):
-    """What AutoTokenizer loads of the tokenizer once it is saved beside the source's config."""
-    import transformers
-
-    with tempfile.TemporaryDirectory() as folder, errors_only():
-        tokenizer.save_pretrained(folder)
-        if has_file(source, "config.json"):
-            transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).save_pretrained(folder)
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-
-
 @cache
-def say(sentence: str) -> None:
-    """Print a sentence to standard error, once in a process, and in one process of a run."""
-    if os.environ.get("RANK", "0") == "0":
-        print(sentence, file=sys.stderr, flush=True)
+def say_once(sentence: str) -> None:
+    """Print a line on standard error, once in a process, and in one process of a run."""
+    say([sentence])

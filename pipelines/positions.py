@@ -11,7 +11,7 @@ def most_positions(config) -> int | None:
     those up to the padding token's number are none (RoBERTa: 512 of 514), nor are the first two of OPT and BART.
     """
     most = getattr(config, "max_position_embeddings", None)
-    if getattr(config, "position_encoding", None) is not None or getattr(config, "rope_parameters", None) is not None:
+    if hasattr(config, "position_encoding") or position_scheme(config) != "learned":
         return most
     sides: dict[bool, int] = {}  # LED's decoder has fewer positions than its encoder
     for name, table in position_tables(empty_model(config)):
@@ -21,6 +21,11 @@ def most_positions(config) -> int | None:
             sides["decoder" in name] = min(rows, sides.get("decoder" in name, rows))
     limits = [value for value in (most, max(sides.values(), default=None)) if value is not None]
     return min(limits, default=None)
+
+
+def position_scheme(config) -> str:
+    """The kind of a model's positions: our configs name it; others are taken as rotary or learned."""
+    return getattr(config, "position_encoding", "rotary" if getattr(config, "rope_parameters", None) else "learned")
 
 
 def counts_from_padding(model) -> bool:
@@ -47,6 +52,6 @@ def empty_model(config):
         try:
             with torch.device("meta"):
                 return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False)
-        except (ValueError, ImportError, AttributeError):
+        except Exception:  # transformers has no such model, or load_checkpoint says why it cannot be built
             continue
     return None

@@ -74,7 +74,9 @@ class ImageObjective(Objective):
         """A Pillow image, in colour where the model reads colours."""
         from ..data.image_store import decode
 
-        return decode(row[self.settings.image_field], self.channels, self._image_setting, place)
+        image = decode(row[self.settings.image_field], self.channels, self._image_setting, place)
+        self.on_white += "was_transparent" in image.info
+        return image
 
     @property
     def channels(self) -> int:

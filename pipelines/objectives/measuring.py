@@ -142,6 +142,7 @@ class Measuring:
     # ---- rows without labels
 
     cut = 0  # number of texts that `predict` has truncated to what the model can read
+    on_white = 0  # number of images with transparency that it has read
 
     def asked_columns(self, there: Collection[str]) -> dict[str, str]:
         """{setting: column} for what the model reads of rows without labels. there: the rows' columns."""

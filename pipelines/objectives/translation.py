@@ -11,7 +11,7 @@ from ..open_tokenizer import has_languages
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
-from ..words import at_limit, counted, watched
+from ..words import at_limit, counted, say, watched
 from .base import TOKENS
 from .finished_model import SAMPLES, FinishedModel
 from .showing import show_source_and_target
@@ -97,6 +97,9 @@ class Translation(TextTask):
     def settle(self) -> None:
         """Set lengths that are null in the recipe. Raises UserError for a tokenizer without eos or padding."""
         self.need_tokens(eos="an end-of-text", pad="a padding")
+        if has_languages(self.tokenizer) and not self.tokenizer.tgt_lang:
+            source = self.tokenizer.src_lang
+            say([f"targets are marked as {source}, as sources are; tgt_lang in tokenizer_config.json can say another"])
         section = self.settings
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length

@@ -238,6 +238,8 @@ def run_prediction(
             return
         if prediction.objective.cut:
             say([f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once"])
+        if prediction.objective.on_white:
+            say([f"{counted(prediction.objective.on_white, 'image')} with transparency put on white"])
         if prediction.empty:
             are = "is" if prediction.empty == 1 else "are"
             say([f"{counted(prediction.empty, 'row')} {are} empty in what the model reads; so is the prediction"])

@@ -16,7 +16,7 @@ from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
 from ..open_tokenizer import vocabulary_size
 from ..plugins import objective_of
-from ..positions import counts_from_padding, most_positions
+from ..positions import counts_from_padding, most_positions, position_scheme
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -222,14 +222,12 @@ def check_length(objective: Objective, config, trains: bool = False) -> None:
     on them, its saved config would say too short a context.
     """
     most = most_positions(config)
-    scheme = "rotary" if getattr(config, "rope_parameters", None) is not None else "learned"
-    scheme = getattr(config, "position_encoding", scheme)
     if most is None:
         return
-    if scheme == "learned":
+    if position_scheme(config) == "learned":
         if most != getattr(config, "max_position_embeddings", None):
             objective.check_length(most, "the model's usable positions")
         early = trains and objective.processor is None
         (objective.check_length if early else objective.check_model_length)(most)
-    elif scheme == "rotary" and trains:
+    elif position_scheme(config) == "rotary" and trains:
         objective.check_context(most)

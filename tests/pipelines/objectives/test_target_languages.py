@@ -27,6 +27,10 @@ CASES = {
         lambda: transformers.MBartTokenizer(vocab=[*UNIGRAM, ("<mask>", 0.0)], **MBART),
         *("MBartConfig", {"decoder_start_token_id": 40, "forced_bos_token_id": 40}),
     ),
+    "mbart without a target language": (
+        lambda: transformers.MBartTokenizer(vocab=[*UNIGRAM, ("<mask>", 0.0)], src_lang="de_DE"),
+        *("MBartConfig", {"decoder_start_token_id": None}),
+    ),
     "mbart-50": (
         lambda: transformers.MBart50Tokenizer(vocab=UNIGRAM, **MBART_50),
         *("MBartConfig", {"decoder_start_token_id": 2, "forced_bos_token_id": 40}),
@@ -67,12 +71,14 @@ def recipe_on(folder, tmp_path, **sections):
 
 @pytest.mark.parametrize("length", [8, 64])
 def test_rows_are_what_transformers_own_tokenizer_gives_in_training_and_in_prediction(
-    checkpoint, tmp_path, monkeypatch, length
+    checkpoint, tmp_path, monkeypatch, capsys, length
 ):
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     folder, tokenizer = checkpoint
     data = prepare_data(load_recipe(str(recipe_on(folder, tmp_path, task={"max_length": length}))))
     rows, task = data.rows["validation"], data.objective
+    unnamed = getattr(tokenizer, "tgt_lang", "") is None
+    assert ("targets are marked as de_DE, as sources are" in capsys.readouterr().err) == unnamed
     sources, targets = rows.texts("source"), rows.texts("target")
     how = {"truncation": True, "max_length": length}
     assert [row["labels"].tolist() for row in rows] == tokenizer(text_target=targets, **how)["input_ids"]

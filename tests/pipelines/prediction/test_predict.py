@@ -230,6 +230,14 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
+@pytest.mark.parametrize("transparent", [0, 2])
+def test_images_with_transparency_are_counted(tmp_path, pictures, capsys, transparent):
+    for path in sorted(pictures.rglob("*.png"))[:transparent]:
+        Image.new("RGBA", (8, 8)).save(path)
+    anyformer.predict(saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog"])), pictures)
+    assert ("2 images with transparency put on white" in capsys.readouterr().err) == bool(transparent)
+
+
 def test_classes_of_images_in_a_folder_are_those_of_the_pipeline_under_their_files_names(tmp_path, pictures):
     folder = saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog", "cow"]))
     answers = anyformer.predict(folder, pictures)
