@@ -79,7 +79,7 @@ def test_a_saved_recipe_without_the_settings_goes_on_and_one_with_other_parts_do
     saved = recipe.to_dict()
     for name in ("test_fraction", "stratify", "group_field", "bad_rows"):
         del saved["data"][name]
-    saved["data"] |= {"group_field": None, "columns": None, "num_proc": 16}  # of former versions
+    saved["data"] |= {"group_field": None}
     assert resume_difference(saved, recipe_from_dict(saved).to_dict()) is None
     for name, value in {"test_fraction": 0.1, "stratify": True, "group_field": "label"}.items():
         other = recipe_from_dict(saved, [f"data.{name}={value}"])
