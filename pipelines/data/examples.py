@@ -6,7 +6,7 @@ A row that cannot be used gives an error with its place; bad_rows.py finds all s
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,14 @@ class ExampleSource(ABC):
         source.columns = {field: name for field, name in self.columns.items() if name in columns}
         return source
 
+    def named(self) -> list[dict[str, list[str]]]:
+        """For each file {column: names of its classes}, where the data itself carries them (`datasets.ClassLabel`)."""
+        return []
+
     def class_names(self, column: str) -> list[str] | None:
-        """Names of the classes, where the data itself carries them (`datasets.ClassLabel`)."""
-        return None
+        """Those of the first file, then those that only later files have: a number stands for its own file's name."""
+        named = [names.get(column) for names in self.named()]
+        return list(dict.fromkeys(name for names in named for name in names or [])) if named and named[0] else None
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the examples have been iterated."""
@@ -133,27 +138,17 @@ class ExampleFiles(ExampleSource):
 
     def identity(self) -> Any:
         other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
-        named = {"class names": names} if any(names := [self._named(path) for path in self.paths]) else {}
+        named = {"class names": names} if any(names := self.named()) else {}
         return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other | named
 
     def notes(self) -> list[str]:
         return encoding_notes(self.field, self.paths, self.limits)
 
-    def class_names(self, column: str) -> list[str] | None:
-        """Those of the first file, then those that only later files have: a number stands for its own file's name."""
-        named = [self._named(path).get(column) for path in self.paths]
-        return named[0] and list(dict.fromkeys(name for names in named for name in names or []))
+    def named(self) -> list[dict[str, list[str]]]:
+        return [self._named(path) for path in self.paths]
 
     def _named(self, path: Path) -> dict[str, list[str]]:
-        """{column: names of the classes} of the columns for which a file has such names."""
-        columns = list(dict.fromkeys(self.columns.values()))
-
-        def found(path: Path) -> dict[str, list[str]]:
-            with readable(self.field, path):
-                names = {column: format_of(path).class_names(self.field, path, column) for column in columns}
-            return {column: of for column, of in names.items() if of is not None}
-
-        return contents.value(path, f"class names: {columns}", found)
+        return names_in(self.field, path, self.columns)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Read]:
         faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
@@ -178,6 +173,18 @@ class ExampleFiles(ExampleSource):
         if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
             return UserError(f"{self.field}: {place}: {NOT_UTF8}")
         return row | cells
+
+
+def names_in(field: str, path: Path, columns: dict[str, str]) -> dict[str, list[str]]:
+    """{column: names of the classes} of the columns for which a file has such names."""
+    columns = list(dict.fromkeys(columns.values()))
+
+    def found(path: Path) -> dict[str, list[str]]:
+        with readable(field, path):
+            names = {column: format_of(path).class_names(field, path, column) for column in columns}
+        return {column: of for column, of in names.items() if of is not None}
+
+    return contents.value(path, f"class names: {columns}", found)
 
 
 def check_some(rows: Iterable[Read]) -> None:
@@ -207,15 +214,20 @@ class HubExamples(ExampleSource):
         self.check_columns(cell_names(self._source.rows.features), self.name)
 
     def items(self) -> Iterator[Read]:
-        number, named = 0, {column: self.class_names(column) for column in self.columns.values()}
+        number, files = 0, zip(self.named(), (rows for _, rows in self._files()))
+        named_of_rows = chain.from_iterable(repeat(named, rows) for named, rows in files)
         for batch in self._rows().iter(batch_size=512):
-            for values in zip(*batch.values()):
+            for values, named in zip(zip(*batch.values()), named_of_rows):
                 row, place = dict(zip(batch, values)), f"{self.name}, row {number}"
                 try:
-                    yield place, row | {c: with_class_names(cell(row, c), named[c]) for c in self.columns.values()}
+                    yield place, row | {c: with_class_names(cell(row, c), named.get(c)) for c in self.columns.values()}
                 except KeyError:  # a struct that is null in this row
                     yield place, self.missing_column(cell_names(row), place)
                 number += 1
+
+    def _files(self) -> list[tuple[Path | None, int]]:
+        """(file, number of its rows); None stands for files that are not here."""
+        return self._source.parquet_files() or [(None, len(self._source.rows))]
 
     def _rows(self):
         rows = self._source.rows
@@ -224,11 +236,14 @@ class HubExamples(ExampleSource):
         return rows.select_columns([c for c in outermost if c in rows.features]).with_format(None)
 
     def identity(self) -> Any:
-        named = {column: names for column in self.columns.values() if (names := self.class_names(column)) is not None}
-        return {"source": self._source.identity(), "columns": self.columns} | ({"class names": named} if named else {})
+        named = {"class names": names} if any(names := self.named()) else {}
+        return {"source": self._source.identity(), "columns": self.columns} | named
 
-    def class_names(self, column: str) -> list[str] | None:
-        return names_of_classes(self._source.rows.features, column)
+    def named(self) -> list[dict[str, list[str]]]:
+        """Of a folder's Parquet files each has its own, though datasets calls all by those of the first file."""
+        features = self._source.rows.features
+        known = {c: names for c in self.columns.values() if (names := names_of_classes(features, c)) is not None}
+        return [known | (names_in(self.name, path, self.columns) if path else {}) for path, _ in self._files()]
 
 
 class Examples:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..lazy import datasets
+from ..lazy import datasets, pyarrow
 from ..recipes.data_section import SourceSection
 from .cells import cell, cell_names
 from .documents import Document, Limits, Skipped, Source, counted_from, text_document
@@ -62,6 +62,20 @@ class HubSource(Source):
         part = copy.copy(self)
         part.rows, part._shard = self.rows.shard(self.num_shards, number), f".{number}"
         return part
+
+    def parquet_files(self) -> list[tuple[Path, int]]:
+        """(file, how many of its rows the split has), where the data set is a folder of Parquet files; else nothing."""
+        files, splits, found = self._builder.config.data_files or {}, self._builder.info.splits, []
+        lengths = {name: split.num_examples for name, split in splits.items()}
+        for part in datasets.ReadInstruction.from_spec(self.split).to_absolute(lengths):
+            start = 0
+            for path in map(Path, files.get(part.splitname, ())):
+                if path.suffix != ".parquet" or not path.exists():
+                    return []
+                end = start + pyarrow.parquet.read_metadata(path).num_rows
+                found.append((path, max(0, min(end, part.to) - max(start, part.from_))))
+                start = end
+        return found
 
     def identity(self) -> Any:
         # The builder's hash stands for the revision on the Hub, or for a local folder's files and their times.

@@ -51,7 +51,8 @@ def planned_parts(plan: SplitPlan, reads: Iterator, most: int | None) -> list[st
         is_read = not isinstance(row, UserError)
         group = repr(row[plan.groups]) if plan.groups and is_read else index
         groups[group].append(index)
-        classes.append(repr(row[plan.classes]) if plan.classes and is_read else "")
+        name = row[plan.classes] if plan.classes and is_read else ""
+        classes.append(repr(getattr(name, "class_name", name)))  # files may number the same classes otherwise
     strata: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
     order = ValidationSplit(0.0, by_name=True)
     for group, rows in groups.items():

@@ -49,7 +49,8 @@ class Bleu(SacrebleuMetric):
         return BLEU(lowercase=self.variant == "lowercase", tokenize=self.tokenize)
 
     def remark(self, references):
-        unspaced = sum(bool(LETTER.search("".join(texts))) for texts in references)
+        # More than two letters for each word by spaces: no single names in another text, no text cut into words before.
+        unspaced = sum(len(LETTER.findall(text)) > 2 * len(text.split()) for text in map("".join, references))
         if not unspaced or self.tokenize not in ("13a", "intl", "none"):
             return None
         way_out = "set evaluation.bleu_tokenize: zh, ja-mecab, or char for any script"

@@ -1,6 +1,8 @@
 """The words of a text in any script, as metrics of texts compare them."""
 
-import regex  # which sacrebleu brings
+import unicodedata
+
+import regex
 
 # Scripts that put no spaces between words; each letter with its marks counts as a word.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー"
@@ -16,4 +18,4 @@ class Words:
 
     @staticmethod
     def tokenize(text: str) -> list[str]:
-        return WORD.findall(text.lower())
+        return WORD.findall(unicodedata.normalize("NFC", text).lower())

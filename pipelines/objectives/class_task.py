@@ -1,5 +1,6 @@
 """Base of the tasks whose labels are classes: names and numbers of the classes, weights, metrics, reports."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class ClassTask(ClassScores):
             raise UserError(
                 f"MODEL={recipe.model.name_or_path} tells {', '.join(known)} apart, but the classes of {recipe.name} "
                 f"are {', '.join(learned)}; if they mean the same, in this order, add "
-                f"task.label_names='[{', '.join(known)}]'"
+                f"task.label_names='{json.dumps(known, ensure_ascii=False)}'"
             )
 
     def try_examples(self, examples: list, prepared: bool) -> None:

@@ -164,6 +164,8 @@ class MultipleChoice(ClassScores, TextTask):
         Raises UserError where letters and numbers are mixed: ARC has both, and counts its numbers from 1.
         """
         value, field = row[self.settings.label_field], f"task.label_field={self.settings.label_field!r}"
+        if is_letter(name := getattr(value, "class_name", None)):  # its number is that of the letter in the file's list
+            value = ord(name.upper()) - ord("A")
         if isinstance(value, str | int) and is_letter(value) != by_letter:
             raise UserError(
                 f"{field}: {place} holds {value!r}, but others before it are {'letters' if by_letter else 'numbers'}; "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import UserError
-from ..metrics.tag_parts import OUTSIDE, parts, spelled
+from ..metrics.tag_parts import NO_TYPE, OUTSIDE, parts, spelled
 from ..recipes.types import show
 
 # Scheme -> the marks that may precede or follow the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES,
@@ -17,11 +17,16 @@ def is_tag_of(tag: str, scheme: str) -> bool:
 
 
 def scheme_of(names: Sequence[str]) -> str:
-    """The scheme of most tags of these names; plain, where they are not more than half, or none is as in bio."""
+    """The scheme of most tags of these names.
+
+    plain, where no tag beside O names a type of entity, and those of the scheme are not more than half, or none is as
+    in bio.
+    """
     marked = [name for name in names if name != OUTSIDE]
     counts = {scheme: sum(is_tag_of(name, scheme) for name in marked) for scheme in SCHEMES}
     scheme = max(counts, key=counts.__getitem__)
-    most = 2 * counts[scheme] > len(marked) and counts["bio"]
+    typed = OUTSIDE in names and any(is_tag_of(name, "bio") and parts(name)[1] != NO_TYPE for name in marked)
+    most = counts["bio"] and (typed or 2 * counts[scheme] > len(marked))
     return scheme if most or counts[scheme] == len(marked) > 0 else "plain"
 
 

@@ -391,7 +391,7 @@ def test_a_model_without_the_tasks_head_is_refused_instead_of_measured_at_random
 def test_classes_of_another_name_or_order_are_refused(refused, evaluate):
     sentence = refused("runs/classes", "classes.yaml", "task.label_names=[pos, neg]")
     assert "tells neg, pos apart, but the classes of classes are pos, neg" in sentence
-    assert "add task.label_names='[neg, pos]'" in sentence
+    assert 'add task.label_names=\'["neg", "pos"]\'' in sentence
     unnamed = evaluate("classes", "classes", "task.label_names=null")  # the model says them
     assert unnamed["recipe"]["task"]["label_names"] == ["neg", "pos"]
 

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+import unicodedata
 
 import evaluate
 import pytest
@@ -240,6 +241,17 @@ def test_rouge_of_ascii_is_rouge_scores(rows):
         own = RougeScorer([name])
         expected = [own.score(reference, prediction)[name].fmeasure for prediction, reference in rows]
         assert value(name, *map(list, zip(*rows))) == pytest.approx(sum(expected) / len(rows), abs=1e-12)
+
+
+def test_names_in_another_script_and_texts_cut_before_are_no_texts_without_spaces(capsys):
+    compute_metrics(["bleu"], ["a", "b"], ["Tokyo (東京) is the capital of Japan (日本)", "我 喜欢 苹果 和 香蕉"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(METRICS["rouge1"].missing() is not None, reason="the extra `metrics` is not installed")
+def test_a_word_is_the_same_in_composed_and_decomposed_letters():
+    for text in ("Thủ đô của Việt Nam", "été à Nîmes", "대한민국의 수도"):
+        assert value("rouge2", [unicodedata.normalize("NFD", text)], [unicodedata.normalize("NFC", text)]) == 1
 
 
 def test_references_that_keep_no_word_are_told_with_their_number(capsys):

@@ -119,18 +119,24 @@ CELLS = {  # task -> (settings, function from a text and a class, or their types
 }
 
 
+@pytest.mark.parametrize("by", ["files", "dataset"])
 @pytest.mark.parametrize("kind", CELLS)
-def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, tmp_path, prepare):
+def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp_path, prepare):
     import datasets
 
     task, row_of = CELLS[kind]
-    for number, names in enumerate(ORDERS):
+    files = [tmp_path / f"data/{name}.parquet" for name in ("train-0-of-2", "train-1-of-2", "validation", "test")]
+    files[0].parent.mkdir()
+    for path, names in zip(files, ORDERS):
         features = datasets.Features(row_of(datasets.Value("string"), datasets.ClassLabel(names=names)))
         rows = [row_of(name, names.index(name)) for name in ORDERS[0] * 2]
-        datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / f"{number}.parquet")
-    files = [str(tmp_path / f"{number}.parquet") for number in range(4)]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(path)
     sections = on_rows(tmp_path, [], **task)
-    sections["data"] = {"files": files[:2], "validation_files": files[2], "test_files": files[3]}
+    train, validation, test = list(map(str, files[:2])), str(files[2]), str(files[3])
+    sections["data"] = {"files": train, "validation_files": validation, "test_files": test}
+    if by == "dataset":
+        whole = {"files": None, "test_files": None, "dataset": str(files[0].parent), "split": "train[2:11]"}
+        sections["data"] = whole | {"validation_split": "validation", "test_split": "test"}
 
     def check(data, splits):
         names = data.objective.label_names
@@ -148,6 +154,27 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, tmp_pat
         recipe = load_recipe(str(task_recipe(tmp_path, kind, **sections)))
         config = SimpleNamespace(num_labels=3, id2label=dict(enumerate(names)))
         check(prepare_data(recipe, splits=["test"], model_config=config), ["test"])
+
+
+def test_strata_and_letters_of_choices_are_the_names_that_each_file_gives(tmp_path, prepare):
+    import datasets
+
+    def write(path, names, column):
+        rows = [{"context": "a", "choices": ["b", "c"], column: names.index(name)} for name in "AB" * 8]
+        features = {"context": datasets.Value("string"), "choices": datasets.List(datasets.Value("string"))}
+        features = datasets.Features(features | {column: datasets.ClassLabel(names=names)})
+        datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+        return str(path)
+
+    files = [write(tmp_path / f"{names}.parquet", list(names), "label") for names in ("AB", "BA")]
+    data = {"files": files, "test_files": None, "test_fraction": 0.25, "validation_fraction": 0.25}
+    split = prepare(data=data, tokenizer=CHARACTERS, task={"text_field": "context"})
+    for rows in split.rows.values():
+        assert rows.facts["classes"]["A"] == rows.facts["classes"]["B"]
+    task = {"context_field": "context", "question_field": None, "choices_field": "choices"}
+    data = {"files": files, "test_files": None, "validation_fraction": 0}
+    read = prepare(kind="multiple_choice", data=data, task=task, tokenizer=CHARACTERS)
+    assert [int(row["labels"]) for row in read.rows["train"]] == [0, 1] * 16
 
 
 @pytest.mark.parametrize("label", [str, int], ids=["strings", "numbers"])

@@ -191,12 +191,15 @@ def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_
 
 
 @pytest.mark.parametrize("odd", ["X", "PER", "0", "-", "b-per"])
-def test_an_odd_tag_among_many_is_named_and_entities_are_still_measured(odd, prepare, tmp_path):
+@pytest.mark.parametrize("others", [(), ("[CLS]", "[SEP]", "None", "?")], ids=["alone", "of five"])
+def test_odd_tags_among_many_are_named_and_entities_are_still_measured(odd, others, prepare, tmp_path):
     rows = [json.loads(line) for line in tagged(tmp_path / "rows.jsonl", 40).read_text().splitlines()]
     rows[7]["tags"][0] = odd
+    rows += [{"tokens": ["w"], "tags": [other]} for other in others]
     data = prepare(**on_rows(tmp_path, rows))
     objective, said = data.objective, data.objective.describe(data.rows["train"])
-    assert "tags: bio, " in said and f"1 tag of no such scheme, part of no entity: {odd!r} 1" in said
+    number = "1 tag" if not others else "5 tags"
+    assert "tags: bio, " in said and f"{number} of no such scheme, part of no entity: " in said and f"{odd!r} 1" in said
     labels = torch.tensor([[objective.label_names.index(tag) for tag in rows[7]["tags"]]])
     right = torch.nn.functional.one_hot(labels, len(objective.label_names)).float()
     found = objective.compute_metrics(objective.predictions(right, labels).numpy())
