@@ -137,7 +137,7 @@ class ChatTask(TextTask):
 
     def variables(self, place: str, row: dict) -> dict[str, Any]:
         """What the template reads beside the messages of an example. Raises UserError."""
-        return read_variables(row, self.settings.tools_field, place)
+        return read_variables(row, self.settings.tools_field, place, self.template.left_out)
 
     def with_system(self, chat: Chat) -> Chat:
         system = self.settings.system
@@ -334,7 +334,7 @@ class ChatTask(TextTask):
             messages = self.messages_of("messages_field", whole, place, row, None)
             messages = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
         chat = self.with_system(Chat(messages, self.variables(place, row)))
-        self.template.prompt(chat, place)
+        self.template.written(chat, place, add_generation_prompt=True)
         return chat
 
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
