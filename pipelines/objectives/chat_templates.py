@@ -53,8 +53,7 @@ class ChatTemplate:
         try:
             return self.tokenizer.apply_chat_template(given, tokenize=False, **options)
         except Exception as error:  # a template is a program, and can fail in any way
-            reason = first_line(error)
-            raise UserError(f"{place} does not suit the tokenizer's chat template: {reason}") from error
+            raise UserError(f"{place} does not suit the tokenizer's chat template: {first_line(error)}") from error
 
     @cached_property
     def takes_text(self) -> bool:
@@ -110,8 +109,7 @@ class ChatTemplate:
         """
         added = self.tokenizer.added_tokens_decoder.values()
         plain = self._end(SAY, ASK, [token.content for token in added]) or self.tokenizer.eos_token
-        token = next((token for token in added if token.content == plain and not token.special), None)
-        if token is not None:
+        for token in [token for token in added if token.content == plain and not token.special]:
             sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
             token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
             self.tokenizer.add_tokens([token], special_tokens=True)
