@@ -363,6 +363,10 @@ class Objective(Measuring, ABC):
         """A description of one split's rows in a line or two, for people."""
         return f"{counted(len(rows), self.row_noun)} of {rows.name}"
 
+    def notes_of_rows(self) -> list[str]:
+        """Sentences a user should read about the rows that were just read."""
+        return []
+
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ CALL = {"role": ASSISTANT, "content": "", "tool_calls": CALLS}
 RESULT = {"role": "tool", "name": "rain", "tool_call_id": "call00001", "content": "c"}
 # Without these a model would learn to answer unread questions, or never to call.
 NEEDED = {("user", "content"): "what the user says", (ASSISTANT, "tool_calls"): "calls of tools"}
+NEEDED |= {(ASSISTANT, "function_call"): "function_call, the older form of tool_calls"}
 
 
 class ChatTemplate:
@@ -41,7 +42,7 @@ class ChatTemplate:
                 return [hide(item) for item in value]
             return self.control.hide(value) if isinstance(value, str) else value
 
-        return Chat(hide(list(chat)), hide(getattr(chat, "variables", {})))
+        return Chat(hide(list(chat)), hide(getattr(chat, "variables", {})), getattr(chat, "repeated", 0))
 
     def render(self, messages: Messages, place: str, **options: Any) -> str:
         """The text of messages; options: of apply_chat_template. Raises UserError where it cannot be written."""
@@ -52,8 +53,7 @@ class ChatTemplate:
         try:
             return self.tokenizer.apply_chat_template(given, tokenize=False, **options)
         except Exception as error:  # a template is a program, and can fail in any way
-            reason = first_line(error)
-            raise UserError(f"{place} does not suit the tokenizer's chat template: {reason}") from error
+            raise UserError(f"{place} does not suit the tokenizer's chat template: {first_line(error)}") from error
 
     @cached_property
     def takes_text(self) -> bool:
@@ -67,22 +67,24 @@ class ChatTemplate:
         """The text of a conversation up to the answer to be written. Raises UserError."""
         return self.render(chat, place, add_generation_prompt=True, **chat.variables)
 
-    def check_read(self, chat: Chat, text: str, place: str) -> None:
-        """Count what changes nothing in the `text` of a conversation; raises UserError for something NEEDED.
+    def written(self, chat: Chat, place: str, **options: Any) -> str:
+        """The text of a conversation, as `render`; what changes nothing in it is counted, or refused if it is NEEDED.
 
         What has once changed a text is read by the template.
         """
+        text = self.render(chat, place, **chat.variables, **options)
         keys = {(message["role"], key) for message in chat for key in message if key not in ("role", "weight")}
         tries = {}
         for role, key in sorted(keys - self._read):
             has = [message["role"] == role and key in message for message in chat]
             others = [without(message, key) if is_it else message for message, is_it in zip(chat, has)]
-            tries[role, key] = others, chat.variables, f"{key} of the {role}", sum(has)
+            tries[role, key] = others, chat.variables, f"{key} of the {role}", sum(has[chat.repeated :])
         for key in chat.variables.keys() - self._read:
-            tries[key] = chat, {name: value for name, value in chat.variables.items() if name != key}, key, 1
+            others = {name: value for name, value in chat.variables.items() if name != key}
+            tries[key] = chat, others, key, not chat.repeated
         for what, (messages, variables, words, number) in tries.items():
             try:
-                is_read = self.render(messages, place, **variables) != text
+                is_read = self.render(messages, place, **variables, **options) != text
             except UserError:  # it asks for what is left out
                 is_read = True
             if is_read:
@@ -94,6 +96,7 @@ class ChatTemplate:
                 )
             else:
                 self.left_out[words] += number
+        return text
 
     # ---- the ends of answers
 
@@ -106,8 +109,7 @@ class ChatTemplate:
         """
         added = self.tokenizer.added_tokens_decoder.values()
         plain = self._end(SAY, ASK, [token.content for token in added]) or self.tokenizer.eos_token
-        token = next((token for token in added if token.content == plain and not token.special), None)
-        if token is not None:
+        for token in [token for token in added if token.content == plain and not token.special]:
             sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
             token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
             self.tokenizer.add_tokens([token], special_tokens=True)
@@ -116,7 +118,10 @@ class ChatTemplate:
         self.ends = {False: plain} | ({True: called} if called else {})
 
     def _end(self, answer: dict[str, Any], follow: dict[str, Any], known: list[str]) -> str | None:
-        """Which of some tokens stands behind an answer; None: none, or the template does not write the answer."""
+        """Which of some tokens stands behind an answer; None: none, or the template does not write the answer.
+
+        Raises UserError for a template that begins an answer behind whole conversations, too.
+        """
         try:
             text = self.render([ASK, answer], "a probe").rstrip()
             longer = self.render([ASK, answer, follow], "a probe")
@@ -125,6 +130,12 @@ class ChatTemplate:
         if answer is CALL and "Oslo" not in text:
             return None
         text = self.without_last_marks(text, longer)
+        ignores_flag = self.prompt(Chat([ASK]), "a probe") == self.render([ASK], "a probe")
+        if answer is SAY and ignores_flag and not longer.startswith(text):
+            raise UserError(
+                f"the tokenizer's chat template ends a whole conversation with {text[-24:]!r}, as if an answer "
+                f"followed; write that in chat_template.jinja only where add_generation_prompt is true"
+            )
         after = longer[len(text) :].lstrip() if longer.startswith(text) else ""
         known = sorted(known, key=len, reverse=True)
         following = (name for name in known if name in self.control.names and after.startswith(name))
@@ -139,8 +150,7 @@ class ChatTemplate:
 
     def answers_in(self, chat: Chat, place: str) -> tuple[str, list[tuple[int, int]]]:
         """(a conversation as text, the character spans (begin, end) of its learned answers). Raises UserError."""
-        text, spans = self.render(chat, place, **chat.variables), []
-        self.check_read(chat, text, place)
+        text, spans = self.written(chat, place), []
         for number, message in enumerate(chat):
             if not is_learned(message):
                 continue

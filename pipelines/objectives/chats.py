@@ -47,7 +47,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 ASKED = ("prompt_field", "input_field", "messages_field", "tools_field", VARIABLES)  # the prompt's columns
-OPTIONAL = ("input_field", "tools_field", VARIABLES)
+OPTIONAL = {"input_field": "input", "tools_field": TOOLS, VARIABLES: VARIABLES}  # by default, where data have them
 
 
 @dataclass
@@ -86,9 +86,7 @@ class ChatTask(TextTask):
         section = self.settings
         names = {"tools_field": section.tools_field, VARIABLES: VARIABLES}
         names |= {name: getattr(section, name) for name in ("prompt_field", "input_field") if section.prompt_field}
-        # Not set: many data sets have no such column.
-        defaults = {"tools_field": TOOLS, "input_field": ChatSettings.input_field, VARIABLES: VARIABLES}
-        there = {name: IfThere(column) for name, column in names.items() if column == defaults.get(name)}
+        there = {name: IfThere(column) for name, column in names.items() if column == OPTIONAL.get(name)}
         return {name: column for name, column in (names | there).items() if column is not None}
 
     def text_columns(self) -> dict[str, str]:
@@ -110,11 +108,7 @@ class ChatTask(TextTask):
         return messages
 
     def messages_of(self, field: str, column: str, place: str, row: dict, role: str | None) -> Messages:
-        """The messages in a column. Raises UserError, which names `field`, where it holds none.
-
-        A text is one message of `role`. With role=None the column holds whole conversations, and a text is the JSON of
-        one, as in CSV files.
-        """
+        """The messages in a column, as read_messages. Raises UserError, which names `field`, where it holds none."""
         return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.template.left_out)
 
     def conversation(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
@@ -137,7 +131,7 @@ class ChatTask(TextTask):
 
     def variables(self, place: str, row: dict) -> dict[str, Any]:
         """What the template reads beside the messages of an example. Raises UserError."""
-        return read_variables(row, self.settings.tools_field, place)
+        return read_variables(row, self.settings.tools_field, place, self.template.left_out)
 
     def with_system(self, chat: Chat) -> Chat:
         system = self.settings.system
@@ -334,7 +328,7 @@ class ChatTask(TextTask):
             messages = self.messages_of("messages_field", whole, place, row, None)
             messages = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
         chat = self.with_system(Chat(messages, self.variables(place, row)))
-        self.template.prompt(chat, place)
+        self.template.written(chat, place, add_generation_prompt=True)
         return chat
 
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:

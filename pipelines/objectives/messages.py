@@ -10,7 +10,8 @@ from ..errors import UserError
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"  # keys of what a template reads beside messages, as TRL names them
-SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "observation": "tool"}  # its roles, in messages {from, value}
+# Its roles, in messages {from, value}; the value of a function_call is a call.
+SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", *SHARE_GPT)
 
 Messages = list[dict[str, Any]]
@@ -19,12 +20,13 @@ Messages = list[dict[str, Any]]
 class Chat(list):
     """Messages {role, content, ...}. One with weight 0 is not learned. A chat template reads all their other keys.
 
-    variables: what the template reads beside the messages, such as tools.
+    variables: what the template reads beside the messages, such as tools. repeated: of the messages, how many the
+    conversation before it begins with as well, which is of the same example.
     """
 
-    def __init__(self, messages: Messages, variables: dict[str, Any] | None = None):
+    def __init__(self, messages: Messages, variables: dict[str, Any] | None = None, repeated: int = 0):
         super().__init__(messages)
-        self.variables = variables or {}
+        self.variables, self.repeated = variables or {}, repeated
 
     def to_json(self) -> str:
         whole = {"messages": list(self), "variables": self.variables} if self.variables else self
@@ -76,21 +78,22 @@ def are_messages(value: Any) -> bool:
 def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]:
     message = {key: value for key, value in given.items() if value is not None}  # tables fill in keys with nulls
     if "role" not in message and "from" in message:
-        role = message.pop("from")
+        role, value = message.pop("from"), message.pop("value", None)
         message |= {"role": SHARE_GPT.get(role, role) if isinstance(role, str) else role}
-        message |= {"content": message.pop("value", None)}
+        message |= {"tool_calls" if role == "function_call" else "content": value}
     marks = {key: message.pop(key) for key in MARKS if key in message}
     for key, mark in marks.items():
         if mark not in (0, 1):
             raise UserError(f"{where} holds a message with {key}={mark!r}; 1 or true learns an answer, 0 or false not")
     calls = read_calls(message.pop("tool_calls", None), where, left)
-    role, content = message.pop("role", None), message.pop("content", None)
-    if content is None and (calls or role == "tool"):  # a call without a word, a tool without a result
+    role, content = message.pop("role", None), read_parts(message.pop("content", None), where, left)
+    may_be_empty = calls or "function_call" in message or role == "tool"  # a call without a word, or its empty result
+    if content is None and may_be_empty:
         content = ""
     for name, text in (("role", role), ("content", content)):
         if not isinstance(text, str):
             raise UserError(f"{where} holds a message without {name}, which must be a text")
-    if not content.strip() and not calls and role != "tool":
+    if not content.strip() and not may_be_empty:
         raise UserError(f"{where} holds an empty text of the {role}; leave the example out")
     if any(marks.values()) and role != ASSISTANT:
         left[f"marks to learn messages of the {role}"] += 1
@@ -98,16 +101,27 @@ def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]
     return {"role": role, "content": content} | message | ({"tool_calls": calls} if calls else {}) | weight
 
 
+def read_parts(content: Any, where: str, left: Counter) -> Any:
+    """The content of a message; of a list of parts {type: text, text} their texts, each on its own line."""
+    if not isinstance(content, list):
+        return content
+    parts = [without_nulls(part, left, "null values in parts of a message") for part in content]
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UserError(f"{where} holds a message with a part that is no {{type: text, text}}; leave it out")
+        left.update(f"{key} of a part of a message" for key in part.keys() - {"type", "text"})
+    return "\n".join(part["text"] for part in parts)
+
+
 def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
     """Calls of tools as templates take them: [{type, function: {name, arguments: a dict}}], with an id if they have."""
     calls = []
-    for call in _dicts(value, f"{where} holds tool_calls", "calls {name, arguments}"):
+    for call in _dicts(value, f"{where} holds tool_calls", "calls of tools", left):
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{where} holds a tool call without the name of its function")
         arguments = function.get("arguments") or {}
-        is_text = isinstance(arguments, str)
-        arguments = of_json(arguments) if is_text else without_nulls(arguments, left, "null arguments of tool calls")
+        arguments = of_json(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
             raise UserError(f"{where} holds a tool call whose arguments are no JSON object")
         others = {key: call[key] for key in call if key not in ("type", "function", "name", "arguments")}
@@ -115,33 +129,37 @@ def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
     return calls
 
 
-def read_variables(row: dict[str, Any], tools: str | None, place: str) -> dict[str, Any]:
+def read_variables(row: dict[str, Any], tools: str | None, place: str, left: Counter) -> dict[str, Any]:
     """What a template reads beside the messages of a row. tools: the column of the tools. Raises UserError."""
-    where, variables = f"task.tools_field={tools!r}: {place} holds", row.get(VARIABLES)
-    found = {} if tools is None else _dicts(row.get(tools), where, "tools {type, function}; null reads no such column")
-    variables = of_json(variables) if isinstance(variables, str) else variables
+    holds = f"task.tools_field={tools!r} (null reads no such column): {place} holds"
+    found = _dicts(row.get(tools), holds, TOOLS, left) if tools is not None else []
+    given = row.get(VARIABLES)
+    variables = of_json(given) if isinstance(given, str) else without_nulls(given, left, f"null values in {VARIABLES}")
     if not isinstance(variables, dict | None):
         raise UserError(f"{place} holds {VARIABLES} that are no JSON object")
-    return ({TOOLS: without_nulls(found)} if found else {}) | without_nulls(variables or {})
+    return ({TOOLS: found} if found else {}) | (variables or {})
 
 
-def _dicts(value: Any, holds: str, noun: str) -> list[dict[str, Any]]:
+def _dicts(value: Any, holds: str, noun: str, left: Counter) -> list[dict[str, Any]]:
     """A list of dicts, or the JSON of one or of its items; [] for null and an empty text. Raises UserError."""
-    items = (of_json(value) if value.strip() else []) if isinstance(value, str) else value or []
+    if isinstance(value, str):
+        items = of_json(value) if value.strip() else []
+    else:
+        items = without_nulls(value or [], left, f"null values in {noun}")
+    items = [items] if isinstance(items, dict) else items
     items = [of_json(item) if isinstance(item, str) else item for item in items] if isinstance(items, list) else None
     if items is None or not all(isinstance(item, dict) for item in items):
         raise UserError(f"{holds} {kind_of(value)}, which is no list of {noun}, nor its JSON")
     return items
 
 
-def without_nulls(value: Any, left: Counter | None = None, noun: str = "") -> Any:
+def without_nulls(value: Any, left: Counter, noun: str) -> Any:
     """Nested dicts without keys whose value is null: tables fill in every key that any row has. left: counts them."""
     if isinstance(value, list):
         return [without_nulls(item, left, noun) for item in value]
     if not isinstance(value, dict):
         return value
-    if left is not None:
-        left[noun] += sum(item is None for item in value.values())
+    left[noun] += sum(item is None for item in value.values())
     return {key: without_nulls(item, left, noun) for key, item in value.items() if item is not None}
 
 

@@ -92,7 +92,10 @@ class Preference(ChatTask):
             )
         equal = [one == other for one, other in zip(*(chat[:-1] for chat in pair))]
         same = [*equal, False].index(False)
-        return [Chat(not_learned(chat[:same]) + chat[same:], chat.variables) for chat in pair]
+        return [
+            Chat(not_learned(chat[:same]) + chat[same:], chat.variables, repeated)
+            for chat, repeated in zip(pair, (0, same))
+        ]
 
     # ---- rows
 

@@ -110,10 +110,6 @@ class TextTask(Tokenized, Objective):
         notes = self.notes_of_rows
         return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer, notes)
 
-    def notes_of_rows(self) -> list[str]:
-        """Sentences a user should read about the rows that `_batches` has just made."""
-        return []
-
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 

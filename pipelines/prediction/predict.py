@@ -18,6 +18,7 @@ import transformers
 from accelerate import PartialState
 
 from ..adapters import check_same_weights, weights_identity
+from ..data.cells import IfThere
 from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
@@ -49,7 +50,7 @@ class Prediction:
 
     objective: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
     them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
-    that hold nothing to answer. content: a hash of all that is read in them.
+    that hold nothing to answer. content: a hash of all that is read in them. notes: sentences about them for people.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class Prediction:
     total: int = 0
     empty: int = 0
     content: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def part_size(self) -> int:
@@ -90,7 +92,7 @@ class Prediction:
                     seen.update(f"{hash_of_image(image)} ".encode())
                 else:
                     self.empty += self.asked(place, row) is None
-        self.content = seen.hexdigest()
+        self.content, self.notes = seen.hexdigest(), [*self.rows.notes(), *self.objective.notes_of_rows()]
         self.files = files
 
     def check_unchanged(self) -> None:
@@ -101,7 +103,7 @@ class Prediction:
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
         values = self.columns.read(self.wanted, place, row)
-        empty = [is_empty(values[name]) for name in self.wanted]
+        empty = [is_empty(values[name]) for name in self.wanted if not isinstance(name, IfThere)]
         try:
             return None if all(empty) else self.objective.asked(values, place)
         except UserError:
@@ -229,7 +231,7 @@ def run_prediction(
     state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
     if out is None and state.num_processes > 1:
         raise UserError("several processes share the rows; name the file that they write together: out, --out FILE")
-    say(prediction.rows.notes())
+    say(prediction.notes)
     if out is not None and out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
         raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
     with out.locked() if out is not None and state.is_main_process else nullcontext():

@@ -100,12 +100,17 @@ def as_texts(calls):
     return [{"function": each | {"arguments": json.dumps(each["arguments"])}} for each in flat(calls)]
 
 
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
 SHARE_GPT = [
     {"from": "human", "value": "rain?"},
     {"from": "gpt", "value": "", "tool_calls": TWO_CALLS},
     {"from": "observation", "value": "7 mm"},
     {"from": "gpt", "value": "much"},
 ]
+SHARE_GPT_CALLS = [SHARE_GPT[0], {"from": "function_call", "value": json.dumps(flat(TWO_CALLS))}, *SHARE_GPT[2:]]
 FORMS = {
     "dicts": with_calls(TWO_CALLS),
     "empty": with_calls(TWO_CALLS, ""),
@@ -115,6 +120,8 @@ FORMS = {
     "all as JSON": {"messages": json.dumps(WITH_CALLS), "tools": json.dumps([TOOL])},
     "tools one by one": {"messages": WITH_CALLS, "tools": [json.dumps(TOOL)]},
     "ShareGPT": {"messages": SHARE_GPT},
+    "ShareGPT's function_call": {"messages": SHARE_GPT_CALLS},
+    "parts": {"messages": [user(parts("rain?")), *WITH_CALLS[1:2], result(parts("7 mm")), said(parts("much"))]},
     "other keys are null": with_calls(TWO_CALLS, weight=None, function_call=None),
     "prompt and completion": {"prompt": [user("rain?")], "completion": WITH_CALLS[1:]},
     "JSON texts": {"prompt": json.dumps([user("rain?")]), "completion": json.dumps(WITH_CALLS[1:])},
@@ -141,12 +148,36 @@ def test_calls_of_tools_are_learned_in_every_form_in_which_they_are_kept(prepare
     assert "null" not in read and "None" not in read
 
 
-def test_nulls_that_a_table_fills_in_are_not_learned_and_counted(prepare, tmp_path):
-    data = prepare(
-        [with_calls([CALL | {"function": {"name": "rain", "arguments": {"place": "Oslo", "hour": None}}}])], **MESSAGES
-    )
-    assert learned(data)[1][0] == LEARNED_CALLS[0].split("</tool_call>")[0] + "</tool_call><|im_end|>"
-    assert "null arguments of tool calls (1 time)" in data.rows["train"].notes[0]
+def test_nulls_that_a_table_fills_in_are_not_written_and_counted(prepare):
+    """In JSON they are as they are meant, such as a default of a tool."""
+    call = CALL | {"function": {"name": "rain", "arguments": {"place": "Oslo", "hour": None}}}
+    tool = {"type": "function", "function": {"name": "rain", "description": "Rain there.", "default": None}}
+    row = with_calls([call]) | {"tools": [tool, tool], "chat_template_kwargs": {"mode": None}}
+    data = prepare([row], **MESSAGES)
+    read, texts = learned(data)
+    assert texts[0] == LEARNED_CALLS[0].split("</tool_call>")[0] + "</tool_call><|im_end|>" and "null" not in read
+    for count in ("calls of tools (1 time)", "tools (2 times)", "chat_template_kwargs (1 time)"):
+        assert f"null values in {count}" in data.rows["train"].notes[0]
+    data = prepare([with_calls(json.dumps([call])) | {"tools": json.dumps([tool])}], **MESSAGES)
+    assert learned(data)[0].count("null") == 2 and data.rows["train"].notes == []
+
+
+def test_texts_in_parts_are_read_and_other_parts_refused(prepare):
+    chat = [user([*parts("a"), parts("b")[0] | {"cache_control": "short"}]), said(parts("c"))]
+    data = prepare([{"messages": chat}], **MESSAGES)
+    assert "user\na\nb<|im_end|>" in learned(data)[0] and learned(data)[1] == ["c<|im_end|>"]
+    assert "cache_control of a part of a message (1 time)" in data.rows["train"].notes[0]
+    with pytest.raises(UserError, match="line 1 holds a message with a part that is no"):
+        prepare([{"messages": [user([*parts("a"), {"type": "image_url", "image_url": "b"}]), said("c")]}], **MESSAGES)
+
+
+@pytest.mark.parametrize("content", [None, "so"])
+def test_the_older_form_of_calls_is_written_by_the_template_or_refused(prepare, content):
+    row = {"messages": [user("a"), said(content, function_call=CALL["function"])]}
+    with pytest.raises(UserError, match="does not write function_call, the older form of tool_calls"):
+        prepare([row], **MESSAGES)
+    template = CHATML.replace("<|im_end|>\n{% endfor %}", "{{ (m.function_call or {}).name }}<|im_end|>\n{% endfor %}")
+    assert learned(prepare([row], template=template, **MESSAGES))[1] == [f"{content or ''}rain<|im_end|>"]
 
 
 def test_a_template_that_writes_arguments_as_they_are_gets_their_json(prepare):
@@ -183,6 +214,10 @@ def test_keys_that_nothing_reads_are_named_with_their_count(prepare, tmp_path, c
     data = prepare([{"messages": [user("a"), said("b")], "tools": [TOOL]}], template=without_tools, **MESSAGES)
     assert "tools (1 time)" in describe_data(data)[0][1]
     assert not prepare([{"messages": [user("a"), said("b")]}], **MESSAGES).rows["train"].notes
+    pair = {"prompt": [user("a") | {"name": "Ann"}], "chosen": [said("b", mood="good")], "rejected": [said("c")]}
+    data = prepare([pair | {"tools": [TOOL]}] * 2, "preference", template=without_tools, prompt_field="prompt")
+    named = "mood of the assistant (2 times), name of the user (2 times), tools (2 times)"
+    assert named in data.rows["train"].notes[0]
 
 
 @pytest.mark.parametrize("what", ["calls of tools", "what the user says"])
@@ -226,7 +261,7 @@ def test_calls_that_cannot_be_read_are_one_sentence(prepare, sentence):
 
 
 def test_tools_that_cannot_be_read_are_one_sentence(prepare):
-    with pytest.raises(UserError, match=r"task.tools_field='tools': .*line 1 holds str, which is no list of tools"):
+    with pytest.raises(UserError, match=r"task.tools_field='tools' .*line 1 holds str, which is no list of tools"):
         prepare([{"messages": WITH_CALLS, "tools": "a hammer"}], **MESSAGES)
 
 
@@ -368,9 +403,19 @@ def test_a_saved_run_stops_at_the_end_of_an_answer_and_does_not_show_it(prepare,
     capsys.readouterr()
     assert command("generate", run, "a", "--chat", "--greedy", "--max-new-tokens", "20") == 0
     assert capsys.readouterr().out.strip() == "b"
-    write_lines(tmp_path / "asked.jsonl", [{"messages": [user("a")]}])
+    write_lines(tmp_path / "asked.jsonl", [{"messages": [user("a") | {"name": "Ann"}], "tools": []}] * 2)
     assert command("predict", run, tmp_path / "asked.jsonl", "--out", tmp_path / "out.jsonl") == 0
-    assert json.loads((tmp_path / "out.jsonl").read_text())["prediction"] == "b"
+    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[1])["prediction"] == "b"
+    assert "not written by the chat template: name of the user (2 times)" in capsys.readouterr().err
+    write_lines(tmp_path / "asked.jsonl", [{"messages": [user("a"), {"content": "b"}], "tools": []}])
+    assert command("predict", run, tmp_path / "asked.jsonl", "--out", tmp_path / "out.jsonl") == 2
+    assert "holds a message without role" in capsys.readouterr().err
+
+
+def test_a_template_that_begins_an_answer_behind_whole_conversations_is_refused(prepare):
+    template = CHATML.replace("{% if add_generation_prompt %}", "{% if true %}")
+    with pytest.raises(UserError, match=r"ends a whole conversation with .*assistant', as if an answer followed"):
+        prepare([{"messages": [user("a"), said("b")]}], template=template, **MESSAGES)
 
 
 BROKEN = {

@@ -281,7 +281,8 @@ def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path
     assert command("generate", run, "Say it twice.", "--chat", "--greedy", "--max-new-tokens", "4") == 0
     assert "Say it twice" not in capsys.readouterr().out
     # The words "--chat" need a template, which a plain decoder's tokenizer lacks.
-    (run / "chat_template.jinja").unlink()
+    for name in ("chat_template.jinja", "manifest.json"):
+        (run / name).unlink()
     assert command("generate", run, "Say it twice.", "--chat") == 2
     assert "has no chat template" in capsys.readouterr().err
 
