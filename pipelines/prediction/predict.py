@@ -37,7 +37,7 @@ from ..storage.record import code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Columns, Row, Unlabelled, is_empty, parts
+from .unlabelled import Columns, Row, Unlabelled, holds_empty, is_empty, parts
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -101,11 +101,10 @@ class Prediction:
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
         values = self.columns.read(self.wanted, place, row)
-        empty = [is_empty(values[name]) for name in self.wanted]
         try:
-            return None if all(empty) else self.objective.asked(values, place)
+            return None if all(is_empty(values[name]) for name in self.wanted) else self.objective.asked(values, place)
         except UserError:
-            if any(empty):
+            if any(holds_empty(values[name]) for name in self.wanted):
                 return None
             raise
 

@@ -332,10 +332,13 @@ def many_rows(folder) -> list[dict]:
 
 
 EMPTY = {
-    "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": float("nan")}],
+    "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": np.float32("nan")}],
     "BertForTokenClassification": [{"text": ""}, {"text": []}, {"text": None}],
     "BertForQuestionAnswering": [{"question": "who", "context": ""}, {"question": None, "context": "anna"}],
-    "BertForMultipleChoice": [{"context": "", "question": "", "choices": ["a", "b"]}],
+    "BertForMultipleChoice": [
+        {"context": "", "question": "", "choices": ["a", "b"]},
+        {"context": "anna", "question": "", "choices": ["a", ""]},
+    ],
     "BertForMaskedLM": [{"text": ""}, {"text": None}],
     "GPT2LMHeadModel": [{"text": ""}, {"text": None}],
     "T5ForConditionalGeneration": [{"text": ""}, {"text": None}],
@@ -525,7 +528,7 @@ def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(chan
             return usual(self, *arguments)
 
     prediction.__class__ = Changing
-    name = "model.safetensors" if change == "a model" else "rows.jsonl"
+    name = classes.name if change == "a model" else "rows.jsonl"
     with pytest.raises(UserError, match=rf"{name} was changed while it was read"):
         run_prediction(prediction, AnswerFile(out) if to_file else None)
     assert not out.exists() and len(list(tmp_path.glob(".out*/*.jsonl"))) == to_file
