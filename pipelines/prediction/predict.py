@@ -238,11 +238,11 @@ def run_prediction(
         if prediction.objective.cut:
             say([f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once"])
         if prediction.empty:
-            are = "is" if prediction.empty == 1 else "are"
-            say([f"{counted(prediction.empty, 'row')} {are} empty in what the model reads; so is the prediction"])
+            rows = counted(prediction.empty, "row is", "rows are")
+            say([f"{rows} empty in what the model reads; so is the prediction"])
         if out is not None:
             for number in range(prediction.count):
-                while not out.has(number):  # a part of another process
+                while out.answers(number) is None:  # a part of another process
                     time.sleep(0.1)
             out.join(prediction.count)
     where = "" if out is None else f" -> {out.path}"
@@ -254,20 +254,18 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
         out.begin(prediction.key())
-        missing = [number for number in numbers if not out.has(number)]
+        missing = [number for number in numbers if out.answers(number) is None]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:
             out.remove_others()
-        if len(missing) < len(numbers) and state.is_main_process:
-            done = len(numbers) - len(missing)
-            are = "is" if done == 1 else "are"
-            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {are} there"])
+        done = len(numbers) - len(missing)
+        if done and state.is_main_process:
+            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = parts(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
-        prediction.check_unchanged()
         if number in to_answer:
             answers = prediction.answers(finished, part)
             prediction.check_unchanged()  # before they are kept as answers to what was hashed

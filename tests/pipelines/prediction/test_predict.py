@@ -404,9 +404,9 @@ def test_a_killed_prediction_goes_on_from_its_parts(classes, tmp_path, capsys):
     rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     anyformer.predict(classes, rows, out=whole, batch_size=1)
     process = Process(lambda: anyformer.predict(classes, rows, out=out, batch_size=1) and 0, output=tmp_path / "log")
-    process.wait_until(lambda: len(list(tmp_path.glob(".out.jsonl.*.parts/*.jsonl"))) > 2)
+    process.wait_until(lambda: len(list(tmp_path.glob(".out.jsonl.*.parts/*.json"))) > 2)
     process.kill(signal.SIGKILL)
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.jsonl.*.parts/0*.jsonl")}
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.jsonl.*.parts/0*.json")}
     assert there and not out.exists()
     capsys.readouterr()
     assert anyformer.predict(classes, rows, out=out, batch_size=1) == out
@@ -531,7 +531,7 @@ def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(chan
     name = classes.name if change == "a model" else "rows.jsonl"
     with pytest.raises(UserError, match=rf"{name} was changed while it was read"):
         run_prediction(prediction, AnswerFile(out) if to_file else None)
-    assert not out.exists() and len(list(tmp_path.glob(".out*/*.jsonl"))) == to_file
+    assert not out.exists() and len(list(tmp_path.glob(".out*/*.json"))) == to_file
     after = anyformer.predict(classes, str(file), out=out, batch_size=1)
     assert len(after.read_text().splitlines()) == len(file.read_text().splitlines())
 
