@@ -93,11 +93,6 @@ class Prediction:
         self.content = seen.hexdigest()
         self.files = files
 
-    def check_unchanged(self) -> None:
-        """Raise UserError where the model or the rows are not those of `key` any more."""
-        check_unchanged(self.files)
-        check_same_weights(self.recipe.model.name_or_path, self.weights, "MODEL")
-
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
         values = self.columns.read(self.wanted, place, row)
@@ -268,5 +263,6 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
         part = next(pieces, [])
         if number in to_answer:
             answers = prediction.answers(finished, part)
-            prediction.check_unchanged()  # before they are kept as answers to what was hashed
+            check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
+            check_same_weights(prediction.recipe.model.name_or_path, prediction.weights, "MODEL")
             take(answers) if out is None else out.add(number, answers)
