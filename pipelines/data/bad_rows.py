@@ -45,11 +45,6 @@ def bad_rows_of(examples: Examples, attempt: Callable[[Probe], None]) -> list[Ba
     return bad
 
 
-def are_all(examples: Examples, found: list[BadRow]) -> bool:
-    """Whether no other row of the split is left."""
-    return sum(1 for _ in examples.numbered()) == len(found)
-
-
 def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None]) -> Iterator[BadRow]:
     """The rows of a batch that fail, found by bisection, so that a good batch is tried only once."""
     try:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
@@ -101,15 +102,13 @@ class _Opener:
 
     def _planned(self, source: Source, rule: ValidationSplit | None, most: int | None) -> ValidationSplit | None:
         """plan_validation_split, by which a source that has not changed is read once."""
-
-        def plan() -> dict | None:
-            planned = plan_validation_split(source, rule, most)
-            return planned and planned.identity()
-
+        plan = partial(plan_validation_split, source, rule, most)
         if self.data.streaming:
-            return plan_validation_split(source, rule, most)
-        identity = lambda: [source.identity(), self.limits.identity(), rule and rule.identity(), most]  # noqa: E731
-        planned = kept_value(identity, plan)
+            return plan()
+        planned = kept_value(
+            lambda: [source.identity(), self.limits.identity(), rule and rule.identity(), most],
+            lambda: (found := plan()) and found.identity(),
+        )
         return planned and ValidationSplit(**planned)
 
     def whole(self, split: str, source: Source) -> SourceCorpus:

@@ -97,6 +97,8 @@ def _without_mark(part: bytes) -> str | None:
     zeros = {"utf-16-le": part[1::2].count(0), "utf-16-be": part[::2].count(0)}
     best, other = sorted(zeros, key=zeros.__getitem__, reverse=True)
     is_it = zeros[best] * 200 > len(part) and zeros[best] > 4 * zeros[other] and not len(part) % 2
+    # As UTF-8, UTF-16 is broken, or every other byte is a control character; text with some zeros in it is neither.
+    is_it = is_it and (4 * len(part.translate(None, bytes(range(32)))) < 3 * len(part) or not _decodes(part, "utf-8"))
     return best if is_it and _decodes(part, best) else None
 
 

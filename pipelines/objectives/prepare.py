@@ -126,7 +126,7 @@ def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: 
     Where all rows fail, the fault is not in single rows. Raises UserError with all unusable rows where the recipe
     refuses such rows, and for a split of which none is left. prepared: as Objective.try_examples takes it.
     """
-    from ..data.bad_rows import are_all, bad_rows_of, leave_out, reasons, refusal
+    from ..data.bad_rows import bad_rows_of, leave_out, reasons, refusal
     from ..data.examples import Examples
     from .parts import of_label
 
@@ -135,7 +135,7 @@ def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: 
         return any([leaves_out(part, of_part, error, prepared) for part, of_part in parts])
     examples = [source for source in sources.values() if isinstance(source, Examples)]
     bad_rows = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
-    whole = [one for one, rows in zip(examples, bad_rows) if rows and are_all(one, rows)]
+    whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
     if len(whole) == len(examples):
         return False
     if objective.recipe.data.bad_rows == "skip":

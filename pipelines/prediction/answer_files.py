@@ -1,25 +1,23 @@
 """The answers on disk: parts, each complete or absent, which are joined into one file at the end.
 
-While a prediction runs, its parts are JSON lines in a hidden folder beside the file, whose name depends on the model,
-the rows and the settings. The same command thus finds them again, whatever ended the earlier one. The last line of a
-part says what it is of, and the checksum of the lines before it.
+While a prediction runs, its parts are in a hidden folder beside the file, whose name depends on the model, the rows and
+the settings. The same command thus finds them again, whatever ended the earlier one. A part has a checksum.
 """
 
 import csv
 import glob
-import json
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..evaluation.request import check_writable
-from ..storage.atomic import replaced_file, write_atomically
+from ..storage.atomic import replaced_file
+from ..storage.checksums import read_value, write_value
 from ..storage.folder_lock import FolderInUse, folder_lock
-from ..storage.json_text import json_text
+from ..storage.json_text import finite, json_text
 
 Answer = dict[str, Any]
 
@@ -58,35 +56,26 @@ class AnswerFile:
                 shutil.rmtree(other)
 
     def part(self, number: int) -> Path:
-        return self.folder / f"{number:08d}.jsonl"
+        return self.folder / f"{number:08d}.json"
 
     def add(self, number: int, answers: list[Answer]) -> None:
         """Write a part, complete or not at all."""
-        lines = "".join(json_text(row, None) + "\n" for row in answers)
-        write_atomically(self.part(number), lines + self._last_line(lines))
+        write_value(self.part(number), [self.key, finite(answers)])
 
-    def has(self, number: int) -> bool:
-        """Whether a part is there, whole and of this key; another one is to be made again."""
-        with suppress(OSError, UserError):
-            return bool(self._answers_in(number))
-        return False
-
-    def _last_line(self, lines: str) -> str:
-        return f"{self.key} {zlib.crc32(lines.encode()):08x}\n"
-
-    def _answers_in(self, number: int) -> list[str]:
-        """The lines of a part. Raises UserError where it is damaged, or not of this key."""
-        *lines, last = self.part(number).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
-        if f"{last}\n" != self._last_line("".join(f"{line}\n" for line in lines)):
-            raise UserError(f"{self.part(number)} was damaged meanwhile; the same command makes it again")
-        return lines
+    def answers(self, number: int) -> list[Answer] | None:
+        """A part; None where it is missing, damaged or not of this key, and so is to be made again."""
+        key, answers = read_value(self.part(number)) or (None, None)
+        return answers if key == self.key else None
 
     def join(self, count: int) -> None:
         """Write the file from its parts, in their order, and remove them."""
 
         def parts() -> Iterator[list[Answer]]:
             for number in range(count):
-                yield list(map(json.loads, self._answers_in(number)))
+                answers = self.answers(number)
+                if answers is None:
+                    raise UserError(f"{self.part(number)} was damaged meanwhile; the same command makes it again")
+                yield answers
 
         with replaced_file(self.path) as temporary:
             self.write(parts, temporary)

@@ -38,7 +38,7 @@ from ..storage.record import code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Columns, Row, Unlabelled, is_empty, parts
+from .unlabelled import Columns, Row, Unlabelled, holds_empty, is_empty, parts
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -95,19 +95,14 @@ class Prediction:
         self.content, self.notes = seen.hexdigest(), [*self.rows.notes(), *self.objective.notes_of_rows()]
         self.files = files
 
-    def check_unchanged(self) -> None:
-        """Raise UserError where the model or the rows are not those of `key` any more."""
-        check_unchanged(self.files)
-        check_same_weights(self.recipe.model.name_or_path, self.weights, "MODEL")
-
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
         values = self.columns.read(self.wanted, place, row)
-        empty = [is_empty(values[name]) for name in self.wanted if not isinstance(name, IfThere)]
+        needed = [values[name] for name in self.wanted if not isinstance(name, IfThere)]
         try:
-            return None if all(empty) else self.objective.asked(values, place)
+            return None if all(map(is_empty, needed)) else self.objective.asked(values, place)
         except UserError:
-            if any(empty):
+            if any(map(holds_empty, needed)):
                 return None
             raise
 
@@ -243,11 +238,11 @@ def run_prediction(
         if prediction.objective.on_white:
             say([f"{counted(prediction.objective.on_white, 'image')} with transparency put on white"])
         if prediction.empty:
-            are = "is" if prediction.empty == 1 else "are"
-            say([f"{counted(prediction.empty, 'row')} {are} empty in what the model reads; so is the prediction"])
+            rows = counted(prediction.empty, "row is", "rows are")
+            say([f"{rows} empty in what the model reads; so is the prediction"])
         if out is not None:
             for number in range(prediction.count):
-                while not out.has(number):  # a part of another process
+                while out.answers(number) is None:  # a part of another process
                     time.sleep(0.1)
             out.join(prediction.count)
     where = "" if out is None else f" -> {out.path}"
@@ -259,21 +254,20 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
         out.begin(prediction.key())
-        missing = [number for number in numbers if not out.has(number)]
+        missing = [number for number in numbers if out.answers(number) is None]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:
             out.remove_others()
-        if len(missing) < len(numbers) and state.is_main_process:
-            done = len(numbers) - len(missing)
-            are = "is" if done == 1 else "are"
-            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {are} there"])
+        done = len(numbers) - len(missing)
+        if done and state.is_main_process:
+            say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = parts(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
-        prediction.check_unchanged()
         if number in to_answer:
             answers = prediction.answers(finished, part)
-            prediction.check_unchanged()  # before they are kept as answers to what was hashed
+            check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
+            check_same_weights(prediction.recipe.model.name_or_path, prediction.weights, "MODEL")
             take(answers) if out is None else out.add(number, answers)

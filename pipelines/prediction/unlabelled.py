@@ -122,7 +122,12 @@ def is_empty(cell: Any) -> bool:
         return all(map(is_empty, cell))
     if isinstance(cell, str | bytes):
         return cell.strip() in ("", "[]", b"")
-    return cell is None or (isinstance(cell, float) and cell != cell)  # NaN, as pandas writes null
+    return cell is None or str(cell).lower() in ("nan", "<na>", "nat")  # as numpy and pandas write null
+
+
+def holds_empty(cell: Any) -> bool:
+    """Whether a cell is empty, or a list of which a part is."""
+    return is_empty(cell) or (isinstance(cell, list) and any(map(is_empty, cell)))
 
 
 def is_text_file(path: Path) -> bool:

@@ -98,7 +98,8 @@ def kept_value(identity: Callable[[], Any], compute: Callable[[], Any]) -> Any:
     if kept is None:
         kept = {"value": compute()}
         check_unchanged(files)
-        write_value(file, kept)
+        with suppress(OSError):  # in a read-only cache nothing is kept
+            write_value(file, kept)
     return kept["value"]
 
 

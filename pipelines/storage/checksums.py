@@ -115,11 +115,10 @@ def read_value(file: Path) -> Any:
 
 
 def write_value(file: Path, value: Any) -> None:
-    """Write plain data with its CRC-32 into the cache; where the cache cannot be written, the value is not kept."""
+    """Write plain data with its CRC-32."""
     text = json.dumps(value)
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, f"{zlib.crc32(text.encode())} {text}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, f"{zlib.crc32(text.encode())} {text}")
 
 
 class Contents:
@@ -158,7 +157,8 @@ class Contents:
         while self._new:
             file, entries = self._new.popitem()
             if self.kept_in is not None:
-                write_value(file, self._read(file) | entries)
+                with contextlib.suppress(OSError):  # in a read-only cache nothing is kept
+                    write_value(file, self._read(file) | entries)
 
 
 contents = Contents()

@@ -328,6 +328,13 @@ def test_a_table_in_another_encoding_or_in_two_is_one_sentence_and_no_row_is_dro
         Unlabelled(str(tmp_path / "a.csv"))
 
 
+@pytest.mark.parametrize("content", [b"ab\0c", b"abc\0def\0" * 9, b"anna\0lives in rome\n" * 9, "z\0ähler".encode()])
+def test_a_text_with_zeros_in_it_is_not_taken_for_utf16(tmp_path, content):
+    (tmp_path / "a.txt").write_bytes(content)
+    corpus = open_corpora(section(tmp_path / "a.txt"))["train"]
+    assert texts(corpus) == [content.decode()] and corpus.notes() == []
+
+
 def test_a_row_that_is_not_in_the_encoding_that_the_recipe_names_is_no_bad_row(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text\ngood\nca\x81\n")
     examples = open_examples(section(tmp_path / "a.csv", encoding="cp1252"), {"text_field": "text"})["train"]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_data import image_recipe, picture_folder
+from image_data import image_recipe, picture_folder, pictures
 from processes import Process
 from task_data import reviews
 
@@ -43,6 +43,11 @@ def images(tiny_recipe, folder, text_file):
     return image_recipe(folder, data={"files": files, "test_files": None}), next(folder.glob("pictures/*/*.png"))
 
 
+def images_in_parquet(tiny_recipe, folder, text_file):
+    files = pictures(folder / "pictures.parquet")  # with the classes' names
+    return image_recipe(folder, data={"files": str(files), "test_files": None}), files
+
+
 def image_table(tiny_recipe, folder, text_file):
     names = sorted(path for path in picture_folder(folder / "pictures").parents[1].glob("*/*.png"))
     table = [json.dumps({"image": str(path), "label": path.parent.name}) for path in names]
@@ -64,7 +69,7 @@ def opened_in(folder, command, *words, log: Path) -> list[str]:
     return [name for name in json.loads(log.with_suffix(".json").read_text()) if name.startswith(f"{folder}/")]
 
 
-@pytest.mark.parametrize("make", [texts, mixture, rows, images, image_table])
+@pytest.mark.parametrize("make", [texts, mixture, rows, images, images_in_parquet, image_table])
 def test_a_start_with_everything_in_the_cache_opens_no_file_of_the_data(
     make, tiny_recipe, command, tmp_path, text_file
 ):

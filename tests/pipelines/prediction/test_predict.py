@@ -340,10 +340,13 @@ def many_rows(folder) -> list[dict]:
 
 
 EMPTY = {
-    "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": float("nan")}],
+    "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": np.float32("nan")}],
     "BertForTokenClassification": [{"text": ""}, {"text": []}, {"text": None}],
     "BertForQuestionAnswering": [{"question": "who", "context": ""}, {"question": None, "context": "anna"}],
-    "BertForMultipleChoice": [{"context": "", "question": "", "choices": ["a", "b"]}],
+    "BertForMultipleChoice": [
+        {"context": "", "question": "", "choices": ["a", "b"]},
+        {"context": "anna", "question": "", "choices": ["a", ""]},
+    ],
     "BertForMaskedLM": [{"text": ""}, {"text": None}],
     "GPT2LMHeadModel": [{"text": ""}, {"text": None}],
     "T5ForConditionalGeneration": [{"text": ""}, {"text": None}],
@@ -409,9 +412,9 @@ def test_a_killed_prediction_goes_on_from_its_parts(classes, tmp_path, capsys):
     rows, out, whole = many_rows(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     anyformer.predict(classes, rows, out=whole, batch_size=1)
     process = Process(lambda: anyformer.predict(classes, rows, out=out, batch_size=1) and 0, output=tmp_path / "log")
-    process.wait_until(lambda: len(list(tmp_path.glob(".out.jsonl.*.parts/*.jsonl"))) > 2)
+    process.wait_until(lambda: len(list(tmp_path.glob(".out.jsonl.*.parts/*.json"))) > 2)
     process.kill(signal.SIGKILL)
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.jsonl.*.parts/0*.jsonl")}
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.jsonl.*.parts/0*.json")}
     assert there and not out.exists()
     capsys.readouterr()
     assert anyformer.predict(classes, rows, out=out, batch_size=1) == out
@@ -533,10 +536,10 @@ def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(chan
             return usual(self, *arguments)
 
     prediction.__class__ = Changing
-    name = "model.safetensors" if change == "a model" else "rows.jsonl"
+    name = classes.name if change == "a model" else "rows.jsonl"
     with pytest.raises(UserError, match=rf"{name} was changed while it was read"):
         run_prediction(prediction, AnswerFile(out) if to_file else None)
-    assert not out.exists() and len(list(tmp_path.glob(".out*/*.jsonl"))) == to_file
+    assert not out.exists() and len(list(tmp_path.glob(".out*/*.json"))) == to_file
     after = anyformer.predict(classes, str(file), out=out, batch_size=1)
     assert len(after.read_text().splitlines()) == len(file.read_text().splitlines())
 
