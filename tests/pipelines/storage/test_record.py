@@ -175,6 +175,7 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
 
 
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
+    from anyformer.pipelines.adapters import weights_identity
     from anyformer.pipelines.publishing.run_facts import RunFacts
     from anyformer.pipelines.storage.record import Record
 
@@ -183,7 +184,9 @@ def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
     save_file({"base_model.model.lora_A": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
     settings = {"base_model_name_or_path": str(base), "r": 2}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    (adapter / "run.json").write_text(json.dumps(facts_of(base) | Record.now(adapter).facts()))
+    (adapter / "run.json").write_text(
+        json.dumps(facts_of(base) | Record(weights_identity(adapter, alone=True)).facts())
+    )
     assert RunFacts.read(adapter).metrics
     base.rename(place / "moved")
     assert RunFacts.read(adapter).metrics  # nothing says that the base has changed
@@ -200,7 +203,12 @@ def test_a_finished_run_whose_model_or_data_was_changed_is_completed_again(place
     assert command(*words) == 0
     weights, metrics = (run / "model.safetensors").read_bytes(), facts_of(run)["metrics"]
     capsys.readouterr()
+    edit = {"generation_config.json": {"max_new_tokens": 5}, "notes/mine.json": {}}
+    (run / "notes").mkdir()
+    for name, content in edit.items():  # not of the weights
+        (run / name).write_text(json.dumps(content))
     assert command(*words) == 0 and "finished already" in capsys.readouterr().out
+    assert json.loads((run / "generation_config.json").read_text()) == {"max_new_tokens": 5}
     change_weights(run)
     assert (
         command(*words) == 0
