@@ -46,6 +46,11 @@ class Record:
         return cls(weights, data_identity(settings), recipe_identity(settings), code_identity())
 
     @classmethod
+    def of_run(cls, folder: Path, data: dict[str, str | None] | None = None, *, shown: bool = False) -> "Record":
+        """The record of a run's own results, which no tokenizer or default of generation changes afterwards."""
+        return cls(weights_identity(folder, shown=shown, alone=True), data)
+
+    @classmethod
     def of(cls, result: Any) -> "Record":
         """The record in a result's JSON; an empty one where it says nothing, which is of nothing that is asked for."""
         kept = result.get(OF) if isinstance(result, dict) else None
@@ -72,7 +77,7 @@ def of_its_model(folder: Path, run: dict[str, Any], *, shown: bool = False) -> t
 
     shown: as weights_identity.
     """
-    now = Record(weights_identity(folder, shown=shown, alone=True)) if OF in run else Record()
+    now = Record.of_run(folder, shown=shown) if OF in run else Record()
     if Record.of(run).differs_from(now) is None:
         return run, []
     sentence = f"metrics and samples of the run are left out: the model in {folder} has been changed since"

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ...adapters import ADAPTER_CONFIG, is_same_model, weights_identity
+from ...adapters import ADAPTER_CONFIG, is_same_model
 from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
@@ -90,7 +90,7 @@ class RunFolder:
 
     def record(self) -> Record:
         """What the results of the finished run are of: the model in the folder, and the data, also of other splits."""
-        return Record(weights_identity(self.path, alone=True), self.read)
+        return Record.of_run(self.path, self.read)
 
     def is_as_left(self, stored: dict) -> bool:
         """Whether a finished run's results are still those of its model and data; prints what is not.
@@ -123,8 +123,7 @@ class RunFolder:
         difference = None
         if not self.is_longer_than(stored):
             difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
-        ours = self.data["fingerprint"], self.data.get("fingerprint_before")
-        if difference is None and stored["data"]["fingerprint"] not in ours:
+        if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
             difference = (
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"

@@ -113,6 +113,7 @@ def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name
         ("generate", run, "def"),
         ("chat", run),
         ("convert", run, place / "native"),
+        ("export", run, "--to", "torch_export", "--out", place / "exported"),
         ("inspect", run, "a text", "--out", place / "page.html"),
         ("check", run),
         ("publish", run, "me/mine", "--dry-run"),
@@ -175,7 +176,6 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
 
 
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
-    from anyformer.pipelines.adapters import weights_identity
     from anyformer.pipelines.publishing.run_facts import RunFacts
     from anyformer.pipelines.storage.record import Record
 
@@ -184,9 +184,7 @@ def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
     save_file({"base_model.model.lora_A": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
     settings = {"base_model_name_or_path": str(base), "r": 2}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    (adapter / "run.json").write_text(
-        json.dumps(facts_of(base) | Record(weights_identity(adapter, alone=True)).facts())
-    )
+    (adapter / "run.json").write_text(json.dumps(facts_of(base) | Record.of_run(adapter).facts()))
     assert RunFacts.read(adapter).metrics
     base.rename(place / "moved")
     assert RunFacts.read(adapter).metrics  # nothing says that the base has changed

@@ -58,7 +58,7 @@ def halved(step, total, warmup):
 @pytest.mark.parametrize("stages", [False, True], ids=["plain", "stages"])
 def test_a_plug_in_that_changed_is_another_run(tiny_recipe, command, tmp_path, stages, monkeypatch):
     plugin, log, beside = tmp_path / "mine.py", tmp_path / "log.txt", tmp_path / "beside.py"
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     plugin.write_text(METRIC)
     beside.write_text("SHARE = 1")
     halves = [{"until": 0.5, "sequence_length": 24}, {"until": 1.0}]
