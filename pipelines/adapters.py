@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError, first_line, need_package
-from .manifest import OUR_CODE, files_of_answers, hash_of, is_untouched, read_manifest, sha
+from .manifest import OF_ANSWERS, OF_WEIGHTS, OUR_CODE, files_of_answers, hash_of, is_untouched, read_manifest, sha
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
@@ -70,17 +70,19 @@ def base_of(folder: str | Path) -> str:
     return base
 
 
-def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[str | None]:
+def weights_identity(name_or_path: str | Path, *, shown: bool = False, alone: bool = False) -> list[str | None]:
     """Hashes that change whenever a model's answers do: of its files, and for an adapter of its base's.
 
     Of a repository on the Hub the commit; None where neither a folder nor a commit is known. shown: of a large file
-    that was not touched since, the manifest's hash is taken; else every file is read, once in a process.
+    that was not touched since, the manifest's hash is taken; else every file is read, once in a process. alone: without
+    tokenizer, code and defaults of generation, which people edit, and without the commit of an adapter's base, which
+    moves with its card.
     """
     folder = Path(name_or_path).expanduser()
     if not folder.is_dir():
         return [_commit_of(str(name_or_path))]
     known, files = read_manifest(folder) if shown else {}, []
-    for file in files_of_answers(folder):
+    for file in files_of_answers(folder, OF_WEIGHTS if alone else OF_ANSWERS):
         if file.name != "recipe.yaml" and not (OUR_CODE / file.name).is_file():  # the package's own code is used
             name = str(file.relative_to(folder))
             is_known = name in known and is_untouched(file)
@@ -89,7 +91,16 @@ def weights_identity(name_or_path: str | Path, *, shown: bool = False) -> list[s
         return [sha(files)]
     settings = _config(folder) | {"base_model_name_or_path": None}  # the base may have been moved
     files = [settings if name == ADAPTER_CONFIG else [name, content] for name, content in files]
-    return [sha(files), *weights_identity(base_of(folder), shown=shown)]
+    base = base_of(folder)
+    if alone and not Path(base).expanduser().is_dir():
+        return [sha(files), None]
+    return [sha(files), *weights_identity(base, shown=shown, alone=alone)]
+
+
+def is_same_model(kept: Any, now: list[str | None]) -> bool:
+    """Whether two results of weights_identity agree, as far as both are known."""
+    is_known = isinstance(kept, list) and len(kept) == len(now)
+    return is_known and all(None in pair or pair[0] == pair[1] for pair in zip(kept, now))
 
 
 @lru_cache(maxsize=64)
@@ -108,12 +119,12 @@ def _commit_of(repository: str) -> str | None:
     return None
 
 
-def check_same_weights(name_or_path: str | Path, before: list, what: str) -> None:
+def check_same_weights(name_or_path: str | Path, before: list, what: str, alone: bool = False) -> None:
     """Raise UserError where a model's files have changed since `before`, its weights_identity before it was read.
 
     What is kept of the model would else lie under the identity of other files. what: the setting that names it.
     """
-    if weights_identity(name_or_path) != before:
+    if weights_identity(name_or_path, alone=alone) != before:
         raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
 
 
@@ -175,9 +186,10 @@ def check_base(folder: str | Path) -> None:
     base, run = base_of(folder), Path(folder).expanduser() / "run.json"
     try:
         trained_on = json.loads(run.read_text(encoding="utf-8"))["data"]["base_weights"]
+        is_known = "@" not in trained_on[0] and Path(base).expanduser().is_dir()  # a folder may copy a repository
     except (OSError, ValueError, KeyError, TypeError):  # an adapter of PEFT's
         return
-    if Path(base).expanduser().is_dir() and weights_identity(base) != trained_on:
+    if is_known and not is_same_model(trained_on, weights_identity(base, alone=True)):
         raise UserError(f"{folder}: its base {base} has other weights than when it was trained; put those back")
 
 

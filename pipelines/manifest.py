@@ -14,10 +14,10 @@ from .errors import UserError
 MANIFEST = "manifest.json"  # {file: {"size", "sha256"}}
 LARGE = 2**26  # bytes; larger files are hashed only where they were touched after the manifest was written
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+OF_WEIGHTS = (*WEIGHTS, "*.index.json", "config.json", "adapt??_config.json", "modules.json", "[0-9]_*/config.json")
 # What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
-OF_ANSWERS = (*WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
-OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "modules.json", "[0-9]_*/config.json")
-OF_ANSWERS += ("*.index.json", "recipe.yaml")
+OF_ANSWERS = (*OF_WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
+OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "recipe.yaml")
 # Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
 # the package may write anew.
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
@@ -56,15 +56,15 @@ def is_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def files_of_answers(folder: Path) -> list[Path]:
+def files_of_answers(folder: Path, patterns: Iterable[str] = OF_ANSWERS) -> list[Path]:
     """The files in a model's folder that decide what it answers, without results that were written there."""
-    files = {path for pattern in OF_ANSWERS for path in folder.glob(pattern) if path.is_file()}
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in files if not path.name.startswith("evaluation-"))
 
 
 def entries_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """The manifest's entries of some files."""
-    return {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
+    return {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": hash_of(file)} for file in files}
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:

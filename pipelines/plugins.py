@@ -6,6 +6,7 @@ up. A plug-in is a Python file or module that the user names on the command line
 `$ANYFORMER_PLUGINS` (names separated by commas, for launchers). A recipe or a downloaded folder cannot name one.
 """
 
+import ast
 import difflib
 import functools
 import hashlib
@@ -242,7 +243,7 @@ def _load_plugin(name: str) -> None:
     if not is_file:
         _run(lambda: importlib.import_module(name), f"--plugin {name}")
         origin = sys.modules[name].__file__
-        _loaded[key] = {"plugin": name} | ({"sha256": _digest(Path(origin))} if origin else {})
+        _loaded[key] = {"plugin": name} | ({"sha256": _digest(Path(origin), name.count("."))} if origin else {})
         return
     # Under a name of its own, so that data loader workers can unpickle what the file defines.
     module_name = f"anyformer_plugin_{path.stem}"
@@ -255,8 +256,29 @@ def _load_plugin(name: str) -> None:
     _loaded[key] = {"plugin": key, "sha256": _digest(path)}
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(path: Path, depth: int = 0) -> str:
+    """The SHA-256 of a plug-in, with the modules beside it that it imports. depth: of packages that it lies in."""
+    files = _with_imported(path.resolve(), path.resolve().parents[depth], {})
+    hashes = [hashlib.sha256(content).hexdigest() for content in files.values()]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _with_imported(file: Path, root: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
+    """`found`, with a file and the files that its imports name, relative to itself or to `root`: {file: content}."""
+    if file in found or not file.is_file():
+        return found
+    found[file] = file.read_bytes()
+    for node in ast.walk(ast.parse(found[file])):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        base = root
+        if isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root
+            names = [node.module or "", *(f"{node.module or ''}.{name}" for name in names)]
+        for name in (name for name in names if name.partition(".")[0] != "anyformer"):
+            place = base.joinpath(*name.split("."))
+            for one in (place.with_suffix(".py"), place / "__init__.py"):
+                _with_imported(one, root, found)
+    return found
 
 
 def _run(load: Callable, what: str) -> None:

@@ -33,7 +33,7 @@ class ImageStore(MappedStore, Rows, Dataset):
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.notes, self.before = meta["facts"], meta.get("notes", []), meta.get("before")
+        self.facts, self.notes = meta["facts"], meta.get("notes", [])
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
@@ -56,12 +56,11 @@ def store_images(
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     notes: Callable[[], list[str]] = list,
     more_facts: Callable[[np.ndarray], dict] | None = None,
-    before: str | None = None,
 ) -> ImageStore:
     """Store the images that `batches` yields, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
     notes: what users should read once the images have been read. more_facts: (all classes) -> more facts.
-    before: as Rows.before. Raises what `batches` raises; no files are left behind then.
+    Raises what `batches` raises; no files are left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -82,7 +81,7 @@ def store_images(
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
         facts |= more_facts(np.array(labels)) if more_facts else {}
         meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
-        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": notes(), "before": before}))
+        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": notes()}))
 
     return ImageStore.cached(cache, key, build, examples.files)
 

@@ -10,8 +10,7 @@ class Rows:
 
     A subclass sets `fingerprint`, `name` and, as far as it differs, the rest.
 
-    fingerprint: identity of the rows' content, equal in every process. before: the fingerprint that earlier versions
-    gave, with which their runs resume; None: the same. name: of the data, for people. facts: numbers
+    fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
     is_stream: whether rows can only be iterated. notes: sentences a user should read. parts: name -> the rows that
@@ -21,7 +20,6 @@ class Rows:
     """
 
     fingerprint: str
-    before: str | None = None
     name: str
     facts: dict[str, Any] = {}
     row_lengths = None

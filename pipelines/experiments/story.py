@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
+from ..adapters import is_same_model, weights_identity
 from ..reporting.comparison import compare_runs
 from ..reporting.report import REPORT
 from ..reporting.run_log import RUN_FILE, read_run
 from ..storage.checkpoints import set_aside
-from ..storage.record import Record
 from ..training.checkpoints.run_folder import stored_run
 from ..training.run import train
 from .story_file import Step, Story
@@ -44,7 +44,7 @@ def set_stale_aside(step: Step) -> None:
     base, stored = step.recipe.model.name_or_path, stored_run(step.folder)
     if stored is None or base is None or not Path(base).expanduser().is_dir():
         return
-    if Record(stored["data"].get("base_weights")).differs_from(Record.now(base)) is None:
+    if is_same_model(stored["data"].get("base_weights"), weights_identity(base, alone=True)):
         return
     print(
         f"step {step.name} began from other weights than {base} has now and is made again; what was made is in "

@@ -123,8 +123,7 @@ def prepare_images(
     rest = [list(shape), classes, str(sorted(geometry.items())), "transparent on white"]
     with hashed_files() as examples.files:
         identity = examples.identity()
-    key, hashed = sha([sha(identity), *rest]), identity["source"].pop("image_files", None)
-    before = sha([sha(identity), *rest]) if hashed else None
+    key = sha([sha(identity), *rest])
 
     squeezed = transparent = 0
 
@@ -149,7 +148,7 @@ def prepare_images(
         of_labels = label_facts(labels) if label_facts and len(labels) else {}
         return of_labels | ({"transparent": transparent} if transparent else {})
 
-    store = store_images(cache, key, examples, batches, notes, facts, before)
+    store = store_images(cache, key, examples, batches, notes, facts)
     if "transparent" in store.facts and getattr(processor, "do_convert_rgb", True) in (None, False) and shape[0] == 3:
         processor.do_convert_rgb = True  # in transformers' own processors: on white
     return store

@@ -149,7 +149,7 @@ def save(parts: list, destination: Path, source: str, facts: dict, same_model: b
             copy_modules(Path(source).expanduser(), aside)
         known = RunFacts.read(Path(source)).run if same_model and Path(source).is_dir() else {}
         known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
-        known |= Record.now(aside).facts() if OF in known else {}  # the same model, in other files
+        known |= Record.of_run(aside).facts() if OF in known else {}  # the same model, in other files
         facts |= {"local": sorted({*known.get("local", ()), *local_names(facts)})}
         (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
         write_model_card(aside, name=destination.name)

@@ -109,8 +109,7 @@ class StoredImages(Rows):
 
     def __init__(self, store):
         self.store = store
-        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-        self.notes, self.before = store.notes, store.before
+        self.fingerprint, self.name, self.facts, self.notes = store.fingerprint, store.name, store.facts, store.notes
 
     def __len__(self) -> int:
         return len(self.store)

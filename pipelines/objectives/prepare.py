@@ -98,10 +98,8 @@ def prepare_data(
     if for_training and recipe.stages:
         data.stages = prepare_stages(data, cache, progress)
     if "train" in data.rows:
-        train, processor = data.rows["train"], objective.processor_fingerprint()
-        for name, identity in (("fingerprint", train.identity), ("fingerprint_before", train.before)):
-            if identity is not None:
-                data.facts[name] = hashlib.sha256(f"{identity}\n{processor}".encode()).hexdigest()
+        of_both = f"{data.rows['train'].identity}\n{objective.processor_fingerprint()}"
+        data.facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..adapters import weights_identity
+from ..adapters import is_same_model, weights_identity
 from ..manifest import sha
 from ..plugins import loaded_plugins
 from .checksums import content_hash
@@ -46,6 +46,11 @@ class Record:
         return cls(weights, data_identity(settings), recipe_identity(settings), code_identity())
 
     @classmethod
+    def of_run(cls, folder: Path, data: dict[str, str | None] | None = None, *, shown: bool = False) -> "Record":
+        """The record of a run's own results, which no tokenizer or default of generation changes afterwards."""
+        return cls(weights_identity(folder, shown=shown, alone=True), data)
+
+    @classmethod
     def of(cls, result: Any) -> "Record":
         """The record in a result's JSON; an empty one where it says nothing, which is of nothing that is asked for."""
         kept = result.get(OF) if isinstance(result, dict) else None
@@ -72,16 +77,16 @@ def of_its_model(folder: Path, run: dict[str, Any], *, shown: bool = False) -> t
 
     shown: as weights_identity.
     """
-    part = Record.of(run).differs_from(Record.now(folder, shown=shown)) if OF in run else None
-    if part is None:
+    now = Record.of_run(folder, shown=shown) if OF in run else Record()
+    if Record.of(run).differs_from(now) is None:
         return run, []
     sentence = f"metrics and samples of the run are left out: the model in {folder} has been changed since"
     return {name: value for name, value in run.items() if name not in RESULTS}, [sentence]
 
 
 def _is_same(kept: Any, here: Any) -> bool:
-    if isinstance(kept, list) and isinstance(here, list):
-        return len(kept) == len(here) and all(None in pair or pair[0] == pair[1] for pair in zip(kept, here))
+    if isinstance(here, list):
+        return is_same_model(kept, here)
     if isinstance(kept, dict) and isinstance(here, dict):
         return kept.keys() == here.keys() and all(_is_same([kept[key]], [here[key]]) for key in here)
     return kept == here
@@ -109,8 +114,13 @@ def _named(settings: dict[str, Any], *endings: str) -> Iterator[str]:
 
 def _hash_of_files(pattern: str) -> str | None:
     paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-    inside = (file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob("*"))))
-    hashes = [content_hash(file) for file in inside if file.is_file()]
+    hashes = []
+    for path in map(Path, paths):
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            # Hidden files are written by programs that show or download a folder: .DS_Store, .cache.
+            is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.is_file() and not is_hidden:
+                hashes.append(content_hash(file))
     return sha(hashes) if hashes else None
 
 

@@ -101,7 +101,7 @@ def fresh_model(session: Session):
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     if (base := session.recipe.model.name_or_path) is not None:
         before = session.data.facts["base_weights"]
-        session.from_main(lambda: check_same_weights(base, before, "model.name_or_path"))
+        session.from_main(lambda: check_same_weights(base, before, "model.name_or_path", alone=True))
     check_length(session.data.objective, model.config, trains=True)
     for run in session.stages:
         with of_stage(run.stage.number):

@@ -18,7 +18,7 @@ from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes, words_of
-from ..recipes.schema import Recipe
+from ..recipes.schema import MINIMAL_PAIRS, Recipe
 from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
 from ..storage.cache import sha
@@ -93,10 +93,13 @@ class Session:
         self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
         for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
             if section is not None and section.name_or_path is not None:
-                self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path))
+                alone = section is recipe.model
+                self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path, alone=alone))
         validated = [rows.identity for split, rows in self.data.rows.items() if split == "validation"]
-        if validated or self.pairs is not None:
-            self.data.facts["validated_on"] = sha([*validated, self.pairs and [self.pairs.good, self.pairs.bad]])
+        if recipe.evaluation.best_metric == MINIMAL_PAIRS and self.pairs is not None:
+            validated = [self.pairs.good, self.pairs.bad]
+        if validated:
+            self.data.facts["validated_on"] = sha(validated)
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]

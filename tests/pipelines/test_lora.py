@@ -89,7 +89,14 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(
         and f"anyformer predict {whole}_merged FILE" in printed
     )
     assert command("merge", whole, tmp_path / "merged") == 0
-    assert "the adapter added to" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the adapter added to" in said and "left out" not in said  # the numbers are of the merged model, too
+    assert json.loads((tmp_path / "merged" / "run.json").read_text())["metrics"] == facts["metrics"]
+    saved = (whole / "tokenizer.json").read_bytes()
+    (whole / "tokenizer.json").write_bytes(saved[:99])
+    assert command("merge", whole, tmp_path / "other") == 2
+    assert "tokenizer.json has changed since it was saved" in capsys.readouterr().err
+    (whole / "tokenizer.json").write_bytes(saved)
     merged = auto.from_pretrained(tmp_path / "merged").eval()
     assert merged.config.id2label == config.id2label and not list((tmp_path / "merged").glob("adapter*"))
     torch.testing.assert_close(merged(input_ids=ids).logits, expected.float(), atol=SAVED, rtol=0)

@@ -1,10 +1,11 @@
 """An adapter that is not whole, or not of this base, is refused in one sentence by all that loads it."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from anyformer.pipelines.adapters import load_merged, load_model
+from anyformer.pipelines.adapters import load_merged, load_model, weights_identity
 from anyformer.pipelines.errors import UserError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -80,7 +81,7 @@ def test_a_faulty_adapter_is_one_sentence_everywhere(adapter, fault, command, ca
     if fault == "half":
         (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:3000])
     elif fault == "base":
-        (folder / "run.json").write_text(json.dumps({"data": {"base_weights": "0" * 32}}))
+        (folder / "run.json").write_text(json.dumps({"data": {"base_weights": ["0" * 32]}}))
     else:
         save_file(changed(load_file(folder / WEIGHTS), fault), folder / WEIGHTS, {"format": "pt"})
     assert command("merge", folder, tmp_path / "merged") == 2
@@ -89,6 +90,32 @@ def test_a_faulty_adapter_is_one_sentence_everywhere(adapter, fault, command, ca
     for load in (load_model, load_merged):
         with pytest.raises(UserError):
             load(AutoModelForCausalLM, folder)
+
+
+@pytest.mark.parametrize("change", ["edited", "moved", "of the Hub", "weights", "config"])
+def test_a_base_is_the_one_of_the_training_by_its_weights_alone(adapter, change, command, capsys, tmp_path):
+    folder, _ = adapter()
+    base = tmp_path / "base"
+    of_training = weights_identity(base, alone=True) if change != "of the Hub" else ["owner/base@0123"]
+    (folder / "run.json").write_text(json.dumps({"data": {"base_weights": of_training}}))
+    if change == "edited":  # what people write into a model's folder
+        for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", "README.md", "run.json"):
+            (base / name).write_text("{}")
+    elif change == "moved":
+        shutil.copytree(base, tmp_path / "elsewhere")
+        shutil.rmtree(base)
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        settings["base_model_name_or_path"] = str(tmp_path / "elsewhere")
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+    elif change == "weights":
+        weights = load_file(base / "model.safetensors")
+        save_file({name: x + 0.1 for name, x in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    elif change == "config":
+        settings = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(settings | {"rms_norm_eps": 0.1}))
+    refused = change in ("weights", "config")
+    assert command("merge", folder, tmp_path / "merged") == 2 * refused
+    assert ("has other weights than when it was trained" in capsys.readouterr().err) == refused
 
 
 def test_rows_that_peft_did_not_save_are_not_invented(adapter):

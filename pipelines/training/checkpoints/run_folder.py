@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ...adapters import ADAPTER_CONFIG, weights_identity
+from ...adapters import ADAPTER_CONFIG, is_same_model
 from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
-from ...recipes.differences import resume_difference
+from ...recipes.differences import of_best_metric, resume_difference
 from ...recipes.global_batch import SETTINGS, same_step
 from ...recipes.schema import Recipe, TrainingSection
 from ...reporting.run_log import COMPLETING
@@ -90,7 +90,7 @@ class RunFolder:
 
     def record(self) -> Record:
         """What the results of the finished run are of: the model in the folder, and the data, also of other splits."""
-        return Record(weights_identity(self.path), self.read)
+        return Record.of_run(self.path, self.read)
 
     def is_as_left(self, stored: dict) -> bool:
         """Whether a finished run's results are still those of its model and data; prints what is not.
@@ -123,8 +123,7 @@ class RunFolder:
         difference = None
         if not self.is_longer_than(stored):
             difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
-        ours = self.data["fingerprint"], self.data.get("fingerprint_before")
-        if difference is None and stored["data"]["fingerprint"] not in ours:
+        if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
             difference = (
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
@@ -139,12 +138,16 @@ class RunFolder:
     def changed_files(self, stored: dict) -> Iterator[str]:
         """Words for each of the other files that a stored run depends on, and that has changed since."""
         # Checkpoints hold neither the weights that a run began from nor its teacher's.
-        for name, section in (("model", self.recipe.model), ("teacher", self.recipe.teacher)):
-            key = "base_weights" if name == "model" else "teacher_weights"
-            if Record(stored["data"].get(key)).differs_from(Record(self.data.get(key))) is not None:
-                yield f"the weights of {name}.name_or_path={section.name_or_path!r} have changed since"
-        metric = self.recipe.evaluation.best_metric
-        goes_on = metric is not None and metric == stored["recipe"].get("evaluation", {}).get("best_metric")
+        for name, key in (("model", "base_weights"), ("teacher", "teacher_weights")):
+            now = self.data.get(key)
+            # A commit on the Hub may have changed the card alone: it counts only where the weights are read again.
+            is_whole = name == "model" and self.recipe.training.lora is None and "@" in str(now)
+            if now is not None and not is_whole and not is_same_model(stored["data"].get(key), now):
+                where = getattr(self.recipe, name).name_or_path
+                yield f"the weights of {name}.name_or_path={where!r} have changed since"
+        evaluation, before = self.recipe.to_dict()["evaluation"], stored["recipe"].get("evaluation", {})
+        metric = evaluation["best_metric"]
+        goes_on = metric and all(before.get(one) == evaluation[one] for one in of_best_metric(metric))
         if goes_on and stored["data"].get("validated_on") != self.data.get("validated_on"):
             yield f"the data on which evaluation.best_metric={metric} is measured has changed since"
         loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}

@@ -113,7 +113,7 @@ def test_json_lines_name_images_beside_them(tmp_path):
 
 
 @pytest.mark.parametrize("base", ["pictures", "~/pictures"])
-def test_images_that_change_behind_a_table_are_read_anew_and_earlier_runs_resume(prepared, tmp_path, monkeypatch, base):
+def test_images_that_change_behind_a_table_are_read_anew(prepared, tmp_path, monkeypatch, base):
     monkeypatch.setenv("HOME", str(tmp_path))
     picture_folder(tmp_path / "pictures", 6)
     lines = "".join(f"{base}/{NAMES[i % 2]}/{i:03}.png,{NAMES[i % 2]}\n" for i in range(6))
@@ -125,7 +125,6 @@ def test_images_that_change_behind_a_table_are_read_anew_and_earlier_runs_resume
     second = prepare_data(recipe)
     assert not np.array_equal(*(data.rows["train"].store.pixels for data in (first, second)))
     assert first.facts["fingerprint"] != second.facts["fingerprint"]
-    assert first.rows["train"].before == second.rows["train"].before and "fingerprint_before" in first.facts
 
 
 @pytest.mark.parametrize("learned", ["task.name=image_classification", "objective.name=masked_image"])

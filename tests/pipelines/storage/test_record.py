@@ -113,6 +113,7 @@ def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name
         ("generate", run, "def"),
         ("chat", run),
         ("convert", run, place / "native"),
+        ("export", run, "--to", "torch_export", "--out", place / "exported"),
         ("inspect", run, "a text", "--out", place / "page.html"),
         ("check", run),
         ("publish", run, "me/mine", "--dry-run"),
@@ -183,7 +184,7 @@ def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
     save_file({"base_model.model.lora_A": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
     settings = {"base_model_name_or_path": str(base), "r": 2}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    (adapter / "run.json").write_text(json.dumps(facts_of(base) | Record.now(adapter).facts()))
+    (adapter / "run.json").write_text(json.dumps(facts_of(base) | Record.of_run(adapter).facts()))
     assert RunFacts.read(adapter).metrics
     base.rename(place / "moved")
     assert RunFacts.read(adapter).metrics  # nothing says that the base has changed
@@ -200,7 +201,12 @@ def test_a_finished_run_whose_model_or_data_was_changed_is_completed_again(place
     assert command(*words) == 0
     weights, metrics = (run / "model.safetensors").read_bytes(), facts_of(run)["metrics"]
     capsys.readouterr()
+    edit = {"generation_config.json": {"max_new_tokens": 5}, "notes/mine.json": {}}
+    (run / "notes").mkdir()
+    for name, content in edit.items():  # not of the weights
+        (run / name).write_text(json.dumps(content))
     assert command(*words) == 0 and "finished already" in capsys.readouterr().out
+    assert json.loads((run / "generation_config.json").read_text()) == {"max_new_tokens": 5}
     change_weights(run)
     assert (
         command(*words) == 0

@@ -47,17 +47,20 @@ def test_the_best_of_other_rows_is_no_rival(tmp_path, command):
 
 METRIC = """
 from anyformer import register_metric, register_schedule
+from beside import SHARE
 
 @register_schedule("halved")
 def halved(step, total, warmup):
-    return 0.5
+    return 0.5 * SHARE
 """
 
 
 @pytest.mark.parametrize("stages", [False, True], ids=["plain", "stages"])
-def test_a_plug_in_that_changed_is_another_run(tiny_recipe, command, tmp_path, stages):
-    plugin, log = tmp_path / "mine.py", tmp_path / "log.txt"
+def test_a_plug_in_that_changed_is_another_run(tiny_recipe, command, tmp_path, stages, monkeypatch):
+    plugin, log, beside = tmp_path / "mine.py", tmp_path / "log.txt", tmp_path / "beside.py"
+    monkeypatch.syspath_prepend(tmp_path)
     plugin.write_text(METRIC)
+    beside.write_text("SHARE = 1")
     halves = [{"until": 0.5, "sequence_length": 24}, {"until": 1.0}]
     sections = {"stages": halves} if stages else {}
     recipe = tiny_recipe(training={"lr_scheduler_type": "halved", "max_steps": 8, "save_steps": 2})
@@ -72,6 +75,9 @@ def test_a_plug_in_that_changed_is_another_run(tiny_recipe, command, tmp_path, s
     plugin.write_text(METRIC.replace("0.5", "0.25"))
     assert f"the plug-in {plugin} has changed since" in ends(2, *words)
     plugin.write_text(METRIC)
+    beside.write_text("SHARE = 2")
+    assert f"the plug-in {plugin} has changed since" in ends(2, *words)
+    beside.write_text("SHARE = 1")
     (tmp_path / "moved.py").write_text(METRIC)  # the same code under another name
     ends(0, "--plugin", tmp_path / "moved.py", *words[2:])
     plugin.write_text(METRIC + "\n# another version\n")
