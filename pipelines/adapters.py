@@ -186,8 +186,8 @@ def check_base(folder: str | Path) -> None:
     base, run = base_of(folder), Path(folder).expanduser() / "run.json"
     try:
         trained_on = json.loads(run.read_text(encoding="utf-8"))["data"]["base_weights"]
-        is_known = "@" not in trained_on[0] and Path(base).expanduser().is_dir()  # a folder may copy a repository
-    except (OSError, ValueError, KeyError, TypeError):  # an adapter of PEFT's
+        is_known = isinstance(trained_on, list) and "@" not in trained_on[0] and Path(base).expanduser().is_dir()
+    except (OSError, ValueError, KeyError, TypeError):  # an adapter of PEFT's; of a repository a folder may be a copy
         return
     if is_known and not is_same_model(trained_on, weights_identity(base, alone=True)):
         raise UserError(f"{folder}: its base {base} has other weights than when it was trained; put those back")

@@ -15,9 +15,9 @@ from ...adapters import ADAPTER_CONFIG, is_same_model
 from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
-from ...recipes.differences import of_best_metric, resume_difference
+from ...recipes.differences import flat_settings, resume_difference
 from ...recipes.global_batch import SETTINGS, same_step
-from ...recipes.schema import Recipe, TrainingSection
+from ...recipes.schema import MINIMAL_PAIRS, Recipe, TrainingSection
 from ...reporting.run_log import COMPLETING
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
@@ -30,6 +30,12 @@ from .extend_run import differs_in_length_alone, schedule_of, section_of, shared
 def say(sentence: str) -> None:
     """Print one line for the user to stderr, because programs may read stdout."""
     print(f"anyformer: {sentence}", file=sys.stderr)
+
+
+def rows_asked_for(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The settings that may change when a run is resumed, and that decide which rows validations measure."""
+    names = "evaluation_overlap", f"evaluation.{MINIMAL_PAIRS}"
+    return {path: value for path, value in flat_settings(recipe).items() if any(name in path for name in names)}
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:
@@ -145,11 +151,9 @@ class RunFolder:
             if now is not None and not is_whole and not is_same_model(stored["data"].get(key), now):
                 where = getattr(self.recipe, name).name_or_path
                 yield f"the weights of {name}.name_or_path={where!r} have changed since"
-        evaluation, before = self.recipe.to_dict()["evaluation"], stored["recipe"].get("evaluation", {})
-        metric = evaluation["best_metric"]
-        goes_on = metric and all(before.get(one) == evaluation[one] for one in of_best_metric(metric))
-        if goes_on and stored["data"].get("validated_on") != self.data.get("validated_on"):
-            yield f"the data on which evaluation.best_metric={metric} is measured has changed since"
+        asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())
+        if asked and stored["data"].get("validated_on") != self.data.get("validated_on"):
+            yield "the data that validations measure has changed since"
         loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
         for plugin in stored.get("plugins", []):
             if plugin.get("sha256") not in loaded.values():

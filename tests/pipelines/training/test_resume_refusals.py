@@ -29,10 +29,23 @@ def test_a_rate_that_follows_validations_goes_on_with_the_same_ones_alone(tmp_pa
     held = (tmp_path / "held.jsonl").read_text()
     (tmp_path / "held.jsonl").write_text(held.replace("film", "book"))
     assert command("train", recipe) == 2
-    assert "data on which evaluation.best_metric=loss is measured has changed" in capsys.readouterr().err
+    assert "the data that validations measure has changed since" in capsys.readouterr().err
     (tmp_path / "held.jsonl").write_text(held)
     # What only tells, or acts at the end, may change.
     assert command("train", recipe, "evaluation.metrics=[accuracy,f1_macro]", "evaluation.patience=50") == 0
+
+
+def test_validations_of_one_run_measure_the_same_rows(tmp_path, command, capsys):
+    held = reviews(tmp_path / "held.jsonl", 20, seed=3)
+    data, evaluation = {"validation_files": str(held)}, {"every_steps": 2, "best_metric": None}
+    recipe = task_recipe(
+        tmp_path, "sequence_classification", training={"max_steps": 4}, data=data, evaluation=evaluation
+    )
+    assert command("train", recipe) == 0
+    held.write_text(held.read_text().replace("film", "book"))
+    capsys.readouterr()
+    assert command("train", recipe) == 2
+    assert "the data that validations measure has changed since" in capsys.readouterr().err
 
 
 def test_the_best_of_other_rows_is_no_rival(tmp_path, command):
