@@ -115,8 +115,8 @@ def check_saved_files(folder: str | Path, what: str) -> None:
         if is_any(file.name, OF_ANSWERS) and not is_any(file.name, MAY_CHANGE) and not is_unchanged(file, entry):
             fault = "has changed since it was saved with the weights" if file.is_file() else "is missing"
             raise UserError(
-                f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the change "
-                f"is meant"
+                f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the "
+                f"change is meant"
             )
 
 

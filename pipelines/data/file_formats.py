@@ -148,9 +148,8 @@ def encoding_notes(field: str, paths: list[Path], limits: Limits) -> list[str]:
     """A sentence for each encoding of encodings_in."""
     found = encodings_in(field, paths, limits)
     files = {name: [path for path in found if found[path] == name] for name in sorted(set(found.values()))}
-    return [
-        f"read as {name}, not UTF-8: {name_of_files(each)}; if that is wrong, {WAY_OUT}" for name, each in files.items()
-    ]
+    way_out = f"if that is wrong, {WAY_OUT}"
+    return [f"read as {name}, not UTF-8: {name_of_files(each)}; {way_out}" for name, each in files.items()]
 
 
 @register_file_format(".jsonl", ".ndjson")
