@@ -86,7 +86,7 @@ class PaddedEvalDataset(Dataset):
 
 @contextmanager
 def evaluation_batches(arguments: TrainingArguments, rows: Dataset) -> Iterator[PaddedEvalDataset]:
-    """Yields the rows, padded for the arguments' evaluation batches, which in the block are no larger than they need."""
+    """Yields the rows, padded for evaluation batches of the arguments, which in the block are no larger than needed."""
     asked = arguments.per_device_eval_batch_size
     needed = max(FILLED_UP, -(-len(rows) // arguments.world_size))
     arguments.per_device_eval_batch_size = min(asked, needed)

@@ -17,7 +17,6 @@ from ..recipes.schema import DataSection
 from ..recipes.types import show
 from .base import Objective
 
-
 MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
 
 
@@ -145,8 +144,9 @@ class SeveralParts:
         most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
         if epoch > most:
             raise UserError(
-                f"{self.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of {epoch:.2g} rows, as "
-                f"each of its {len(rows[rarest]):,} rows comes once in it; set {weights[rarest] * epoch / most:.2g} or more"
+                f"{self.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of {epoch:.2g} rows, "
+                f"as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
+                f"{weights[rarest] * epoch / most:.2g}"
             )
 
     def check_shares(self) -> None:

@@ -47,9 +47,8 @@ class AnswerFile:
             ) from None
 
     def begin(self, key: str) -> None:
-        """Find or make the folder for the parts of this key. key: changes with model, rows and settings."""
+        """Name the folder for the parts of this key. key: changes with model, rows and settings."""
         self.key, self.folder = key, self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
-        self.folder.mkdir(exist_ok=True)
 
     def remove_others(self) -> None:
         """Remove the parts for this file of other models, rows and settings."""
@@ -62,6 +61,7 @@ class AnswerFile:
 
     def add(self, number: int, answers: list[Answer]) -> None:
         """Write a part, complete or not at all."""
+        self.folder.mkdir(exist_ok=True)
         lines = "".join(json_text(row, None) + "\n" for row in answers)
         write_atomically(self.part(number), lines + self._last_line(lines))
 

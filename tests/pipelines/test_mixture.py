@@ -270,7 +270,7 @@ def test_a_part_that_makes_an_epoch_too_long_to_shuffle_is_refused_with_a_weight
     path = str(mixture(parts=[{"name": "causal"}, MIDDLES]))
     with pytest.raises(UserError, match=r"objective\.parts, causal: weight=1e-06 makes an epoch of .* rows") as caught:
         prepare_data(load_recipe(path, ["objective.parts.0.weight=1e-6"]))
-    enough = float(str(caught.value).split("set ")[1].split(" or")[0])
+    enough = float(str(caught.value).split("at least ")[1])
     assert len(prepare_data(load_recipe(path, [f"objective.parts.0.weight={enough * 1.1}"])).rows["train"]) > 10**7
 
 
