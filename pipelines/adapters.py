@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError, first_line, need_package
-from .manifest import OF_ANSWERS, OF_WEIGHTS, OUR_CODE, files_of_answers, hash_of, is_untouched, read_manifest, sha
+from .manifest import (
+    OF_ANSWERS,
+    OF_WEIGHTS,
+    OUR_CODE,
+    check_objects,
+    files_of_answers,
+    hash_of,
+    is_untouched,
+    read_manifest,
+    sha,
+)
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
@@ -138,6 +148,7 @@ def load_config(name_or_path: str | Path, **kwargs):
     from transformers import AutoConfig
 
     if not is_adapter(name_or_path):
+        check_objects(name_or_path, ["config.json"])
         return AutoConfig.from_pretrained(name_or_path, **kwargs)
     adapted = Path(name_or_path).expanduser() / ADAPTED_CONFIG
     if adapted.is_file():

@@ -56,6 +56,8 @@ def loading_reason(error: BaseException) -> str:
         return "it has code of its own, which runs only with --trust-remote-code (trust_remote_code=True in Python)"
     if isinstance(error, SafetensorError):
         return f"a file of its weights is damaged ({first_line(error)}); put a good copy in its place"
+    if "backend tokenizer from one of" in str(error):
+        return "it has no tokenizer.json, nor another file of a tokenizer"
     return f"its files lack {error}" if isinstance(error, KeyError) else first_line(error).rstrip(".")
 
 

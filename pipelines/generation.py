@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .adapters import is_adapter, load_config, load_model
+from .adapters import base_of, is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
-from .manifest import check_saved_files
+from .manifest import check_readable, check_saved_files
 from .open_tokenizer import open_tokenizer
 from .positions import most_positions, position_scheme
 
@@ -30,6 +30,8 @@ def locate_model(name_or_path: str, what: str = "MODEL") -> str:
     if folder.is_dir():
         if _holds_model(folder):
             check_saved_files(folder, what)
+            if is_adapter(folder):
+                check_readable(base_of(folder))
             return str(folder)
         checkpoints = [path for path in folder.glob("checkpoint-*") if _holds_model(path)]
         if checkpoints:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import zipfile
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -13,11 +14,16 @@ from .errors import UserError
 
 MANIFEST = "manifest.json"  # {file: {"size", "sha256"}}
 LARGE = 2**26  # bytes; larger files are hashed only where they were touched after the manifest was written
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
-OF_WEIGHTS = (*WEIGHTS, "*.index.json", "config.json", "adapt??_config.json", "modules.json", "[0-9]_*/config.json")
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+OF_WEIGHTS = (*WEIGHT_FILES, "*.index.json", "config.json", "adapt??_config.json", "modules.json")
+OF_WEIGHTS += ("[0-9]_*/config.json",)
 # What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
 OF_ANSWERS = (*OF_WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
 OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "recipe.yaml")
+# Those that are JSON objects.
+OBJECTS = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json")
+OBJECTS += ("special_tokens_map.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json")
 # Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
 # the package may write anew.
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
@@ -95,22 +101,18 @@ def is_unchanged(file: Path, entry: dict[str, Any]) -> bool:
 
 def has_other_weights(folder: Path, entries: dict[str, dict[str, Any]]) -> bool:
     """Whether the folder's weights are not those of its manifest: somebody has saved another model there."""
-    return any(not is_unchanged(folder / name, row) for name, row in entries.items() if is_any(name, WEIGHTS))
+    return any(not is_unchanged(folder / name, row) for name, row in entries.items() if is_any(name, WEIGHT_FILES))
 
 
 def check_saved_files(folder: str | Path, what: str) -> None:
-    """Raise UserError for a file of a model that is not the one it was saved with, or for half of its weights.
+    """Raise UserError for a file of a model that is damaged, or that is not the one it was saved with.
 
     A folder without a manifest has nothing to compare. Where its weights are whole and others, a person has saved
     another model into it, whose other files may differ, too. what: the argument that names the folder.
     """
     folder = Path(folder).expanduser()
     entries = read_manifest(folder)
-    if has_other_weights(folder, entries):
-        for file in sorted(file for file in folder.iterdir() if fnmatch(file.name, "*.safetensors")):
-            tensor_sizes(file)
-        return
-    for name, entry in entries.items():
+    for name, entry in ({} if has_other_weights(folder, entries) else entries).items():
         file = folder / name
         if is_any(file.name, OF_ANSWERS) and not is_any(file.name, MAY_CHANGE) and not is_unchanged(file, entry):
             fault = "has changed since it was saved with the weights" if file.is_file() else "is missing"
@@ -118,6 +120,61 @@ def check_saved_files(folder: str | Path, what: str) -> None:
                 f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the "
                 f"change is meant"
             )
+    check_readable(folder)
+
+
+def check_readable(folder: str | Path) -> None:
+    """Raise UserError for a file of a saved model that is damaged, with or without a manifest."""
+    check_objects(folder)
+    weight_files(Path(folder).expanduser())
+
+
+def check_objects(folder: str | Path, names: Iterable[str] = OBJECTS) -> None:
+    """Raise UserError for a file of settings, or a tokenizer.json, that is damaged."""
+    for file in (Path(folder).expanduser() / name for name in names):
+        if file.is_file():
+            content = read_json(file)
+            is_whole = isinstance(content, dict) and (content or file.name != "config.json")
+            if not is_whole or (file.name == "tokenizer.json" and "model" not in content):
+                raise UserError(f"{file} is damaged, the settings that belong there are missing; save the model again")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of weights that `from_pretrained` would read in a folder, index included; [] for none of safetensors.
+
+    Raises UserError for a damaged file, and for a tensor that is not in the file that the index names.
+    """
+    adapter, single, index = (folder / name for name in ("adapter_model.safetensors", WEIGHTS, WEIGHTS_INDEX))
+    for file in (single, *([] if (folder / "config.json").is_file() else [adapter])):
+        if file.is_file():
+            tensor_sizes(file)
+            return [file]
+    if not index.is_file():
+        for file in folder.glob("*_model*.bin"):  # of torch.save: zip files, since torch 1.6
+            with file.open("rb") as opened:
+                begins = opened.read(2)
+            if not begins or (begins == b"PK" and not zipfile.is_zipfile(file)):
+                raise UserError(f"{file} is damaged, its end is missing; save the model again")
+        return []
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict):
+        raise UserError(f"{index} is damaged, it holds no weight_map; save the model again")
+    shards = sorted({*places.values()})
+    if missing := [name for name in shards if not (folder / name).is_file()]:
+        raise UserError(f"{index} names {missing[0]}, which is missing; save the model again")
+    tensors = {name: tensor_sizes(folder / name) for name in shards}
+    if lost := [name for name, shard in places.items() if name not in tensors[shard]]:
+        raise UserError(f"{index} names {places[lost[0]]} for {lost[0]}, which is not in it; save the model again")
+    return [index, *(folder / name for name in shards)]
+
+
+def read_json(file: Path, way_out: str = "save the model again") -> Any:
+    """The content of a JSON file; raises UserError, which ends with `way_out`, for other content."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable as JSON ({error}); {way_out}") from error
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:

@@ -4,16 +4,19 @@ An objective's randomness then depends on (seed, epoch, row id) alone: resuming,
 nothing.
 """
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from transformers import TrainingArguments
 
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
 from .endless import EndlessStream
 
 NO_ROW = None  # index of a filler row, for a process that has no other
+FILLED_UP = 64  # rows; an evaluation batch up to this size is filled up, and has the shape of the run's other batches
 
 
 class DatasetWithSampleIds(Dataset):
@@ -79,3 +82,15 @@ class PaddedEvalDataset(Dataset):
         number = self.order[index] if index < len(self.rows) else index
         row = self.rows[number] if index < len(self.rows) else without_labels(self.rows[0])
         return row | {ROW_IDS: number, EPOCH: 0}
+
+
+@contextmanager
+def evaluation_batches(arguments: TrainingArguments, rows: Dataset) -> Iterator[PaddedEvalDataset]:
+    """Yields the rows, padded for evaluation batches of the arguments, which in the block are no larger than needed."""
+    asked = arguments.per_device_eval_batch_size
+    needed = max(FILLED_UP, -(-len(rows) // arguments.world_size))
+    arguments.per_device_eval_batch_size = min(asked, needed)
+    try:
+        yield PaddedEvalDataset(rows, arguments.eval_batch_size * arguments.world_size)
+    finally:
+        arguments.per_device_eval_batch_size = asked

@@ -66,10 +66,12 @@ def inspect_model(
     if wrong:
         raise UserError(f"--layers {wrong[0]}: the model has {counted(count, 'layer')}, from 0 to {count - 1}")
     if not reads_text:
-        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with loading(f"MODEL={name}: its image processor"):
+            processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
         views = [view_of_image(model, processor, Path(file), chosen) for file in watched(shown, "images")]
     else:
-        tokenizer = open_tokenizer(name, trust_remote_code)
+        with loading(f"MODEL={name}: its tokenizer"):
+            tokenizer = open_tokenizer(name, trust_remote_code)
         views = [view_of_text(model, tokenizer, text, word, chosen, target) for text in watched(shown, "texts")]
     parameters = sum(p.numel() for p in model.parameters())
     about = f"{type(model).__name__}, {short_number(parameters)} parameters"

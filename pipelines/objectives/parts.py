@@ -17,6 +17,8 @@ from ..recipes.schema import DataSection
 from ..recipes.types import show
 from .base import Objective
 
+MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
+
 
 class SeveralParts:
     """Mixin, named before the base class, of an objective or task whose settings have `parts` with weights and data.
@@ -131,7 +133,21 @@ class SeveralParts:
             with self.of_part(label):
                 rows[label] = self.parts[label].rows(part_source, split, cache, progress)
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
+        if split == "train" and not any(part.is_stream for part in rows.values()):
+            self.check_epoch(rows, weights)
         return self.mixed(rows, weights if split == "train" else None)
+
+    def check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
+        """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
+        rarest = max(rows, key=lambda label: len(rows[label]) / weights[label])
+        epoch = len(rows[rarest]) * sum(weights[label] / weights[rarest] for label in rows)
+        most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
+        if epoch > most:
+            raise UserError(
+                f"{self.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of {epoch:.2g} rows, "
+                f"as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
+                f"{weights[rarest] * epoch / most:.2g}"
+            )
 
     def check_shares(self) -> None:
         self.of_each(lambda part: part.check_shares())

@@ -45,9 +45,8 @@ class AnswerFile:
             ) from None
 
     def begin(self, key: str) -> None:
-        """Find or make the folder for the parts of this key. key: changes with model, rows and settings."""
+        """Name the folder for the parts of this key. key: changes with model, rows and settings."""
         self.key, self.folder = key, self.path.with_name(f".{self.path.name}.{key[:16]}.parts")
-        self.folder.mkdir(exist_ok=True)
 
     def remove_others(self) -> None:
         """Remove the parts for this file of other models, rows and settings."""

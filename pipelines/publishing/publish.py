@@ -15,11 +15,12 @@ from types import MappingProxyType
 from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
 from ..lazy import hub
+from ..manifest import read_json
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.json_text import json_text
 from ..storage.local_facts import LOADING, names_only
-from ..storage.model_folder import ModelFolder, open_model_folder, read_json
+from ..storage.model_folder import ModelFolder, open_model_folder
 from ..storage.record import of_its_model
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card

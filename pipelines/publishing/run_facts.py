@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters import weights_identity
+from ..manifest import read_json
 from ..recipes.own_settings import own_settings
 from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
 from ..storage.local_facts import names_only, path_name
-from ..storage.model_folder import read_json
 from ..storage.record import Record, data_identity, of_its_model
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..manifest import read_json
 from ..recipes.differences import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
-from ..storage.model_folder import read_json
 from ..storage.record import OF, Record, of_its_model
 from ..words import counted
 

@@ -46,8 +46,8 @@ def find_corruption(checkpoint: Path) -> str | None:
         missing = [name for name in entries if not os.path.isfile(checkpoint / name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"manifest cannot be read ({type(error).__name__})"
-    if missing:
-        return f"{missing[0]} is missing"
+    if missing or not entries:
+        return f"{missing[0]} is missing" if missing else "manifest names no file"
     return first_difference(checkpoint, entries, sha256)
 
 

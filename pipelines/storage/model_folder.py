@@ -13,16 +13,19 @@ from ..manifest import (
     MANIFEST,
     MAY_CHANGE,
     OUR_CODE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
     check_saved_files,
     entries_of,
     files_of_answers,
     is_any,
+    read_json,
     tensor_sizes,
+    weight_files,
 )
 from .atomic import write_atomically
 from .checkpoints import list_checkpoints
 
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 
 
@@ -65,16 +68,10 @@ class ModelFolder:
         if self.is_adapter:
             check_weights(self.path)
             return [self.path / ADAPTER_WEIGHTS]
-        single, index = self.path / WEIGHTS, self.path / WEIGHTS_INDEX
-        if single.is_file():
-            return [single]
-        if not index.is_file():
+        files = weight_files(self.path)
+        if not files:
             raise UserError(f"{self.path} holds no {WEIGHTS} or {WEIGHTS_INDEX}; save the model with save_pretrained")
-        shards = [self.path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-        missing = [shard.name for shard in shards if not shard.is_file()]
-        if missing:
-            raise UserError(f"{index} names {missing[0]}, which is missing; save the model again")
-        return [index, *shards]
+        return files
 
     def parameter_count(self) -> int:
         """Stored parameters, a tied head counted once, from the headers of the weight files.
@@ -164,14 +161,6 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     model.weight_files()
     check_saved_files(folder, "MODEL")
     return model
-
-
-def read_json(file: Path, way_out: str = "save the model again") -> Any:
-    """The content of a JSON file; raises UserError, which ends with `way_out`, for other content."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not readable as JSON ({error}); {way_out}") from error
 
 
 def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:

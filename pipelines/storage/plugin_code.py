@@ -14,8 +14,8 @@ from anyformer.modeling.traits import implementation
 from anyformer import modeling
 
 from ..errors import UserError
+from ..manifest import read_json
 from .atomic import write_atomically
-from .model_folder import read_json
 
 ROLES = ("position", "patch position", "scheme attention", "attention", "mask")
 

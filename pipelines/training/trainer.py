@@ -20,7 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
-from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..data.sample_ids import evaluation_batches, with_sample_ids
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
 from ..positions import counts_from_padding
@@ -233,7 +233,8 @@ class AnyformerTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset=None):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        loader = super().get_eval_dataloader(PaddedEvalDataset(rows, self.args.eval_batch_size * self.args.world_size))
+        with evaluation_batches(self.args, rows) as padded:
+            loader = super().get_eval_dataloader(padded)
         self.engine.share_rows(loader)
         return loader
 

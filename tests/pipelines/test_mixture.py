@@ -266,6 +266,14 @@ def test_a_mistake_in_a_part_is_one_sentence_that_names_it(parts, mixture):
     assert REFUSED[parts] in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_part_that_makes_an_epoch_too_long_to_shuffle_is_refused_with_a_weight_that_is_not(mixture):
+    path = str(mixture(parts=[{"name": "causal"}, MIDDLES]))
+    with pytest.raises(UserError, match=r"objective\.parts, causal: weight=1e-06 makes an epoch of .* rows") as caught:
+        prepare_data(load_recipe(path, ["objective.parts.0.weight=1e-6"]))
+    enough = float(str(caught.value).split("at least ")[1])
+    assert len(prepare_data(load_recipe(path, [f"objective.parts.0.weight={enough * 1.1}"])).rows["train"]) > 10**7
+
+
 def test_metrics_of_a_whole_text_and_prompts_that_nobody_continues_are_refused(mixture):
     path = str(mixture())
     with pytest.raises(UserError, match=r"word_perplexity' compares tokens and is not for objective\.name=mixture"):

@@ -94,6 +94,8 @@ def test_an_epoch_holds_every_row_and_the_parts_by_weight(tmp_path):
     lengths = [len(train[i]["input_ids"]) + len(train[i]["labels"]) for i in range(len(train))]
     assert lengths == train.row_lengths.tolist()
     other = MixedRows(train.parts, {"de": 1, "mood": 1, "like": 1})
+    with pytest.raises(UserError, match=r"task\.parts, like: weight=1e-300 makes an epoch of 8\.1e\+301 rows"):
+        prepare_data(load_recipe(str(tmp_path / "mixed.yaml"), ["task.parts.2.weight=1e-300"]))
     assert other.fingerprint != train.fingerprint and other.counts == dict.fromkeys(sizes, max(sizes.values()))
 
 

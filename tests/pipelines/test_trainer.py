@@ -1,6 +1,7 @@
 """Laws of the trainer: exact evaluation and resume, no silent NaN, no half checkpoint, equal accumulation."""
 
 import errno
+import functools
 import inspect
 import json
 
@@ -51,6 +52,20 @@ def make_trainer(tiny_config, tmp_path):
         )
 
     return make
+
+
+def test_a_batch_far_larger_than_the_data_costs_what_the_data_cost(tiny_recipe, command, monkeypatch):
+    """Of 100,000 rows asked for and 10 there are, those 10 are computed, in training and in an evaluation."""
+    seen, forward = [], AnyformerDecoderForCausalLM.forward
+
+    @functools.wraps(forward)
+    def noted(*args, **inputs):
+        seen.append(len(inputs["input_ids"]))
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(AnyformerDecoderForCausalLM, "forward", noted)
+    assert command("train", tiny_recipe(), "--dry-run", "training.per_device_train_batch_size=100000") == 0
+    assert 64 < max(seen) < 2000, seen
 
 
 def test_private_methods_of_trainer_are_those_of_the_table_and_each_is_called(make_trainer, monkeypatch):
