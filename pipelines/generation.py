@@ -10,7 +10,7 @@ from .backends import AUTO, backend_arguments, check_attention, check_experts, c
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
 from .manifest import check_readable, check_saved_files
 from .open_tokenizer import open_tokenizer
-from .positions import most_positions, position_scheme
+from .positions import learns_positions, most_positions
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # the folder where the shipped recipes put their runs
@@ -282,7 +282,7 @@ def free_positions(config, length: int) -> float:
     An encoder-decoder's prompt takes none of the decoder's positions; the token that begins an answer takes the first.
     """
     positions = most_positions(config)
-    if positions is None or position_scheme(config) != "learned":
+    if positions is None or not learns_positions(config):
         return float("inf")
     if length > positions or (length == positions and not config.is_encoder_decoder):
         raise UserError(f"PROMPT has {length} tokens, but the model has {positions} positions; shorten it")

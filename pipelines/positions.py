@@ -11,7 +11,7 @@ def most_positions(config) -> int | None:
     those up to the padding token's number are none (RoBERTa: 512 of 514), nor are the first two of OPT and BART.
     """
     most = getattr(config, "max_position_embeddings", None)
-    if hasattr(config, "position_encoding") or position_scheme(config) != "learned":
+    if hasattr(config, "position_encoding") or not learns_positions(config):
         return most
     sides: dict[bool, int] = {}  # LED's decoder has fewer positions than its encoder
     for name, table in position_tables(empty_model(config)):
@@ -26,6 +26,10 @@ def most_positions(config) -> int | None:
 def position_scheme(config) -> str:
     """The kind of a model's positions: our configs name it; others are taken as rotary or learned."""
     return getattr(config, "position_encoding", "rotary" if getattr(config, "rope_parameters", None) else "learned")
+
+
+def learns_positions(config) -> bool:
+    return position_scheme(config) == "learned"
 
 
 def counts_from_padding(model) -> bool:

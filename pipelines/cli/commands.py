@@ -93,7 +93,9 @@ def _outside_sentence(error: Exception) -> str | None:
     from ..storage.full_disk import has_no_space
 
     if has_no_space(error):
-        return "the disk is full; nothing that is half written was kept; free some space and run the same again"
+        place = f"{error.filename}: " if getattr(error, "filename", None) else ""
+        full = "the disk is full, or a quota or limit of file sizes (ulimit -f) is reached"
+        return f"{place}{full}; nothing that is half written was kept; free some space and run the same again"
     if "EADDRINUSE" in str(error):
         return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another program; set a free port"
     if isinstance(error, SafetensorError | json.JSONDecodeError):

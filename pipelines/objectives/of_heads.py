@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugins import OBJECTIVES, objective_of
-from ..positions import most_positions, position_scheme
+from ..positions import learns_positions, most_positions
 from ..recipes.schema import DataSection, ModelSection, Recipe
 from .base import Objective
 from .text import UNLIMITED
@@ -64,7 +64,7 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     cls = OBJECTIVES[name]
     if tokenizer is not None and "max_length" in (row.name for row in dataclass_fields(cls.Settings)):
         most, positions = tokenizer.model_max_length, most_positions(config)
-        if positions is not None and position_scheme(config) == "learned":
+        if positions is not None and learns_positions(config):
             most = min(most, positions)
         most = most if most < UNLIMITED else positions or 512
         fields["max_length"] = most

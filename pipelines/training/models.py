@@ -16,7 +16,7 @@ from ..objectives.base import Objective
 from ..objectives.documents_apart import check_documents_apart
 from ..open_tokenizer import vocabulary_size
 from ..plugins import objective_of
-from ..positions import counts_from_padding, most_positions, position_scheme
+from ..positions import counts_from_padding, learns_positions, most_positions, position_scheme
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -224,7 +224,7 @@ def check_length(objective: Objective, config, trains: bool = False) -> None:
     most = most_positions(config)
     if most is None:
         return
-    if position_scheme(config) == "learned":
+    if learns_positions(config):
         if most != getattr(config, "max_position_embeddings", None):
             objective.check_length(most, "the model's usable positions")
         early = trains and objective.processor is None

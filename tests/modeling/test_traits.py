@@ -147,7 +147,7 @@ EXCEPTIONS = {
     "pipelines/training/models.py",  # "learned" limits the length; configs of other libraries are asked, too
     "pipelines/accounting/plan.py",  # the same
     "pipelines/accounting/step_memory.py",  # the same
-    "pipelines/generation.py",  # the same
+    "pipelines/positions.py",  # the same
     "pipelines/recipes/checks.py",  # the same
     "pipelines/recipes/checkpoint_overrides.py",  # only rotary positions can be stretched
     "pipelines/publishing/model_card.py",  # a row of the architecture table

@@ -134,12 +134,18 @@ def test_debug_shows_the_traceback_before_or_after_the_command(argv, capsys):
     assert "Traceback" in err and err.endswith("did you mean training.seed?\n")
 
 
+FULL_DISK = (
+    "the disk is full, or a quota or limit of file sizes (ulimit -f) is reached; nothing that is half written was "
+    "kept; free some space and run the same again"
+)
+
+
 @pytest.mark.parametrize(
     "error, code, words",
     [
         (UserError("one sentence"), 2, "one sentence"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, "/x/y: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, f"/x/y: {FULL_DISK}"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "/x: Permission denied"),
         (OSError("a library's\nlong story"), 2, "a library's long story"),
         (ValueError("a bug"), 1, "unexpected ValueError: a bug; run again with --debug for the traceback"),
