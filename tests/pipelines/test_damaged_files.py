@@ -28,7 +28,9 @@ def test_damaged_weights_are_one_sentence(model, command, capsys, rest, tmp_path
         assert printed.count("\n") == 1 and "damaged" in printed, printed
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O: os error 28")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left on device (os error 28)")]
+)
 def test_a_full_disk_is_one_sentence_at_every_command(model, command, capsys, monkeypatch, tmp_path, error):
     def full(*_, **__):
         raise error
