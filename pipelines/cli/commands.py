@@ -95,7 +95,8 @@ def _outside_sentence(error: Exception) -> str | None:
     from safetensors import SafetensorError
 
     if has_no_space(error):
-        return "the disk is full; nothing that is half written was kept; free some space and run the same again"
+        full = "the disk is full, or a quota or limit of file sizes (ulimit -f) is reached"
+        return f"{full}; nothing that is half written was kept; free some space and run the same again"
     if "EADDRINUSE" in str(error):
         return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another program; set a free port"
     if isinstance(error, SafetensorError | json.JSONDecodeError):

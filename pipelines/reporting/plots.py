@@ -7,6 +7,7 @@ from pathlib import Path
 from ..errors import UserError, need_package
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
+from ..storage.atomic import replaced_file
 from ..words import short_number
 
 LOOK = {
@@ -54,7 +55,8 @@ def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2
         picture = Figure(figsize=(width * columns, height), layout="constrained")
         FigureCanvasAgg(picture)
         yield picture.subplots(1, columns)
-        picture.savefig(path)
+        with replaced_file(path) as temporary:
+            picture.savefig(temporary, format="png")
 
 
 def plot_shots(shots: dict[int, dict], path: Path) -> None:

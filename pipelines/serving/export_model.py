@@ -6,7 +6,9 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -21,6 +23,7 @@ from ..generation import locate_model
 from ..interop.convert_checkpoint import saved_image_processor, saved_tokenizer
 from ..interop.families import saved_class
 from ..storage.atomic import destination_folder, new_folder, share_files
+from ..storage.full_disk import has_no_space
 from ..transformers_logging import silent
 from ..words import working
 from .export_formats import FORMATS
@@ -79,17 +82,28 @@ def write_program(model, to: str, folder: Path) -> None:
     try:
         with silent(), redirect_stdout(io.StringIO()):
             graph = exporter().export(model, inputs | flags(model), config(dynamic=True, dynamic_shapes=free))
-            if hasattr(graph, "save_pretrained"):
-                graph.save_pretrained(folder)
-                return
-            # transformers < 5.23
-            model.config.save_pretrained(folder)
-            graph.save(str(folder / FORMATS[to])) if to == "onnx" else torch.export.save(graph, folder / FORMATS[to])
+            with patch.object(torch.export, "save", partial(save_program, torch.export.save)):
+                if hasattr(graph, "save_pretrained"):
+                    graph.save_pretrained(folder)
+                    return
+                # transformers < 5.23
+                model.config.save_pretrained(folder)
+                file = folder / FORMATS[to]
+                graph.save(str(file)) if to == "onnx" else torch.export.save(graph, file)
     except Exception as error:  # torch's errors, and those of a model's code under tracing
+        if has_no_space(error):
+            raise
         raise UserError(
             f"{type(model).__name__} cannot be exported to {to} by transformers {transformers.__version__}: "
             f"{first_line(error)}"
         ) from error
+
+
+def save_program(save: Callable, program, file: str | Path, **options) -> None:
+    """torch.export.save by way of memory: its own writer aborts the process where the disk is full."""
+    buffer = io.BytesIO()
+    save(program, buffer, **options)
+    Path(file).write_bytes(buffer.getbuffer())
 
 
 def flags(model) -> dict[str, bool]:

@@ -119,7 +119,7 @@ def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
     (tmp_path / "file").touch()
     unfinished = tmp_path / "run" / "checkpoint-3"
     unfinished.mkdir(parents=True)
-    (unfinished / "config.json").write_text("{}")
+    (unfinished / "config.json").write_text('{"model_type": "gpt2"}')
     for name, words in [
         ("none", "no such folder"),
         ("empty", "no config.json"),
