@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from multiprocessing import forkserver
 from pathlib import Path
 
 
@@ -56,6 +57,7 @@ class Process:
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ.update({k: str(v) for k, v in env.items()})
             make_thread_pool_anew()
+            forkserver._forkserver.__init__()  # that of the test process is no child of this one
             if self.ends_itself[0] is not None:
                 send_signal_in_micro_batch(*self.ends_itself)
             code = function(*args) or 0

@@ -18,7 +18,7 @@ from ..lazy import np
 from ..recipes.schema import DataSection
 from ..storage.cache import kept_value
 from ..words import counted
-from .cells import texts_of
+from .cells import IfThere, texts_of
 from .documents import Corpus, Document
 from .examples import Example, Examples, ExampleSource, Read, check_some
 from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
@@ -133,8 +133,9 @@ class DerivedFromDocuments(ExampleSource):
         self.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
 
     def items(self) -> Iterator[Example]:
-        self.unfit = Counter()
-        return OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words)
+        self.unfit, others = Counter(), {name: None for name in self.columns.values() if isinstance(name, IfThere)}
+        for place, row in OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words):
+            yield place, others | row
 
     def notes(self) -> list[str]:
         """The documents that the latest items() skipped, and those of which it made no example."""

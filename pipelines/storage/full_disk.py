@@ -4,13 +4,13 @@ import errno
 import shutil
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last of `ulimit -f`
 
 
 def has_no_space(error: BaseException | None) -> bool:
     """Whether an error, or one that it follows from, says that the disk is full."""
     while error is not None:
-        if getattr(error, "errno", None) in FULL or "os error 28" in str(error):
+        if getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -1,36 +1,154 @@
 """What lies outside of the program (damaged files, a full disk, a killed writer) is one sentence and is cleaned up."""
 
 import errno
+import json
 import os
+import resource
 import signal
 import time
 
 import pytest
+import torch
+import yaml
 from anyformer.pipelines.storage.atomic import new_folder
+from anyformer.pipelines.storage.checkpoints import find_last_complete
+from anyformer.pipelines.storage.model_folder import write_manifest
 from processes import Process
+from run_folders import make_checkpoint
+from safetensors.torch import load_file, save_file
+from tiny_tokenizers import of_bytes
+from transformers import AutoModelForCausalLM
+
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
 def model(tmp_path, tiny_config):
     from anyformer import AnyformerDecoderForCausalLM
 
-    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path / "model")
+    tokenizer = of_bytes()
+    AnyformerDecoderForCausalLM(tiny_config(vocab_size=len(tokenizer))).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("rest", [0, 0.5], ids=["empty", "half"])
-def test_damaged_weights_are_one_sentence(model, command, capsys, rest, tmp_path):
-    file = model / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: int(rest * file.stat().st_size)])
-    for words in (["inspect", model, "a"], ["convert", model, tmp_path / "twin"], ["publish", model, "me/mine"]):
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def in_shards(model, act):
+    """Save the weights in two files with an index of them, then do `act` to the second file, or to the index."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    half, shards = len(tensors) // 2, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    for shard, names in zip(shards, (list(tensors)[:half], list(tensors)[half:])):
+        save_file({name: tensors[name] for name in names}, model / shard, metadata={"format": "pt"})
+    where = {name: shards[number >= half] for number, name in enumerate(tensors)}
+    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    act(model / shards[1], model / INDEX, where, shards)
+
+
+def name_another(_, index, where, shards):
+    index.write_text(json.dumps({"weight_map": where | {min(where): shards[1]}}))
+
+
+def as_torch_saves(model):
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    cut(model / "pytorch_model.bin")
+
+
+DAMAGE = {
+    "empty weights": ("model.safetensors", lambda model: (model / "model.safetensors").write_bytes(b"")),
+    "half weights": ("model.safetensors", lambda model: cut(model / "model.safetensors")),
+    "half pickled weights": ("pytorch_model.bin", as_torch_saves),
+    "half shard": ("model-00002", lambda model: in_shards(model, lambda shard, *_: cut(shard))),
+    "lost shard": ("model-00002", lambda model: in_shards(model, lambda shard, *_: shard.unlink())),
+    "index without a map": (INDEX, lambda model: in_shards(model, lambda _, index, *__: index.write_text("{}"))),
+    "index of another shard": (INDEX, lambda model: in_shards(model, name_another)),
+} | {
+    f"{words} {file}": (file, lambda model, file=file, act=act: act(model / file))
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for words, act in {"half": cut, "listed": lambda path: path.write_text("[]")}.items()
+}
+DAMAGE |= {
+    f"no settings in {file}": (file, lambda model, file=file: (model / file).write_text("{}"))
+    for file in ("config.json", "tokenizer.json")
+}
+
+
+@pytest.mark.parametrize("has_manifest", [False, True], ids=["foreign", "ours"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
+    damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
+):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    recipe = tiny_recipe()
+    sections = {section: {"name_or_path": str(model)} for section in ("model", "tokenizer")}
+    recipe.write_text(yaml.safe_dump(yaml.safe_load(recipe.read_text()) | sections))
+    if has_manifest:
+        write_manifest(model)
+    named, act = DAMAGE[damage]
+    act(model)
+    doors = [
+        ["train", recipe],
+        ["preview", recipe],
+        ["evaluate", model, recipe],
+        ["predict", model, tmp_path / "rows.jsonl", "--out", tmp_path / "answers.jsonl"],
+        ["generate", model, "a"],
+        ["chat", model],
+        ["inspect", model, "a"],
+        ["convert", model, tmp_path / "twin"],
+        ["export", model, "--to", "torch_export", "--out", tmp_path / "program"],
+        ["publish", model, "me/mine", "--dry-run", "--no-check"],
+        ["serve", model],
+    ]
+    if "token" in damage or " config" in damage:
+        doors.append(["tokenizer", model, "a"])
+    for words in doors:
         assert command(*words) == 2, words
         printed = capsys.readouterr().err
-        assert printed.count("\n") == 1 and "damaged" in printed, printed
+        assert printed.count("\n") == 1 and named in printed and str(model) in printed, (words, printed)
+    assert not [path for path in tmp_path.iterdir() if any(new in path.name for new in ("answers", "twin", "program"))]
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left on device (os error 28)")]
-)
+def test_a_damaged_base_of_an_adapter_is_named(model, command, capsys, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    of_bytes().save_pretrained(tmp_path / "adapter")
+    cut(model / "config.json")
+    for words in (["generate", tmp_path / "adapter", "a"], ["merge", tmp_path / "adapter", tmp_path / "whole"]):
+        assert command(*words) == 2, words
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1 and f"{model / 'config.json'}" in printed, printed
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[]", "null", '{"model.safet'])
+@pytest.mark.parametrize("has_weights", [True, False], ids=["weights", "none"])
+def test_checkpoints_with_a_manifest_of_nothing_are_set_aside(manifest, has_weights, tmp_path):
+    checkpoint, reports = make_checkpoint(tmp_path, 3), []
+    (checkpoint / "manifest.json").write_text(manifest)
+    if not has_weights:
+        (checkpoint / "model.safetensors").unlink()
+    assert find_last_complete(tmp_path, report=reports.append) is None
+    assert "manifest" in reports[0] and (tmp_path / "corrupt-checkpoint-3").is_dir()
+
+
+@pytest.mark.parametrize("words", ["convert MODEL DST", "export MODEL --to torch_export --out DST"])
+def test_a_writer_that_meets_its_limit_ends_in_one_sentence_and_leaves_nothing(words, model, command, tmp_path):
+    """By `ulimit -f`, which any user has: torch's own writer of an exported program aborts its process."""
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        return command(*({"MODEL": model, "DST": tmp_path / "new"}.get(word, word) for word in words.split()))
+
+    process = Process(limited, output=tmp_path / "printed")
+    assert process.wait() == 2, process.text()
+    assert "the disk is full" in process.text() and [*tmp_path.glob("new"), *tmp_path.glob(".new*")] == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("No space (os error 28)")])
 def test_a_full_disk_is_one_sentence_at_every_command(model, command, capsys, monkeypatch, tmp_path, error):
     def full(*_, **__):
         raise error

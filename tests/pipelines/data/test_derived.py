@@ -203,6 +203,21 @@ def test_questions_about_docstrings_are_validated_in_words_that_training_never_h
     assert list(open_examples(section, columns)) == ["train"]
 
 
+@pytest.mark.parametrize(
+    "derive, columns",
+    [
+        ("docstring_questions", {"prompt_field": "instruction", "answer_field": "output"}),
+        ("docstring_conversations", {"messages_field": "messages"}),
+    ],
+)
+def test_made_examples_lack_the_columns_that_may_be_missing(tmp_path, derive, columns):
+    (tmp_path / "posixpath.py").write_text(MODULE)
+    data = {"files": str(tmp_path / "*.py"), "derive": derive} | NO_TEST | {"validation_fraction": 0}
+    sections = {"data": data, "task": columns | {"max_length": 96}, "tokenizer": CHARACTERS}
+    recipe = task_recipe(tmp_path, "instruction_tuning", model={"max_position_embeddings": 128}, **sections)
+    assert len(prepare_data(load_recipe(str(recipe))).rows["train"])
+
+
 def test_conversations_about_docstrings_alternate_and_end_with_an_answer():
     documents = [
         Document(MODULE, "json/__init__.py"),
