@@ -24,6 +24,7 @@ OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "recipe.yaml")
 # Those that are JSON objects.
 OBJECTS = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json")
 OBJECTS += ("special_tokens_map.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json")
+NEVER_EMPTY = ("config.json", "tokenizer.json", "preprocessor_config.json")
 # Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
 # the package may write anew.
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
@@ -134,7 +135,7 @@ def check_objects(folder: str | Path, names: Iterable[str] = OBJECTS) -> None:
     for file in (Path(folder).expanduser() / name for name in names):
         if file.is_file():
             content = read_json(file)
-            is_whole = isinstance(content, dict) and (content or file.name != "config.json")
+            is_whole = isinstance(content, dict) and (content or file.name not in NEVER_EMPTY)
             if not is_whole or (file.name == "tokenizer.json" and "model" not in content):
                 raise UserError(f"{file} is damaged, the settings that belong there are missing; save the model again")
 

@@ -124,6 +124,20 @@ def test_a_damaged_base_of_an_adapter_is_named(model, command, capsys, tmp_path)
         assert printed.count("\n") == 1 and f"{model / 'config.json'}" in printed, printed
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_image_processor_is_named(content, command, capsys, tmp_path, tiny_vit_config):
+    from anyformer import AnyformerViTForImageClassification
+
+    model = tmp_path / "model"
+    AnyformerViTForImageClassification(tiny_vit_config()).save_pretrained(model)
+    (model / "preprocessor_config.json").write_text(content)
+    (tmp_path / "sign.png").touch()
+    for words in (["predict", model, tmp_path / "sign.png"], ["publish", model, "me/mine", "--dry-run", "--no-check"]):
+        assert command(*words) == 2, words
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1 and f"{model / 'preprocessor_config.json'}" in printed, printed
+
+
 @pytest.mark.parametrize("manifest", ["{}", "[]", "null", '{"model.safet'])
 @pytest.mark.parametrize("has_weights", [True, False], ids=["weights", "none"])
 def test_checkpoints_with_a_manifest_of_nothing_are_set_aside(manifest, has_weights, tmp_path):

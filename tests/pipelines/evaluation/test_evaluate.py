@@ -135,7 +135,7 @@ def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, monkeypa
     assert own_recipe(str(checkpoint)) == str(run / "recipe.yaml")
     native = tmp_path / "native"
     native.mkdir()
-    (native / "config.json").write_text("{}")
+    (native / "config.json").write_text('{"model_type": "gpt2"}')
     sentence = refused(native, "task.max_length=8")
     assert "has no recipe.yaml beside it" in sentence and sentence.endswith("evaluate MODEL TASK task.max_length=8")
 

@@ -204,7 +204,7 @@ def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
         ([str(folder), "out", "--to", "jax"], "invalid choice: 'jax'"),
         (["no/such/model/anywhere", "out"], "MODEL=no/such/model/anywhere"),
         ([str(other), "out"], "model_type='jamba' has no anyformer twin"),
-        ([str(broken), "out"], "cannot be loaded"),
+        ([str(broken), "out"], "which is missing; save the model again"),
     ):
         assert main(["convert", *arguments]) == 2
         err = capsys.readouterr().err.strip().splitlines()
