@@ -13,12 +13,14 @@ _last = time.monotonic()
 
 
 def bound_caches() -> None:
-    """Keep products of few sizes in this process and its children, instead of 1,024, unless the user says how many.
+    """Keep products of 256 sizes in this process and its children, instead of 1,024, unless the user says how many.
+
+    A step of a small decoder has more than 128: with 64, quickstart trains 12 % slower, with 256 as fast as with 1,024.
 
     oneDNN reads the first variable and torch's layer above it the second, at the first product.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "64")
+        os.environ.setdefault(name, "256")
 
 
 def give_back(device_type: str = "cpu") -> None:

@@ -15,7 +15,7 @@ MARGIN = 0.15  # GB in 120 steps; it was 0.9 while the caches held every number 
 
 def test_caches_of_products_are_small_unless_the_user_says_how_large_they_are():
     code = f"import os, anyformer_main, anyformer.pipelines; print(*(os.environ[name] for name in {CACHES}))"
-    for given, expected in (({}, "64 64"), ({CACHES[0]: "9"}, "9 64")):
+    for given, expected in (({}, "256 256"), ({CACHES[0]: "9"}, "9 256")):
         env = {name: value for name, value in os.environ.items() if name not in CACHES} | given
         ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert ran.stdout.strip() == expected
