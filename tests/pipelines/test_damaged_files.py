@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import sys
 import time
 
 import pytest
@@ -154,6 +155,7 @@ def test_a_writer_that_meets_its_limit_ends_in_one_sentence_and_leaves_nothing(w
     """By `ulimit -f`, which any user has: torch's own writer of an exported program aborts its process."""
 
     def limited():
+        sys.dont_write_bytecode = True  # Python would keep modules that it could write in part only
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         return command(*({"MODEL": model, "DST": tmp_path / "new"}.get(word, word) for word in words.split()))
 

@@ -209,7 +209,7 @@ def test_validations_measure_pairs_and_the_command_measures_the_same(tmp_path, t
 def test_the_shipped_suite_and_its_mistakes(tmp_path, tiny_recipe, command, capsys):
     from anyformer.pipelines.evaluation.request import is_pairs, pairs_request
 
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
     assert is_pairs("blimp") and not is_pairs("sentences") and not is_pairs("quickstart")
     _, name, settings = pairs_request(str(tmp_path), "blimp", ["minimal_pairs.files=x.jsonl"], 10)

@@ -8,7 +8,6 @@ import sys
 import time
 
 import numpy as np
-import peft
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -446,6 +445,7 @@ def with_other_weights(folder) -> None:
 
 
 def adapter(folder, base):
+    peft = pytest.importorskip("peft")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(base)
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS")).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
