@@ -34,7 +34,7 @@ def say(sentence: str) -> None:
 
 def rows_asked_for(recipe: dict[str, Any]) -> dict[str, Any]:
     """The settings that may change when a run is resumed, and that decide which rows validations measure."""
-    names = "evaluation_overlap", f"evaluation.{MINIMAL_PAIRS}"
+    names = "evaluation_overlap", f"evaluation.{MINIMAL_PAIRS}", "evaluation.best_metric"  # pairs may be the metric
     return {path: value for path, value in flat_settings(recipe).items() if any(name in path for name in names)}
 
 
