@@ -21,7 +21,7 @@ OF_WEIGHTS += ("[0-9]_*/config.json",)
 # What decides a model's answers: weights, config, tokenizer, processor, code and recipe; not run.json or reports.
 OF_ANSWERS = (*OF_WEIGHTS, "*.py", "*.model", "*.spm", "vocab.txt", "merges.txt", "*.jinja", "*config*.json")
 OF_ANSWERS += ("*token*.json", "vocab.json", "clusters.json", "recipe.yaml")
-# Those that are JSON objects.
+# Files of settings that hold one JSON object each.
 OBJECTS = ("config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json")
 OBJECTS += ("special_tokens_map.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json")
 NEVER_EMPTY = ("config.json", "tokenizer.json", "preprocessor_config.json")
