@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .accounting.plan import Plan
     from .checks.check_report import Report
     from .evaluation.evaluate import Evaluation
-    from .objectives.prepare import PreparedData
+    from .objectives.data import Data
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sec
     return Run(Path(composed.training.output_dir), composed.trust_remote_code)
 
 
-def prepare_data(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> "PreparedData":
+def prepare_data(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> "Data":
     """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
 
     Rows and collator fit any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).

@@ -27,6 +27,9 @@ from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
 
+# What an objective may need of a run (Objective.needs); an engine or a mixture that does not offer it refuses it.
+OWN_BATCHES, WHOLE_MODEL, WHOLE_ROWS = "batches of its own", "the whole model", "whole rows"
+
 
 class Registry:
     """Rows by name, in the order in which they were registered.

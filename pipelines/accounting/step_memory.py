@@ -22,6 +22,7 @@ from ..recipes.introspection import OURS
 from ..recipes.optimizer_rows import optimizer_of, own_optimizer
 from ..recipes.parallelism import sharing_rows, words_of
 from ..recipes.schema import Recipe, TrainingSection
+from ..tokenizers.load import planned_size
 from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
@@ -179,7 +180,7 @@ def checkpoint_config(recipe: Recipe):
 
 def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:
     """The vocabulary size of the recipe's tokenizer. Raises UserError if it is unknown before loading."""
-    size = objective.planned_vocabulary()
+    size = planned_size(objective.recipe.tokenizer)
     if size is None:
         raise UserError(
             f"model.vocab_size is not set, and the size of tokenizer.name_or_path={recipe.tokenizer.name_or_path!r} is "

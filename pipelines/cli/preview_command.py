@@ -47,4 +47,4 @@ def preview(recipe, rows: int) -> None:
     train = data.rows["train"]
     numbered = zip(range(rows), train) if train.is_stream else ((i, train[i]) for i in rows_to_show(train, rows))
     for number, row in numbered:
-        data.objective.show(console, train, number, row)
+        data.reads.show(console, data, train, number, row)

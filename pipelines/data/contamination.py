@@ -45,11 +45,12 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
 def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) -> Corpus:
     try:
         objective = objective_of(load_recipe(name, [*settings, "data.clean=null"]))
-        sources = objective.open()
+        reads = objective.Reads(objective)
+        sources = reads.open()
     except UserError as error:
         raise UserError(f"{FIELD}: {name}: {error}") from error
     split = split or next((split for split in ("test", "validation") if split in sources), None)
-    corpus = objective.corpus(sources[split]) if split in sources else None
+    corpus = reads.texts(sources[split]) if split in sources else None
     if corpus is None:
         raise UserError(f"{FIELD}: the recipe {name} has no text of a {split or 'test'} split")
     return corpus

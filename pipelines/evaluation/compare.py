@@ -59,7 +59,7 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     """
     pair = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
     places = [each.recipe.model.name_or_path for each in pair]
-    classes = [list(each.objective.config_fields().get("id2label", {}).values()) for each in pair]
+    classes = [list(each.data.learns().config_fields().get("id2label", {}).values()) for each in pair]
     if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
         raise UserError(
             f"MODEL={places[0]} numbers the classes {', '.join(classes[0])}, and MODEL={places[1]} "

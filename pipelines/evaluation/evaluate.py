@@ -24,9 +24,11 @@ from ..data.rows import Rows
 from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import Objective
+from ..objectives.data import Data
 from ..objectives.documents_apart import check_documents_apart
 from ..objectives.finished_model import FinishedModel
 from ..objectives.prepare import prepare_data
+from ..objectives.scores import Scored, Scores
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
@@ -79,13 +81,17 @@ class PreparedEvaluation:
 
     recipe: Recipe
     split: str
-    objective: Objective
+    data: Data
     names: list[str]
     rows: Rows
     train: Rows | None
     chosen: list[int]
     source: Any
     max_examples: int | None = None
+
+    @property
+    def objective(self) -> Objective:
+        return self.data.objective
 
     def load_model(self):
         """The model, in evaluation mode. Raises UserError where it cannot be loaded, or lacks the head."""
@@ -124,32 +130,33 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
-    chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
-    data.objective.keeps_scores = True
+    chosen = data.scores().some_rows(rows, max_examples) if partial else list(range(len(rows)))
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
-    return PreparedEvaluation(recipe, split, data.objective, names, *of_splits, max_examples)
+    return PreparedEvaluation(recipe, split, data, names, *of_splits, max_examples)
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
     """Measure the model of a prepared evaluation; `picture` and errors are those of evaluate_model."""
     started = time.time()
-    recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
+    recipe, split, data, objective = prepared.recipe, prepared.split, prepared.data, prepared.objective
+    scores, answers = data.scores(keeps_scores=True), data.answers()
     rows, chosen, weights = prepared.rows, prepared.chosen, weights_identity(recipe.model.name_or_path)
     model = prepared.load_model()
     if rows.is_packed:
-        check_documents_apart(model, recipe.model.name_or_path, objective, [rows])
+        check_documents_apart(model, recipe.model.name_or_path, data, [rows])
     measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
     arguments = training_arguments(recipe)
     with kept_comparisons() as of_pass:
-        result = evaluate_rows(recipe, objective, model, measured, rows.is_packed)
-    classes = objective.class_report(rows, chosen, prepared.source)
-    metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
+        result, scored = evaluate_rows(recipe, data, scores, model, measured, rows.is_packed)
+    classes = scores.class_report(scored, rows, chosen, prepared.source)
+    metrics = {"loss": result["loss"]} | scores.of_pass(prepared.names, result, rows, prepared.train)
     finished = FinishedModel(recipe.model.name_or_path, lambda: model, arguments.per_device_eval_batch_size)
     with kept_comparisons() as of_answers:
-        metrics |= objective.measure(finished, rows, chosen, prepared.train)
+        of_model = scores.of_answers(answers, finished, rows, chosen, prepared.train)
+    metrics |= of_model.values
     compared = [each.of_rows(chosen) for each in of_pass]
     compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]
-    if picture is not None and objective.draw(finished, rows, picture):
+    if picture is not None and answers.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
     bounds: dict[str, dict] = {}
     for comparison in compared:
@@ -163,30 +170,31 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         rows.name,
         started,
         weights,
-        [answer for comparison in compared for answer in answers_of(objective, comparison)],
+        [answer for comparison in compared for answer in answers_of(scores, comparison)],
         split=split,
         examples=len(chosen),
         max_examples=prepared.max_examples,
         rows=f"{objective.row_noun}s",
         metrics=metrics,
-        signatures=objective.signatures,
+        signatures=(scored.signatures if scored else {}) | of_model.signatures,
         backends=backends_of(model),
         recipe=recipe.to_dict(),
         intervals=bounds,
         compared=compared,
         classes=classes,
-        asked=partial(objective.with_rows, prepared.source),
+        asked=partial(data.reads.with_rows, data, prepared.source),
     )
 
 
-def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
+def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:
     """{"row", "prediction", "reference"} of each example, and its "part" where there are several.
 
     The row is the example's number in the split, else among the answers. "scores" are the probabilities of all classes,
     where examples have classes.
     """
-    part = comparison.part
-    owner, of_part = (objective, {}) if part is None else (objective.parts[part], {"part": part})
+    part, owner, of_part = comparison.part, scores, {}
+    if part is not None:
+        owner, of_part = scores.data.parts[part].scores(), {"part": part}
     pairs = zip(comparison.predictions, comparison.references, strict=True)
     numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
     answers = [
@@ -205,11 +213,11 @@ def with_examples(answers: list[dict], recipe: Recipe, asked: Callable[[], Itera
     asked: as Result has it. Answers of several parts are returned unchanged, because a mixture numbers its rows anew.
     """
     objective = objective_of(recipe)
-    if any("part" in answer for answer in answers) or not objective.answers_by:
+    if any("part" in answer for answer in answers) or not objective.Answers.head:
         return answers
     columns, numbers, examples = None, {answer["row"] for answer in answers}, {}
     for row_number, (place, row) in enumerate(asked()):
-        columns = columns or list(objective.asked_columns(row).values())
+        columns = columns or list(objective.Reads(objective).asked_columns(row).values())
         if row_number in numbers:
             texts = {column: row[column] for column in columns if isinstance(row[column], str | list)}
             examples[row_number] = {"place": place, **texts}
@@ -258,9 +266,15 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, packed: bool) -> dict[str, float]:
-    """Loss and further numbers of a pass over some rows, as training measures them. packed: as for `collator`."""
-    objective.prepare_model(model)
+def evaluate_rows(
+    recipe: Recipe, data: Data, scores: Scores, model, rows: Dataset, packed: bool
+) -> tuple[dict[str, float], Scored | None]:
+    """(loss and further numbers of a pass over some rows, as training measures them; what was scored).
+
+    packed: as for `collator`.
+    """
+    learns = data.learns()
+    learns.adapt(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer needs a folder
         arguments = training_arguments(scratch)
@@ -269,12 +283,13 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             model=model,
             args=arguments,
             eval_dataset=rows,
-            data_collator=objective.collator(packed),
-            processing_class=objective.tokenizer,  # only for saving, which does not happen here
-            **objective.of_trainer(),
+            data_collator=data.collator_of(packed),
+            processing_class=data.tokenizer,  # only for saving, which does not happen here
+            learns=learns,
+            scores=scores,
         )
         result = trainer.evaluate(metric_key_prefix="final")
-    return {name.removeprefix("final_"): value for name, value in result.items()}
+    return {name.removeprefix("final_"): value for name, value in result.items()}, trainer.scored
 
 
 # --------------------------------------------------------------------------------------------------- reporting

@@ -22,9 +22,10 @@ from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
-from ..objectives.base import Objective
-from ..objectives.measuring import evenly_spread
+from ..objectives.data import Data
 from ..objectives.prepare import cache_of, leaves_out
+from ..objectives.reads import Reads
+from ..objectives.scores import evenly_spread
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
@@ -82,11 +83,13 @@ def evaluate_few_shot(
     """
     started, weights = time.time(), weights_identity(recipe.model.name_or_path)
     config, objective = open_config(recipe), objective_of(recipe)
-    sources, template = objective.open(), question_template(objective, shots.template)
-    solvable, questions = questions_of_splits(objective, sources, ("train", split), template)
+    reads = objective.Reads(objective)
+    sources, template = reads.open(), question_template(reads, shots.template)
+    data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
     say(f"{split}: {note}" for note in sources[split].notes())
-    kind = KINDS[objective.asks_for](objective, shots.words, [question.answer for question in solvable])
-    names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
+    kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
+    scores = data.scores()
+    names = [name for name in scores.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
     solved = draw_shots(solvable, max(shots.numbers), recipe)
     if max_examples is not None:
@@ -95,15 +98,15 @@ def evaluate_few_shot(
     arguments = training_arguments(recipe)
     model = load(auto_class, recipe).to(arguments.device)
     rows, most = arguments.per_device_eval_batch_size, recipe.evaluation.sample_tokens
-    objective.tokenizer.model_max_length = most_tokens(config)  # a prompt holds several of the task's texts
-    asked = Asked(model, objective.tokenizer, rows, most)
+    data.tokenizer.model_max_length = most_tokens(config)  # a prompt holds several of the task's texts
+    asked = Asked(model, data.tokenizer, rows, most)
     results, answers = {}, []
     for number in shots.numbers:
         prompts = [prompt_of(solved[:number], question, kind.written) for question in questions]
         predictions, probabilities, cut = kind.answers(asked, prompts)
         results[number] = measured(recipe, names, predictions, probabilities, questions) | {"cut": cut}
         for question, answer in zip(questions, predictions):
-            pair = {"prediction": objective.named(answer), "reference": objective.named(question.answer)}
+            pair = {"prediction": scores.named(answer), "reference": scores.named(question.answer)}
             answers.append({"shots": number, "row": question.row} | pair)
     facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
     facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": partial(iter, sources[split])}
@@ -123,11 +126,11 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
 # ------------------------------------------------------------------------------------------------- the prompt
 
 
-def question_template(objective: Objective, given: str | None) -> str:
+def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
-    columns = list(objective.asked_columns(objective.text_columns().values()).values())
+    columns = list(reads.asked_columns(reads.text_columns().values()).values())
     if given is None:
-        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{objective.answer_column}:"])
+        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.answer_column}:"])
     template = given.replace("\\n", "\n")
     fields = FIELD.findall(template)
     for name in fields:
@@ -139,25 +142,24 @@ def question_template(objective: Objective, given: str | None) -> str:
     return template
 
 
-def questions_of_splits(objective: Objective, sources: dict, splits: Sequence[str], template: str) -> list:
-    """The Questions of each of some splits, and the objective prepared for them, without rows that are left out.
+def questions_of_splits(reads: Reads, sources: dict, splits: Sequence[str], template: str) -> tuple[Data, list]:
+    """(the data without rows, the Questions of each of some splits), without rows that are left out.
 
     Raises UserError for rows that cannot be used, where the recipe does not leave them out.
     """
     while True:
-        prepared = False
+        data = None
         try:
-            objective.prepare(sources, cache_of(objective.recipe), sys.stdout.isatty())
-            prepared = True
-            return [list(questions_of(objective, sources[name], template)) for name in splits]
+            data = reads.prepare(sources, cache_of(reads.recipe), sys.stdout.isatty())
+            return data, [list(questions_of(data, sources[name], template)) for name in splits]
         except UserError as error:
-            if not leaves_out(objective, sources, error, prepared):
+            if not leaves_out(reads, sources, error, data):
                 raise
 
 
-def questions_of(objective: Objective, source, template: str):
+def questions_of(data: Data, source, template: str):
     """The Questions of a source of examples."""
-    for row, (texts, answer) in enumerate(objective.questions(source)):
+    for row, (texts, answer) in enumerate(data.reads.questions(data, source)):
         prompt = FIELD.sub(lambda match, texts=texts: texts[match[1]], template)
         yield Question(prompt.strip(), answer, row)
 

@@ -15,8 +15,8 @@ from scipy.special import softmax
 from ..errors import UserError
 from ..likelihoods.likelihood import encode_pairs, log_likelihoods, most_tokens
 from ..objectives.answering import continuations
-from ..objectives.base import Objective
 from ..objectives.class_task import are_unnamed
+from ..objectives.data import Data
 from ..objectives.finished_model import FinishedModel
 
 SCALE = 11  # evenly spaced numbers to average over, where the training labels have more than twice as many values
@@ -37,8 +37,8 @@ class Classes:
 
     compares = "classes"
 
-    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[int]):
-        self.words = label_words(objective, given)
+    def __init__(self, data: Data, given: Sequence[str] | None, labels: list[int]):
+        self.words = label_words(data, given)
 
     def written(self, answer: int) -> str:
         return self.words[answer]
@@ -53,7 +53,7 @@ class Numbers:
 
     compares = "numbers"
 
-    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[float]):
+    def __init__(self, data: Data, given: Sequence[str] | None, labels: list[float]):
         if given is not None:
             try:
                 self.scale = np.array(sorted(map(float, given)))
@@ -77,9 +77,9 @@ class Texts:
 
     compares, words = "texts", ()
 
-    def __init__(self, objective: Objective, given: Sequence[str] | None, labels: list[str]):
+    def __init__(self, data: Data, given: Sequence[str] | None, labels: list[str]):
         if given is not None:
-            raise UserError(f"--label-words are of classes and numbers; {objective.setting} has written answers")
+            raise UserError(f"--label-words are of classes and numbers; {data.objective.setting} has written answers")
 
     def written(self, answer: str) -> str:
         return " ".join(answer.split())
@@ -103,9 +103,9 @@ def first_line(text: str) -> str:
 KINDS: dict[str, Callable] = {kind.compares: kind for kind in (Classes, Numbers, Texts)}
 
 
-def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
+def label_words(data: Data, given: Sequence[str] | None) -> list[str]:
     """The words of the classes; raises UserError unless there is one for each class, all different and none empty."""
-    names = objective.label_names
+    names = data.names
     if given is None and are_unnamed(names):
         raise UserError(f"--shots asks for words, and the classes have no names but {names[0]}, ...; add --label-words")
     words = [word.strip() for word in (names if given is None else given)]

@@ -141,11 +141,12 @@ def check_text(place: Place, texts: list[str], on: str | None, split: str | None
 def sample_of_recipe(recipe: Recipe, name: str, split: str | None, most: int) -> Sample:
     """The first `most` bytes of a split's text; split=None: the validation text, else the test or training text."""
     objective = objective_of(recipe)
-    sources = objective.open()
+    reads = objective.Reads(objective)
+    sources = reads.open()
     chosen = split or next(one for one in SPLITS if one in sources)
     if chosen not in sources:
         raise UserError(f"--split {chosen}: {name} has no such text; it has {' and '.join(sources)}")
-    return _sample(objective.corpus(sources[chosen]), f"{chosen} text of {name}", most)
+    return _sample(reads.texts(sources[chosen]), f"{chosen} text of {name}", most)
 
 
 def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
@@ -180,8 +181,8 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
     if place.is_recipe:
         place.recipe.trust_remote_code |= trust_remote_code
         objective = objective_of(place.recipe)
-        objective.prepare(objective.open(), cache_of(place.recipe), progress)
-        return objective.tokenizer
+        reads = objective.Reads(objective)
+        return reads.prepare(reads.open(), cache_of(place.recipe), progress).tokenizer
     folder = Path(place.name).expanduser()
     check_objects(folder)
     try:

@@ -1,34 +1,34 @@
-"""The interface of everything a model can learn: pretraining objectives and fine-tuning tasks alike.
+"""The row of everything a model can learn, pretraining objectives and fine-tuning tasks alike, and its four parts.
 
-An Objective makes every decision that depends on what is learned: settings, data, rows and batches, the model's head,
-metrics, what is shown at the end. The other pipelines call this interface and never test for an objective's name.
-Recipes are checked with it before any work, so numpy and torch are imported lazily (lazy.py), and modules that only a
-run needs are imported inside methods: each import delays every command.
+An Objective is known before any data: its name, settings and their check, the model's head, words. What comes later
+belongs to its parts, each with an interface of its own: Reads (reads.py) makes rows and batches, Learns (learns.py) the
+loss, Scores (scores.py) the metrics, Answers (answers.py) what a finished model is asked. The other pipelines call
+these and never test for an objective's name. Recipes are checked with this module before any work, so numpy and torch
+are imported lazily (lazy.py), and modules that only a run needs are imported inside methods: each import delays every
+command.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from anyformer.modeling.families import Family
-
-from ..errors import UserError, loading
-from ..plugins import METRICS
+from ..errors import UserError
+from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.data_section import DERIVED_FROM_TEXT
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
-from ..words import counted
-from .measuring import Measuring
+from .answers import Answers
+from .data import ModelFacts
+from .learns import Learns
+from .reads import Reads
+from .scores import Scores
 
 if TYPE_CHECKING:
-    from ..data.documents import Share
-    from ..data.rows import Rows
-    from .losses import OwnLoss
+    from .teachers import Teaching
 
 # Bounds of settings for `doc`: SHARE for shares and probabilities, TOKENS for the number of tokens of a text.
 SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
@@ -45,22 +45,26 @@ class FamiliesWith:
         return tuple(name for name in family_names() if heads & family_row(name).heads.keys())
 
 
-class Objective(Measuring, ABC):
+class Objective:
     """What a model learns, bound to one recipe. A subclass is registered by `register_objective` (plugins.py).
 
     `anyformer list` prints the first line of its docstring. Class attributes:
 
     name: the objective's name in a recipe. section: the recipe's section that names it, "objective" (plain text or
     images) or "task" (labelled examples). Settings: dataclass of its settings, a subclass of ObjectiveSettings.
+    Reads, Learns, Scores, Answers: the classes of its parts.
     auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so read it
     from an instance. families: the families of fresh models, by default all with such a head; a checkpoint may be any.
+    needs: what not every run offers: OWN_BATCHES (its rows share no batch with other objectives' rows: their batches
+    hold further keys, or the loss is not the model's), WHOLE_MODEL (the last pipeline stage cannot compute the loss),
+    WHOLE_ROWS (no row is split over processes).
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
-    recipes/special_tokens.py); None: it reads no text. sentinels: the number of tokens <extra_id_N> that it needs.
-    shifts_labels: whether labels are aligned with the input ids, so that the model shifts them by one.
+    recipes/special_tokens.py); None: it reads no text. framing_of_head: {Auto class that a family is pretrained with:
+    what it puts around a text instead}. sentinels: the number of tokens <extra_id_N> that it needs.
     compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
     recipe names none. validates_metrics: whether validations during training measure all of them.
-    asks_for: the kind of answers in `questions`, which few-shot evaluation puts to any language model: "classes" (it
-    then has `label_names`), "numbers", "texts", or "" (no questions). answer_column: the column of these answers.
+    asks_for: the kind of answers in `Reads.questions`, which few-shot evaluation puts to any language model: "classes",
+    "numbers", "texts", or "" (no questions). answer_column: the column of these answers.
     parts: the objectives that it consists of, by label; empty for most objectives.
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
@@ -68,42 +72,35 @@ class Objective(Measuring, ABC):
     hub_task: the Hub's pipeline tag of the model, where its head does not imply it. loss_unit: the unit of the loss.
     samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: the words before
     the prompt in a sample's heading. picture: the file in the run's folder that is shown as its sample.
-    row_noun: what a row is called. legend_words: what the marks of `show` mean, as showing.legend takes it. use: the
-    command that runs the finished model, with {folder} in it. sequences_per_row: sequences that the model reads per
+    row_noun: what a row is called. legend_words: what the marks of `Reads.show` mean, as showing.legend takes it. use:
+    the command that runs the finished model, with {folder} in it. sequences_per_row: sequences that the model reads per
     row, such as 2 for pairs of texts. unused_weights: prefixes of the names of weights that the model has and the
     objective does not use. hub_tags: further tags of a published model.
     share_of_usual_rate: factor on the model's usual learning rate (recipes/usual_rates.py).
-    shares_batches: whether its rows can share a batch with other objectives' rows (mixture.py): its rows are plain
-    text, its batches hold no keys but mixture.KEYS, and the model computes the loss.
-    in_stages: whether the last pipeline stage can compute the loss: a causal model's loss, from the batch alone.
-    finishes_on: the processes on which `finish` uses the saved model: "none", "one" or "all".
-    answers_by: the Auto class of the model that answers rows without labels (`predict`); "": none does, and an
-    objective chosen by the model's head answers instead (of_heads.py).
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
-    in_parts_of_rows: whether a row can be split over processes (sequence and context parallelism).
     is_start_where_null: the setting whose null means the model from which the training starts; None: there is none.
-
-    new_head: after `prepare`, why the checkpoint's head is not kept, in words; "": it is, if there is one.
-
-    After `prepare`, `processor` (a tokenizer or an image processor) is what is saved with the model.
     """
 
     name: ClassVar[str]
     section: ClassVar[str] = "objective"
     Settings: ClassVar[type] = ObjectiveSettings
+    Reads: ClassVar[type[Reads]]
+    Learns: ClassVar[type[Learns]] = Learns
+    Scores: ClassVar[type[Scores]] = Scores
+    Answers: ClassVar[type[Answers]] = Answers
     auto_class: ClassVar[str]
     families: ClassVar[tuple[str, ...]] = FamiliesWith()
+    needs: frozenset[str] = frozenset({OWN_BATCHES, WHOLE_MODEL, WHOLE_ROWS})
     special_tokens: ClassVar[str | None] = None
-    sentinels: ClassVar[int] = 0
-    shifts_labels: ClassVar[bool] = False
+    framing_of_head: ClassVar[dict[str, str]] = {}
+    sentinels: int = 0
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
     asks_for: str = ""
     answer_column: str | None = None
-    label_names: list[str] = []
-    parts: Mapping[str, "Objective"] = MappingProxyType({})
+    parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
@@ -118,15 +115,9 @@ class Objective(Measuring, ABC):
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
     share_of_usual_rate: ClassVar[float] = 1.0
-    shares_batches: ClassVar[bool] = False
-    in_stages: ClassVar[bool] = False
-    finishes_on: str = "none"
     taught: ClassVar[str] = "nothing"
-    in_parts_of_rows: ClassVar[bool] = False
-    is_start_where_null: ClassVar[str | None] = None
-    answers_by: str = ""
     stratified_by: str | None = None
-    new_head: str = ""
+    is_start_where_null: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs):
         """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""
@@ -138,39 +129,11 @@ class Objective(Measuring, ABC):
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
-        self.processor: Any = None
-        self.signatures: dict[str, str] = {}  # metric -> settings and versions that its value depends on
-
-    @property
-    def tokenizer(self):
-        """The tokenizer; None where the model reads no text."""
-        return self.processor if self.special_tokens is not None else None
-
-    @property
-    def family(self) -> Family | None:
-        """The model's family; None for a checkpoint."""
-        return None if self.recipe.model.family is None else family_row(self.recipe.model.family)
 
     @cached_property
-    def config(self) -> Any:
-        """The checkpoint's config, or for fresh weights what the recipe says of one. Raises UserError if none loads."""
-        import anyformer
-
-        from ..adapters import load_config
-        from ..recipes.checks import config_namespace
-
-        name = self.recipe.model.name_or_path
-        if name is None:
-            return config_namespace(self.recipe)
-        anyformer.register()
-        with loading(f"model.name_or_path={name!r}"):
-            return load_config(name, trust_remote_code=self.recipe.trust_remote_code)
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per forward pass in evaluation."""
-        training = self.recipe.training
-        return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
+    def facts(self) -> ModelFacts:
+        """What is known of the recipe's model."""
+        return ModelFacts(self.recipe)
 
     @property
     def setting(self) -> str:
@@ -197,9 +160,18 @@ class Objective(Measuring, ABC):
         """Names of the metrics that are reported in addition to the loss."""
         return self.recipe.evaluation.metrics
 
-    def text_columns(self) -> dict[str, str]:
-        """{setting: the column that it names} for each text of an example; {} where the objective reads no texts."""
-        return {}
+    def metrics_of_validations(self) -> list[str]:
+        """The recipe's metrics that validations during training measure; others need the finished model."""
+        metrics = self.recipe.evaluation.metrics
+        return [name for name in metrics if self.validates_metrics or METRICS[name].of_validations]
+
+    def metrics_of_answers(self) -> list[str]:
+        """The metrics that are computed from answers; validations do so if one is evaluation.best_metric."""
+        return []
+
+    def teaching(self, reads: Reads) -> "Teaching":
+        """What the recipe's teacher says of the rows of `reads`, and the loss that learns it."""
+        return TEACHERS[self.taught](self, reads)
 
     # ---- the recipe, before anything is read
 
@@ -221,6 +193,8 @@ class Objective(Measuring, ABC):
                 f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
                 f"text; remove it"
             )
+        if self.recipe.teacher is not None:
+            self.teaching(self.Reads(self)).check()
 
     def refuse_idle(self, names: Sequence[str], because: str, belongs_to: str) -> None:
         """Raise UserError for the first of the settings `names` that is set although it has no effect.
@@ -248,19 +222,29 @@ class Objective(Measuring, ABC):
 
     def check_tokenizer(self) -> None:
         """Raise UserError for a tokenizer section that does not go with this objective."""
+        from .tokens import check_tokenizer
 
-    def check_metrics(self) -> None:
-        """Raise UserError for a metric that this objective cannot report."""
+        check_tokenizer(self)
+
+    def further_tokens(self) -> list[str]:
+        """Special tokens that it needs beside framing and sentinels; a tokenizer that is trained for it gets them."""
+        return []
+
+    def check_metrics(self, names: Sequence[str] | None = None) -> None:
+        """Raise UserError for a metric that this objective cannot report.
+
+        names: of the classes, once they are known; None: those of the settings, if it has such a setting.
+        """
         from ..metrics import check_metrics
 
-        names = self.label_names or getattr(self.settings, "label_names", None)
+        names = names or getattr(self.settings, "label_names", None)
         check_metrics(self.metrics, self.metric_names(), self.setting, len(names) if names else None)
+
+    # ---- known before any data is read: what `anyformer plan` counts
 
     def lengths(self) -> dict[str, int | None]:
         """{setting: its value} of the settings that bound how many tokens the model reads or writes at once."""
         return {}
-
-    # ---- known before any data is read: what `anyformer plan` counts
 
     def row_lengths(self) -> tuple[int | None, int | None]:
         """The most (tokens of a row that the model reads, tokens that an encoder-decoder's decoder writes).
@@ -274,19 +258,13 @@ class Objective(Measuring, ABC):
         """The share of a row's tokens that are predicted."""
         return 1.0
 
-    def planned_vocabulary(self) -> int | None:
-        """Size of the tokenizer's vocabulary; None where a pretrained tokenizer would have to be loaded."""
-        from ..tokenizers.load import planned_size
-
-        return planned_size(self.recipe.tokenizer)
-
     def planned_fields(self) -> dict[str, Any]:
-        """The `config_fields` that change the number of weights, as far as the recipe alone determines them."""
+        """The `Learns.config_fields` that change the number of weights, as far as the recipe alone determines them."""
         return {}
 
     def further_costs(self) -> list[str]:
         """Sentences about costs of a run that `anyformer plan` does not count."""
-        return []
+        return [] if self.recipe.teacher is None else self.teaching(self.Reads(self)).further_costs()
 
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
         """Raise UserError where rows are longer than the `most` positions for which a model has embeddings."""
@@ -307,86 +285,9 @@ class Objective(Measuring, ABC):
                 said = f"{name}={length} is longer than {field}={most}"
                 raise UserError(said + way_out.format(length=length, name=name, most=most))
 
-    def check_model_length(self, most: int) -> None:
-        """`check_length` once the model and the tokenizer exist; subclasses add checks that need them."""
-        self.check_length(most)
-
-    # ---- data
-
-    @abstractmethod
-    def open(self) -> dict[str, Any]:
-        """{split: its source, as `rows` takes it}, `train` first. Raises UserError."""
-
-    @abstractmethod
-    def prepare(self, splits: dict[str, Any], cache: Path, progress: bool) -> None:
-        """Set `processor` and whatever else the rows of all splits depend on. Raises UserError."""
-
-    def corpus(self, source: Any) -> Any | None:
-        """The text of one split as documents for a tokenizer (data.documents.Corpus); None: there is no text."""
-        return None
-
-    @abstractmethod
-    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
-        """The rows of one split; callers make those of `train` first. Raises UserError."""
-
-    def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
-        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
-
-    def check_shares(self) -> None:
-        """Raise UserError where the rows cannot be prepared in shares."""
-        raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
-
-    def try_examples(self, examples: list, prepared: bool) -> None:
-        """Raise UserError if `prepare` or, once `prepared`, `rows` would for one of these examples (place, row)."""
-
-    def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
-        """The rows of all splits with whatever is expensive to add; by now all of them are known to be valid."""
-        return rows
-
-    def before_training(self) -> None:
-        """Raise UserError if something that the training needs beside its data is missing; no data is read yet."""
-
-    def for_training(self, rows: "dict[str, Rows]", sources: dict[str, Any], cache: Path) -> "dict[str, Rows]":
-        """The completed rows of all splits as the training and its validations use them. Raises UserError."""
-        return rows
-
-    @abstractmethod
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """The function from rows to a batch. packed: whether some rows hold several documents."""
-
-    @abstractmethod
-    def processor_fingerprint(self) -> str:
-        """A string that is equal for processors that turn every input into the same model inputs."""
-
-    def describe(self, rows: "Rows") -> str:
-        """A description of one split's rows in a line or two, for people."""
-        return f"{counted(len(rows), self.row_noun)} of {rows.name}"
-
-    def notes_of_rows(self) -> list[str]:
-        """Sentences a user should read about the rows that were just read."""
-        return []
-
-    # ---- the model
-
-    def config_fields(self) -> dict[str, Any]:
-        """Fields that the objective sets in the model's config."""
-        return {}
-
-    def prepare_model(self, model) -> None:
-        """Change a model before it is trained or measured, such as its generation config."""
-
-    def loss(self) -> "OwnLoss | None":
-        """The loss of the model's outputs, once the training rows are made; None: the model computes its own."""
-        return None
-
-    def files(self, config) -> dict[str, str]:
-        """Further files for the finished model's folder, {path: text}, such as what other libraries load it by."""
-        return {}
-
-    def logits_of(self) -> Callable[[Any], Any] | None:
-        """A function from a model's outputs to logits (..., C) for labels (...); None: they are `outputs.logits`."""
-        return None
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        """The splits whose rows are needed to measure `split`: itself, and `train` where a metric reads it."""
+        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     # ---- words
 
@@ -408,20 +309,10 @@ class Objective(Measuring, ABC):
         return self.use.format(folder=folder)
 
     def legend(self):
-        """What the marks of `show` mean: a rich Text."""
+        """What the marks of `Reads.show` mean: a rich Text."""
         from .showing import legend
 
         return legend(self.legend_words)
-
-    def show(self, console, rows: "Rows", number: int, row: dict) -> None:
-        """Print row `number`, for `anyformer preview`."""
-        console.print(f"{self.row_noun} {number}: {row}", markup=False)
-
-    def collated(self, rows: "Rows", number: int, row: dict) -> dict:
-        """A batch of this row alone, as training sees it in its first epoch."""
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
-        return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 
 # Data settings that only plain text has: (name, default).

@@ -32,9 +32,7 @@ class Causal(TextObjective):
     continues_prompts = True
     predicts_each_position = True
     hub_task = "text-generation"
-    shares_batches = True
-    in_stages = True
-    in_parts_of_rows = True
+    needs = frozenset()
     use = 'anyformer generate {folder} "your prompt"'
 
     answers_by = auto_class

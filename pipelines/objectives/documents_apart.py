@@ -10,19 +10,17 @@ from anyformer.modeling.families import FAMILIES
 from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import position_tables
-from .base import Objective
+from .data import Data
 
 PROBED_TOKENS = 8  # of each of two documents
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # relative to the largest logit: rounding in fp32 and in half precision
 
 
-def check_documents_apart(
-    model, name: str, objective: Objective, splits: Iterable[Rows], section: str = "model"
-) -> None:
+def check_documents_apart(model, name: str, data: Data, splits: Iterable[Rows], section: str = "model") -> None:
     """Raise UserError where a document of a packed row sees the one before it in a native model.
 
     In packed rows position_ids begin anew with each document. Some native models ignore that, and all do if they get an
-    attention_mask of ones; so a model is probed with the inputs that the objective's collator makes. splits: rows, some
+    attention_mask of ones; so a model is probed with the inputs that the data's collator makes. splits: rows, some
     of them packed. section: the recipe's section that names the model. ZeRO-3's empty tensors are not probed.
     """
     config = model.config
@@ -30,7 +28,7 @@ def check_documents_apart(
     if config.model_type in FAMILIES or config.is_encoder_decoder or in_parts:
         return
     begin_behind_padding(model)
-    if keeps_documents_apart(model, names_sent(objective, splits)):
+    if keeps_documents_apart(model, names_sent(data, splits)):
         return
     raise UserError(
         f"{section}.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "
@@ -39,12 +37,12 @@ def check_documents_apart(
     )
 
 
-def names_sent(objective: Objective, splits: Iterable[Rows]) -> Collection[str]:
-    """Names of the inputs that the objective's collator makes of a packed row: the last row, which may be padded."""
+def names_sent(data: Data, splits: Iterable[Rows]) -> Collection[str]:
+    """Names of the inputs that the data's collator makes of a packed row: the last row, which may be padded."""
     rows = min((rows for rows in splits if rows.is_packed), key=lambda rows: rows.is_stream)
     if rows.is_stream:
-        return objective.collated(rows, 0, next(iter(copy.deepcopy(rows)))).keys()
-    return objective.collated(rows, len(rows) - 1, rows[len(rows) - 1]).keys()
+        return data.reads.collated(data, rows, 0, next(iter(copy.deepcopy(rows)))).keys()
+    return data.reads.collated(data, rows, len(rows) - 1, rows[len(rows) - 1]).keys()
 
 
 def begin_behind_padding(model) -> None:

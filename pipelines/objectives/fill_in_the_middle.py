@@ -6,7 +6,7 @@ from pathlib import Path
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import np, torch
-from ..plugins import register_objective
+from ..plugins import WHOLE_ROWS, register_objective
 from ..recipes.schema import doc
 from .base import SHARE
 from .showing import is_label
@@ -47,8 +47,7 @@ class FillInTheMiddle(TextObjective):
     shifts_labels = True
     continues_prompts = True
     hub_task = "text-generation"
-    shares_batches = True
-    in_stages = True
+    needs = frozenset({WHOLE_ROWS})
     Settings = FillInTheMiddleSettings
 
     def check(self) -> None:

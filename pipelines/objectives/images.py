@@ -9,8 +9,9 @@ from ..data.rows import Rows
 from ..errors import UserError, need_package
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from .answering import vectors_of_images
-from .base import Objective, check_examples
+from .base import check_examples
 from .finished_model import FinishedModel
+from .old import Objective
 
 
 @dataclass

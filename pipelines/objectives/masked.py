@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
-from ..plugins import register_objective
+from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
 from .base import FamiliesWith
 from .looking_ahead import PREFIX_MASK, LooksAhead
@@ -32,7 +32,7 @@ class Masked(LooksAhead, MaskingObjective):
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
     framing_of_head = {"AutoModelForCausalLM": "none"}
-    shares_batches = True
+    needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     Settings = MaskedSettings
     legend_words = (
         "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "

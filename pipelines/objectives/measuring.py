@@ -1,6 +1,6 @@
 """The part of the Objective interface that needs a model: metrics, samples, answers to rows without labels."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,27 +66,6 @@ class Measuring:
         """
         return None
 
-    def of_trainer(self) -> dict[str, Any]:
-        """The keyword arguments of AnyformerTrainer that come from the objective."""
-        return {
-            "shifts_labels": self.shifts_labels,
-            "own_loss": self.loss(),
-            "logits_of": self.logits_of(),
-            "scorer": self.scorer(),
-            "loss_parts": self.loss_parts(),
-            "parts_of": self.parts_of,
-        }
-
-    def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
-        """(names of the parts of `rows`, function from a row's number to its part): each part's loss is logged."""
-        parts = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
-        return (list(parts), lambda number: rows.place(number)[0]) if parts else None
-
-    def metrics_of_validations(self) -> list[str]:
-        """The recipe's metrics that validations during training measure; others need the finished model."""
-        metrics = self.recipe.evaluation.metrics
-        return [name for name in metrics if self.validates_metrics or METRICS[name].of_validations]
-
     def metrics_of_answers(self) -> list[str]:
         """The metrics that `measure` computes from answers; validations do so if one is evaluation.best_metric."""
         return []
@@ -117,15 +96,6 @@ class Measuring:
     def class_report(self, rows: "Rows", numbers: Sequence[int], source: Any) -> dict[str, Any] | None:
         """Scores of single classes in the last pass over the rows `numbers` (class_report.py); None: no classes."""
         return None
-
-    def finish(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
-        """The finished model's (metrics, samples), on all splits but `train`: ({"validation_bleu": ...}, [...])."""
-        metrics = {}
-        for split, rows in splits.items():
-            if split != "train":
-                measured = self.measure(finished, rows, range(len(rows)), splits["train"])
-                metrics |= {f"{split}_{name}": value for name, value in measured.items()}
-        return metrics, self.samples(finished, splits)
 
     def measure(
         self, finished: "FinishedModel", rows: "Rows", numbers: Sequence[int], train: "Rows | None"

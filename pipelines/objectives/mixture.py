@@ -11,14 +11,15 @@ from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import rich_text, torch
-from ..plugins import OBJECTIVES, register_objective
+from ..plugins import OBJECTIVES, OWN_BATCHES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import show
-from .base import FamiliesWith, Objective
+from .base import FamiliesWith
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
+from .old import Objective
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective
 
@@ -41,7 +42,7 @@ class PartSettings:
     @classmethod
     def chosen(cls, value: dict, path: str) -> type:
         """The settings class for a part's mapping at `path`. Raises UserError for unknown names or others' settings."""
-        names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
+        names = [name for name, row in OBJECTIVES.items() if OWN_BATCHES not in row.needs]
         name = value.get("name")
         if name not in names:
             raise UnknownName(f"{path}.name={show(name)} is not one of its choices{did_you_mean(str(name), names)}")
@@ -74,9 +75,9 @@ class MixtureSettings(ObjectiveSettings):
 class Mixture(SeveralParts, TextObjective):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
-    The objectives must train the same kind of model, and their rows must be able to share batches
-    (Objective.shares_batches). Each row is changed as its objective alone would change it: by the seed, its number in
-    its part, and how often it came before. Raises UserError for parts that one model cannot learn.
+    The objectives must train the same kind of model, and need no batches of their own (Objective.needs). Each row is
+    changed as its objective alone would change it: by the seed, its number in its part, and how often it came before.
+    Raises UserError for parts that one model cannot learn.
     """
 
     name = "mixture"

@@ -15,7 +15,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import DataSection
 from ..recipes.types import show
-from .base import Objective
+from .old import Objective
 
 MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
 

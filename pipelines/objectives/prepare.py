@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from ..data.rows import Rows
@@ -12,43 +12,8 @@ from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from ..storage.checksums import contents
-from .base import Objective
-
-
-@dataclass
-class PreparedData:
-    """Rows of each split, with what is worth reporting about them.
-
-    objective: bound to the recipe, with its tokenizer or image processor. rows: split -> Rows. facts: for run.json and
-    the model card. sources: split -> what its rows were made of, as Objective.open gives it. stages: the
-    stages of the recipe, each with an objective bound to the recipe of this stage, and its training rows.
-    """
-
-    objective: Objective
-    rows: dict = field(default_factory=dict)
-    facts: dict = field(default_factory=dict)
-    sources: dict = field(default_factory=dict)
-    stages: "list[tuple[Stage, Objective, Rows]]" = field(default_factory=list)
-
-    @property
-    def processor(self):
-        """What is saved with the model: a tokenizer, or an image processor."""
-        return self.objective.processor
-
-    @property
-    def tokenizer(self):
-        """The tokenizer, or None where the model reads no text."""
-        return self.objective.tokenizer
-
-    @property
-    def collator(self):
-        """Makes a batch of rows; a `transformers.Trainer` takes it as `data_collator`."""
-        return self.objective.collator(self.packed)
-
-    @property
-    def packed(self) -> bool:
-        """Whether any row may hold more than one document."""
-        return any(rows.is_packed for rows in (*self.rows.values(), *(rows for *_, rows in self.stages)))
+from .data import Data, ModelFacts
+from .reads import Reads
 
 
 def prepare_data(
@@ -58,7 +23,7 @@ def prepare_data(
     splits: Sequence[str] | None = None,
     model_config=None,
     for_training: bool = False,
-) -> PreparedData:
+) -> Data:
     """Open, tokenise and pack the splits of a recipe; results of earlier calls are taken from the cache.
 
     Args:
@@ -70,73 +35,85 @@ def prepare_data(
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
     objective, cache = objective_of(recipe), cache_of(recipe)
+    facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
+    reads = objective.Reads(objective, facts)
+    teaching = objective.teaching(reads) if for_training and recipe.teacher is not None else None
     if for_training:
-        objective.before_training()
-    sources = objective.open()
+        reads.check_model()
+    if teaching is not None:
+        teaching.before_training()
+    sources = reads.open()
     if for_training and recipe.evaluation.every_steps is not None and "validation" not in sources:
         raise UserError(
             f"evaluation.every_steps={recipe.evaluation.every_steps} is set, but the data section names no validation "
             f"data; name some, or set it to null"
         )
-    if model_config is not None:
-        objective.adopt(model_config, sources[splits[0]])
-    data = PreparedData(objective, sources=sources)
-    while not data.rows:
-        prepared = False
+    data, rows = None, {}
+    while not rows:
         try:
-            objective.prepare(sources, cache, progress)
-            prepared = True
+            data = reads.prepare(sources, cache, progress)
+            if teaching is not None:
+                teaching.check_data(data)
             chosen = [split for split in sources if splits is None or split in splits]
-            data.rows = {split: objective.rows(sources[split], split, cache, progress) for split in chosen}
+            rows = {split: reads.rows(data, sources[split], split, cache, progress) for split in chosen}
         except UserError as error:
-            if not leaves_out(objective, sources, error, prepared):
+            if not leaves_out(reads, sources, error, data):
                 raise
-    data.rows = objective.completed(data.rows, cache, progress)
-    if for_training:
-        data.rows = objective.for_training(data.rows, sources, cache)
-    data.facts = {split: rows.report() for split, rows in data.rows.items()}
+            data = None
+    rows, lesson = reads.completed(data, rows, cache, progress), None
+    if teaching is not None:
+        rows, lesson = teaching.for_training(data, rows, sources, cache)
+    facts = {split: of_split.report() for split, of_split in rows.items()}
+    data = replace(data, rows=rows, facts=facts, lesson=lesson)
     if for_training and recipe.stages:
-        data.stages = prepare_stages(data, cache, progress)
-    if "train" in data.rows:
-        of_both = f"{data.rows['train'].identity}\n{objective.processor_fingerprint()}"
-        data.facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
+        data = replace(data, stages=prepare_stages(data, cache, progress))
+    if "train" in rows:
+        of_both = f"{rows['train'].identity}\n{processor_fingerprint(data)}"
+        facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
 
 
-def prepare_stages(data: PreparedData, cache: Path, progress: bool) -> "list[tuple[Stage, Objective, Rows]]":
-    """Each stage of the recipe with its objective and its training rows; stages with one sequence_length share both."""
-    made, stages = {repr(data.objective.settings): (data.objective, data.rows["train"])}, []
+def processor_fingerprint(data: Data) -> str:
+    """A string that is equal for processors that turn every input into the same model inputs."""
+    if data.tokenizer is None:
+        from ..images.processors import processor_fingerprint as fingerprint
+    else:
+        from ..tokenizers.load import tokenizer_fingerprint as fingerprint
+    return fingerprint(data.processor)
+
+
+def prepare_stages(data: Data, cache: Path, progress: bool) -> list[tuple[Stage, Data, Rows]]:
+    """Each stage of the recipe with its data and its training rows; stages with one sequence_length share both."""
+    made, stages = {repr(data.objective.settings): (data, data.rows["train"])}, []
     for stage in stages_of(data.objective.recipe):
         key = repr(stage.recipe.learned)
         if key not in made:
             objective = objective_of(stage.recipe)
-            objective.given_tokenizer = data.tokenizer
+            reads = objective.Reads(objective)
             with of_stage(stage.number):
-                objective.prepare(data.sources, cache, progress)
-                made[key] = objective, objective.rows(data.sources["train"], "train", cache, progress)
+                prepared = reads.prepare(dict(data.sources), cache, progress, data.tokenizer)
+                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train", cache, progress)
         stages.append((stage, *made[key]))
     return stages
 
 
-def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: bool) -> bool:
+def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None) -> bool:
     """Leave unusable rows, which may have caused `error`, out of the splits' sources; return whether there were any.
 
     Where all rows fail, the fault is not in single rows. Raises UserError with all unusable rows where the recipe
-    refuses such rows, and for a split of which none is left. prepared: as Objective.try_examples takes it.
+    refuses such rows, and for a split of which none is left. data: as Reads.try_examples takes it.
     """
     from ..data.bad_rows import bad_rows_of, leave_out, reasons, refusal
     from ..data.examples import Examples
-    from .parts import of_label
 
-    if objective.parts:
-        parts = ((part, of_label(sources, label)) for label, part in objective.parts.items())
-        return any([leaves_out(part, of_part, error, prepared) for part, of_part in parts])
+    if reads.objective.parts:
+        return any([leaves_out(*part, error, of_part) for *part, of_part in parts_of(reads, sources, data)])
     examples = [source for source in sources.values() if isinstance(source, Examples)]
-    bad_rows = [bad_rows_of(one, lambda probe: objective.try_examples(probe, prepared)) for one in examples]
+    bad_rows = [bad_rows_of(one, lambda probe: reads.try_examples(probe, data)) for one in examples]
     whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
     if len(whole) == len(examples):
         return False
-    if objective.recipe.data.bad_rows == "skip":
+    if reads.recipe.data.bad_rows == "skip":
         for one, rows in zip(examples, bad_rows):
             if one in whole:
                 raise UserError(f"data.bad_rows=skip leaves no example of {one.name} for {one.split}: {reasons(rows)}")
@@ -147,6 +124,17 @@ def leaves_out(objective: Objective, sources: dict, error: UserError, prepared: 
     if single:
         raise refusal(single, error)
     return False
+
+
+def parts_of(reads: Reads, sources: dict, data: Data | None) -> list[tuple[Reads, dict, Data | None]]:
+    """(reads, {split: source}, data) of each part of several objectives that are learned together."""
+    from .parts import of_label
+
+    of_parts = {} if data is None else data.parts
+    return [
+        (part.Reads(part), of_label(sources, label), of_parts.get(label))
+        for label, part in reads.objective.parts.items()
+    ]
 
 
 def cache_of(recipe: Recipe) -> Path:
@@ -168,22 +156,24 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
     from ..data.tokenization import Share
 
     objective, cache = objective_of(recipe), cache_of(recipe)
-    objective.check_shares()
-    sources = objective.open()
-    objective.prepare(sources, cache, progress)
-    share = Share(number, of)
-    return {split: objective.prepare_share(source, split, cache, share, progress) for split, source in sources.items()}
+    reads = objective.Reads(objective)
+    reads.check_shares()
+    sources = reads.open()
+    data, share = reads.prepare(sources, cache, progress), Share(number, of)
+    return {
+        split: reads.prepare_share(data, source, split, cache, share, progress) for split, source in sources.items()
+    }
 
 
-def describe_data(data: PreparedData) -> list[tuple[str, str]]:
+def describe_data(data: Data) -> list[tuple[str, str]]:
     """What each split holds, for people: (split, one or several lines)."""
-    return [(split, "\n".join([described(data.objective, rows), *rows.notes])) for split, rows in data.rows.items()]
+    return [(split, "\n".join([described(data, rows), *rows.notes])) for split, rows in data.rows.items()]
 
 
-def described(objective: Objective, rows: Rows) -> str:
+def described(data: Data, rows: Rows) -> str:
     """Lines that describe the rows of a split, or each part of them."""
     if not rows.parts:
-        return objective.describe(rows)
-    texts = ((name, described(objective.parts.get(name, objective), part)) for name, part in rows.parts.items())
+        return data.reads.describe(data, rows)
+    texts = ((name, described(data.parts.get(name, data), part)) for name, part in rows.parts.items())
     shares = rows.shares()
-    return "\n".join(f"{name} ({shares[name]:.1%} of the {objective.row_noun}s): {lines}" for name, lines in texts)
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {data.objective.row_noun}s): {lines}" for name, lines in texts)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..lazy import np
+from ..plugins import WHOLE_MODEL, WHOLE_ROWS
 from .showing import show_source_and_target
 from .text import TextObjective
 
@@ -23,7 +24,7 @@ class Reconstruction(TextObjective):
         "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
         "what the decoder has to write; as in the first epoch, other noise in each further one"
     )
-    shares_batches = True
+    needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     has_one_length = False  # whether all batches are padded to the lengths of full rows
 
     def use_tokenizer(self, tokenizer) -> None:

@@ -18,6 +18,7 @@ from ..plugins import OBJECTIVES, TEACHERS
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import short_number
+from .data import Data
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 class Taught:
     """Mixin, named before an Objective. A subclass prepares the teacher's answers and `lesson` in `for_training`."""
 
-    in_stages = in_parts_of_rows = shares_batches = False
     files_setting = ""  # the setting that names texts without labels; "": it takes none
     lesson = None  # the loss of a training; None to measure a finished model, which needs no teacher
 
@@ -112,7 +112,13 @@ class TaughtTokens(Taught):
         size, ask = self.shared_ids(), self.teacher.logits
         native = self.teacher.config.model_type not in FAMILIES
         if native and any(split.is_packed for split in rows.values()):
-            check_documents_apart(self.teacher.model, section.name_or_path, self, rows.values(), "teacher")
+            check_documents_apart(
+                self.teacher.model,
+                section.name_or_path,
+                Data(self, self.Reads(self), self.processor),
+                rows.values(),
+                "teacher",
+            )
         if section.stored:
             rows, ask = rows | {"train": self.stored(rows["train"], size, cache)}, None
             self.teacher.let_go()  # not needed after its answers are stored

@@ -13,8 +13,8 @@ from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
 from ..words import working
-from .base import Objective
 from .measuring import OF_PART
+from .old import Objective
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share

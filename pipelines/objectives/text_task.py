@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..data.cells import filled_text_of, text_of
 from ..errors import UserError
 from ..storage.cache import sha
-from .base import Objective, check_examples
+from .base import check_examples
+from .old import Objective
 from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:

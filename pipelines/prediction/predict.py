@@ -25,7 +25,8 @@ from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
 from ..generation import locate_model
 from ..images.processors import load_image_processor
-from ..objectives.base import Objective
+from ..objectives.answers import Answers
+from ..objectives.data import Data
 from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
 from ..open_tokenizer import open_tokenizer
@@ -48,13 +49,13 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    objective: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
+    answers: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
     them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
     that hold nothing to answer. content: a hash of all that is read in them. notes: sentences about them for people.
     """
 
     recipe: Recipe
-    objective: Objective
+    answers: Answers
     rows: Unlabelled
     columns: Columns
     wanted: list[str]
@@ -86,13 +87,13 @@ class Prediction:
             seen = hashlib.sha256(sha(self.rows.identity()).encode())
             for place, row in self.rows:
                 self.total += 1
-                if self.objective.tokenizer is None:  # images are decoded only when they are answered
+                if self.answers.tokenizer is None:  # images are decoded only when they are answered
                     image = self.columns.read(self.wanted, place, row)[self.wanted[0]]
                     self.empty += is_empty(image)
                     seen.update(f"{hash_of_image(image)} ".encode())
                 else:
                     self.empty += self.asked(place, row) is None
-        self.content, self.notes = seen.hexdigest(), [*self.rows.notes(), *self.objective.notes_of_rows()]
+        self.content, self.notes = seen.hexdigest(), [*self.rows.notes(), *self.answers.notes()]
         self.files = files
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:
@@ -100,7 +101,7 @@ class Prediction:
         values = self.columns.read(self.wanted, place, row)
         needed = [values[name] for name in self.wanted if not isinstance(name, IfThere)]
         try:
-            return None if all(map(is_empty, needed)) else self.objective.asked(values, place)
+            return None if all(map(is_empty, needed)) else self.answers.asked(values, place)
         except UserError:
             if any(map(holds_empty, needed)):
                 return None
@@ -110,8 +111,8 @@ class Prediction:
         """The model, loaded when it is first used; it decodes greedily where it generates text."""
 
         def made():
-            auto_class = getattr(transformers, self.objective.answers_by)
-            model = load(auto_class, self.recipe, (*self.objective.unused_weights, "pooler.")).to(device)
+            auto_class = getattr(transformers, self.answers.head)
+            model = load(auto_class, self.recipe, (*self.answers.objective.unused_weights, "pooler.")).to(device)
             config = getattr(model, "generation_config", None)
             if config is not None:
                 max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
@@ -121,11 +122,11 @@ class Prediction:
 
         return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
 
-    def answers(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
+    def answered(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
         """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
         asked = [one for one in inputs if one is not None]
-        found = iter(self.objective.predict(finished, asked) if asked else [])
+        found = iter(self.answers.predict(finished, asked) if asked else [])
         for (place, row), one in zip(part, inputs):
             answer = {"prediction": None} if one is None else next(found)
             taken = next((name for name in answer if name in row), None)
@@ -168,14 +169,14 @@ def prepare_prediction(
     weights = weights_identity(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
-    objective = _objective(recipe, config, available)
-    fields = objective.asked_columns(available)
+    data = _data(recipe, config, available)
+    fields = data.reads.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
     named.check(wanted)
-    if objective.tokenizer is None:
+    if data.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(objective.recipe, objective, rows, named, wanted, batch_size, max_new_tokens, weights)
+    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, weights)
     prediction.read()
     return prediction
 
@@ -197,8 +198,8 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     return recipe
 
 
-def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
-    """The objective that reads rows and answers them, with its tokenizer or image processor."""
+def _data(recipe: Recipe, config, there: set[str]) -> Data:
+    """The tokenizer or image processor of the objective that reads rows and answers them; no rows."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")
     reads_images = hasattr(config, "num_channels") or "Image" in head
@@ -207,13 +208,12 @@ def _objective(recipe: Recipe, config, there: set[str]) -> Objective:
     else:
         with loading(f"MODEL={place}: its tokenizer"), errors_only():
             processor = open_tokenizer(place, recipe.trust_remote_code)
-    if recipe.task is None or not objective.answers_by:
+    if recipe.task is None or not objective.Answers.head:
         objective = objective_of_head(config, recipe, None if reads_images else processor, there)
-    objective.processor = processor
     longest = None if reads_images else objective.lengths().get("max_length")
     if longest is not None:
         processor.model_max_length = min(processor.model_max_length, longest)  # transformers' pipelines truncate there
-    return objective
+    return Data(objective, objective.Reads(objective), processor)
 
 
 def run_prediction(
@@ -233,10 +233,10 @@ def run_prediction(
         _answer(prediction, out, take, state)
         if not state.is_main_process:
             return
-        if prediction.objective.cut:
-            say([f"{counted(prediction.objective.cut, 'text')} cut to what the model reads at once"])
-        if prediction.objective.on_white:
-            say([f"{counted(prediction.objective.on_white, 'image')} with transparency put on white"])
+        if prediction.answers.cut:
+            say([f"{counted(prediction.answers.cut, 'text')} cut to what the model reads at once"])
+        if prediction.answers.on_white:
+            say([f"{counted(prediction.answers.on_white, 'image')} with transparency put on white"])
         if prediction.empty:
             rows = counted(prediction.empty, "row is", "rows are")
             say([f"{rows} empty in what the model reads; so is the prediction"])
@@ -267,7 +267,7 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
         if number in to_answer:
-            answers = prediction.answers(finished, part)
+            answers = prediction.answered(finished, part)
             check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
             check_same_weights(prediction.recipe.model.name_or_path, prediction.weights, "MODEL")
             take(answers) if out is None else out.add(number, answers)

@@ -6,7 +6,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
-from ..plugins import OBJECTIVES, objective_of
+from ..plugins import OBJECTIVES, WHOLE_MODEL, WHOLE_ROWS, objective_of
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
@@ -131,8 +131,8 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
 
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
     length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
-    if not OBJECTIVES[recipe.learned.name].in_parts_of_rows:
-        raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_with('in_parts_of_rows')}")
+    if WHOLE_ROWS in OBJECTIVES[recipe.learned.name].needs:
+        raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_without(WHOLE_ROWS)}")
     parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # a ring's process has one from either end of a row
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
@@ -144,15 +144,15 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
 
 
-def _all_with(trait: str) -> str:
-    """The names of the objectives that have a trait."""
-    return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if getattr(learned, trait)))
+def _all_without(need: str) -> str:
+    """The names of the objectives that do not need something."""
+    return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if need not in learned.needs))
 
 
 def _check_pipeline(words: str, recipe: Recipe) -> None:
     training = recipe.training
-    if not OBJECTIVES[recipe.learned.name].in_stages:
-        raise UserError(f"{words} trains {_all_with('in_stages')} alone, not {recipe.learned.name}; set pp to 1")
+    if WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
+        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
     if recipe.data.mixture:
         raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):

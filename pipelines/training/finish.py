@@ -12,6 +12,8 @@ from ..adapters import ADAPTER_CONFIG, load_model, merge_weights
 from ..backends import backends_of
 from ..errors import UserError
 from ..manifest import MANIFEST
+from ..objectives.answers import Answers
+from ..objectives.data import Data
 from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..recipes.schema import MINIMAL_PAIRS
@@ -41,19 +43,20 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
     average(session, trainer)
     trained = session.engine.parameters_of(trainer.model, trained=True)
-    metrics, classes = evaluate_splits(session, trainer)
+    metrics, signatures, classes = evaluate_splits(session, trainer)
     check_finite(session, metrics)
     save_final(session, trainer)
     finished = finished_model(session)
     with working("answers and samples of the finished model"):
-        measured, samples = look_at_finished(session, finished)
+        measured, of_answers, samples = look_at_finished(session, finished)
     metrics |= measured
+    signatures |= of_answers
     spent = trainer.throughput.facts()
     trainer.log_final(metrics | ({"energy_kwh": spent["energy"]["kwh"]} if "energy" in spent else {}))
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if session.is_main:
-        facts = facts_of(session, trainer, metrics, samples, trained, validations) | spent
+        facts = facts_of(session, trainer, metrics, signatures, samples, trained, validations) | spent
         facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command alone
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at
@@ -82,7 +85,7 @@ def write_finished(session: Session, facts: dict) -> None:
     publish_finished(session, facts)
 
 
-def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, validations) -> dict:
+def facts_of(session: Session, trainer, metrics: dict, signatures: dict, samples, trained: int, validations) -> dict:
     """The entries of run.json about a trained model. trained: number of parameters that the training changed."""
     facts = {
         "metrics": metrics,
@@ -98,7 +101,7 @@ def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, va
         "backends": backends_of(plain(trainer.model)),
         "samples": samples,
         "validations": validations,
-        "signatures": session.data.objective.signatures,
+        "signatures": signatures,
         **trainer.steps.facts(),
         **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
     }
@@ -116,27 +119,29 @@ def average(session: Session, trainer) -> None:
             print(f"the final model is the mean of the newest {number} checkpoints")
 
 
-def evaluate_splits(session: Session, trainer) -> tuple[dict, dict]:
-    """Evaluate whole splits: ({"validation_loss": ..., "test_perplexity": ...}, {split: report of each class}).
+def evaluate_splits(session: Session, trainer) -> tuple[dict, dict, dict]:
+    """Evaluate whole splits: ({"validation_loss": ..., "test_perplexity": ...}, {metric: its signature}, {split: report
+    of each class}).
 
     Only tasks with classes have reports, and only in the main process. Metrics of generated answers are measured later,
     in `look_at_finished`.
     """
-    metrics, classes, data = {}, {}, session.data
+    metrics, signatures, classes, data, scores = {}, {}, {}, session.data, trainer.scores
     for split, rows in data.rows.items():
         if split == "train":
             continue
         measured = trainer.evaluate(rows, metric_key_prefix=split)
         result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
-        computed = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
+        computed = scores.of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
         computed |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
         own = {"loss": result["loss"]} if "predictions" in result else {}  # of no counted label there is none
         metrics |= {f"{split}_{name}": value for name, value in (own | computed).items()}
+        signatures |= trainer.scored.signatures if trainer.scored else {}
         if session.is_main:
             with spoken(CLASSES_FILE, session.folder.path):
-                report = data.objective.class_report(rows, range(len(rows)), data.sources[split])
+                report = scores.class_report(trainer.scored, rows, range(len(rows)), data.sources[split])
                 classes |= {} if report is None else {split: report}
-    return metrics, classes
+    return metrics, signatures, classes
 
 
 def check_finite(session: Session, metrics: dict) -> None:
@@ -166,25 +171,37 @@ def finished_model(session: Session) -> FinishedModel:
     return FinishedModel(folder, load, arguments.per_device_eval_batch_size)
 
 
-def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, list[dict]]:
-    """(metrics, samples) of what the finished model generates."""
+def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, dict, list[dict]]:
+    """(metrics, their signatures, samples) of what the finished model generates."""
     from accelerate.utils import gather_object
 
-    arguments, objective = session.arguments, session.data.objective
-    where = objective.finishes_on
+    arguments, data = session.arguments, session.data
+    answers = data.answers()
+    where = answers.finishes_on
     if where == "none" or (where == "one" and not session.is_main):
-        return {}, []
+        return {}, {}, []
     if where == "all":
         finished.index, finished.count, finished.gather = arguments.process_index, arguments.world_size, gather_object
     # Under ZeRO-3 transformers would shard the model over all processes, but not all of them may load it here.
     with whole_weights(arguments):
-        return objective.finish(finished, session.data.rows)
+        return answers_of_splits(data, answers, finished)
+
+
+def answers_of_splits(data: Data, answers: Answers, finished: FinishedModel) -> tuple[dict, dict, list[dict]]:
+    """(metrics, their signatures, samples) of a finished model's answers, on all splits but `train`."""
+    scores, scored, metrics, signatures = data.scores(), None, {}, {}
+    for split, rows in data.rows.items():
+        if split != "train":
+            scored = scores.of_answers(answers, finished, rows, range(len(rows)), data.rows["train"])
+            metrics |= {f"{split}_{name}": value for name, value in scored.values.items()}
+            signatures |= scored.signatures
+    return metrics, signatures, answers.samples(finished, data.rows, scored)
 
 
 def save_final(session: Session, trainer) -> None:
     """Save the finished model into the run folder: it is written into a staging folder, then moved, its config last.
 
-    The objective's files are written before: without them other libraries would load the model in another way.
+    The files of Learns are written before: without them other libraries would load the model in another way.
     """
     folder, lora = session.folder.path, session.recipe.training.lora
     staged = folder / STAGING / "final"
@@ -193,7 +210,7 @@ def save_final(session: Session, trainer) -> None:
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if session.is_main:
-        for name, text in session.data.objective.files(trainer.model.config).items():
+        for name, text in session.data.learns().files(trainer.model.config).items():
             (folder / name).parent.mkdir(exist_ok=True)
             write_atomically(folder / name, text)
         if lora is None:

@@ -13,7 +13,9 @@ from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
+from ..objectives.data import Data
 from ..objectives.documents_apart import check_documents_apart
+from ..objectives.learns import Learns
 from ..open_tokenizer import vocabulary_size
 from ..plugins import objective_of
 from ..positions import counts_from_padding, learns_positions, most_positions, position_scheme
@@ -59,15 +61,15 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
         raise UserError(f"model: {error}") from error
 
 
-def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = False):
+def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bool = False):
     """The model to train, in fp32: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`.
 
     fp32, because autocast needs fp32 master weights: a checkpoint stored in bf16 would otherwise train in pure bf16.
-    data: PreparedData, whose objective decides which head the model gets.
+    data: whose objective decides which head the model gets.
     """
-    objective, speaks = data.objective, arguments.process_index == 0 and not quiet
+    objective, learns, speaks = data.objective, data.learns(), arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
-        config = model_config(recipe, data.tokenizer, objective.config_fields())
+        config = model_config(recipe, data.tokenizer, learns.config_fields())
         chosen = chosen_backends(recipe, config, arguments, engine)
         try:
             with whole_weights(arguments):
@@ -81,11 +83,11 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
-        model, fresh = load_checkpoint(recipe, data, arguments, engine, speaks)
+        model, fresh = load_checkpoint(recipe, data, learns, arguments, engine, speaks)
         if data.packed:
-            check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
+            check_documents_apart(model, recipe.model.name_or_path, data, data.rows.values())
     model = engine.share(model, arguments.device)
-    objective.prepare_model(model)
+    learns.adapt(model)
     freeze(model, recipe.training.freeze)
     lora = recipe.training.lora
     if lora is None:
@@ -97,14 +99,14 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 
 
-def transferred(recipe: Recipe, data, model) -> dict[str, Scale]:
+def transferred(recipe: Recipe, data: Data, model) -> dict[str, Scale]:
     """{name: Scale} of the model's weights, by training.transfer."""
     sizes, objective = base_fields(recipe), data.objective
     layers = family_config(recipe.model.family, recipe.model.fields).num_hidden_layers
     base_layers = family_config(recipe.model.family, sizes).num_hidden_layers
     narrow = replace(recipe, model=replace(recipe.model, fields=sizes | {"num_hidden_layers": layers}))
     narrow.training = replace(recipe.training, transfer=None)
-    config = model_config(narrow, data.tokenizer, objective.config_fields())
+    config = model_config(narrow, data.tokenizer, data.learns().config_fields())
     with torch.device("meta"):
         smaller = getattr(transformers, objective.auto_class).from_config(config)
     return scales_of(model, smaller, layers / base_layers)
@@ -127,7 +129,7 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
     return backend_arguments(attention, section.experts_implementation, config, half)
 
 
-def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: bool):
+def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engine: Engine, speaks: bool):
     """(the checkpoint with the objective's head, names of the weights that the checkpoint lacks, which are printed).
 
     A LoRA adapter is merged into its base. Raises UserError if the checkpoint cannot be loaded, cannot take a field
@@ -139,7 +141,7 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
         with errors_only():  # transformers would print a table of missing weights; our line sums it up
             trust = {"trust_remote_code": recipe.trust_remote_code}
             config = with_fields(load_config(name, **trust), recipe.model.fields, name)
-            for field, value in objective.config_fields().items():
+            for field, value in learns.config_fields().items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
             options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
@@ -152,7 +154,7 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
                 model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
                 missing = {*info["missing_keys"]}
                 fresh = missing | {key for key, *_ in info["mismatched_keys"]}
-            head = head_of_classes(auto_class, config, arguments, trust) - missing if objective.new_head else set()
+            head = head_of_classes(auto_class, config, arguments, trust) - missing if learns.new_head else set()
             draw_anew(model, head - fresh)
             fresh |= head
     except CANNOT_LOAD as error:
@@ -163,7 +165,7 @@ def load_checkpoint(recipe: Recipe, data, arguments, engine: Engine, speaks: boo
     if missed and speaks:
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if head and speaks:
-        print(f"a new head: {objective.new_head}")
+        print(f"a new head: {learns.new_head}")
     if tokenizer is None:
         return model, fresh
     padding = model.config.get_text_config().pad_token_id
@@ -215,11 +217,11 @@ def draw_anew(model, names: set[str]) -> None:
             model._init_weights(owner)
 
 
-def check_length(objective: Objective, config, trains: bool = False) -> None:
+def check_length(objective: Objective, config, trains: bool = False, data: Data | None = None) -> None:
     """Raise UserError if the objective's rows are longer than the model's learned position embeddings.
 
     trains: also refuse rows longer than a rotary model's context. It can be evaluated on them, but if it were trained
-    on them, its saved config would say too short a context.
+    on them, its saved config would say too short a context. data: once there are data, prompts are checked, too.
     """
     most = most_positions(config)
     if most is None:
@@ -227,7 +229,8 @@ def check_length(objective: Objective, config, trains: bool = False) -> None:
     if learns_positions(config):
         if most != getattr(config, "max_position_embeddings", None):
             objective.check_length(most, "the model's usable positions")
-        early = trains and objective.processor is None
-        (objective.check_length if early else objective.check_model_length)(most)
+        objective.check_length(most)
+        if data is not None:
+            data.answers().check_prompts(most)
     elif position_scheme(config) == "rotary" and trains:
         objective.check_context(most)

@@ -102,10 +102,10 @@ def fresh_model(session: Session):
     if (base := session.recipe.model.name_or_path) is not None:
         before = session.data.facts["base_weights"]
         session.from_main(lambda: check_same_weights(base, before, "model.name_or_path", alone=True))
-    check_length(session.data.objective, model.config, trains=True)
+    check_length(session.data.objective, model.config, trains=True, data=session.data)
     for run in session.stages:
         with of_stage(run.stage.number):
-            check_length(run.objective, model.config, trains=True)
+            check_length(run.data.objective, model.config, trains=True, data=run.data)
     return model
 
 

@@ -13,8 +13,8 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
-from ..objectives.base import Objective
-from ..objectives.prepare import PreparedData, prepare_data
+from ..objectives.data import Data
+from ..objectives.prepare import prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes, words_of
@@ -49,7 +49,7 @@ class Session:
     folder: RunFolder
     began: float
     quiet: bool = False
-    data: PreparedData | None = None
+    data: Data | None = None
     stages: list[StageRun] = field(default_factory=list)
     staged: StagedTraining | None = None
     pairs: MinimalPairs | None = None
@@ -141,9 +141,9 @@ class Session:
         """The entry of run.json about the stages; {} without stages."""
         return {"stages": [run.facts() for run in self.stages]} if self.stages else {}
 
-    def collator(self, objective):
-        """The collator for an objective's rows under this engine."""
-        return self.engine.collator(objective.collator(self.data.packed))
+    def collator(self, data: Data):
+        """The collator for the rows of some data under this engine."""
+        return self.engine.collator(data.collator_of(self.data.packed))
 
     def adjust(self, recipe: Recipe, model) -> Callable | None:
         """The function (optimizer, model) that scales a new optimizer's rates by training.transfer, if that is set."""
@@ -160,7 +160,7 @@ class Session:
         recipe: Recipe | None = None,
         arguments: TrainingArguments | None = None,
         trained: Rows | None = None,
-        objective: Objective | None = None,
+        data: Data | None = None,
     ):
         """The trainer of a model. The other arguments replace those of the run in a trial; None: those of the run."""
         from .compiled_layers import CompiledLayers
@@ -170,10 +170,11 @@ class Session:
         from .trainer import AnyformerTrainer
 
         recipe, arguments = recipe or self.recipe, arguments or self.arguments
-        section, objective, rows = recipe.training, objective or self.data.objective, self.data.rows
+        section, data, rows = recipe.training, data or self.data, self.data.rows
         if self.pairs is not None:
-            self.pairs.check(plain(model), objective.tokenizer)
-        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation, self.pairs)
+            self.pairs.check(plain(model), data.tokenizer)
+        scores = data.scores()
+        measures = ValidationMetrics(data, scores, rows.get("validation"), recipe.evaluation, self.pairs)
         gather_experts_whole(model)
         of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
         own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES
@@ -192,7 +193,7 @@ class Session:
             args=arguments,
             train_dataset=trained,
             eval_dataset=measures.validated(),
-            data_collator=self.collator(objective),
+            data_collator=self.collator(data),
             processing_class=self.data.processor,
             engine=self.engine,
             run_identity=self.identity_text(),
@@ -203,7 +204,9 @@ class Session:
             section=section,
             trusts_checkpoints=recipe.trust_remote_code,
             validation_metrics=measures,
-            **objective.of_trainer(),
+            learns=data.learns(),
+            scores=scores,
+            lesson=self.data.lesson,
         )
         for tracker in trainer.trackers:
             tracker.recipe = without_signatures(recipe.to_dict())

@@ -23,6 +23,9 @@ from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import evaluation_batches, with_sample_ids
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
+from ..objectives.learns import Learns
+from ..objectives.losses import OwnLoss
+from ..objectives.scores import Scores
 from ..positions import counts_from_padding
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.schema import TrainingSection
@@ -80,13 +83,10 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         adjust: function (optimizer, model) that changes the learning rates of a new optimizer's groups; None: nothing.
-        parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
-        shifts_labels: whether labels are aligned with the inputs, so that the first label of a row never counts.
-        scorer: computes metrics from logits and labels (see EvaluationSums); None: only the loss is measured.
-        own_loss: the objective's loss (objectives/losses.py); None: the model's loss is trained.
-        logits_of: as in Objective (objectives/base.py).
+        learns: the loss (objectives/learns.py); None: the model's own, whose labels are aligned with the inputs.
+        scores: what evaluation measures beside the loss (objectives/scores.py); None: only the loss is measured.
+        lesson: the loss that also learns a teacher's answers, in place of that of `learns`; None: there is no teacher.
         patience: training ends after this many validations without a better `args.metric_for_best_model`; None: never.
-        loss_parts: separates the parts of a loss of several heads (Objective.loss_parts); None: it has one part.
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
         validation_metrics: what validations measure besides the loss (validation_metrics.py); None: nothing.
         engine: DDP, DeepSpeed, FSDP or mesh (engines/): an error is raised where another would train; None: any may.
@@ -102,13 +102,10 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         adjust: Callable | None = None,
-        parts_of=None,
-        shifts_labels: bool = True,
-        scorer=None,
-        own_loss=None,
-        logits_of=None,
+        learns: Learns | None = None,
+        scores: Scores | None = None,
+        lesson: OwnLoss | None = None,
         patience: int | None = None,
-        loss_parts=None,
         validation_metrics=None,
         shares=None,
         engine: Engine | None = None,
@@ -119,13 +116,14 @@ class AnyformerTrainer(Trainer):
         self.shares, self.adjust, self.trusts_checkpoints = shares, adjust, trusts_checkpoints
         section = section or TrainingSection(stall_minutes=None, router_warning=None)
         self.engine = engine or OneProcess(section)
-        self.validation_metrics, self.own_loss = validation_metrics, own_loss
-        self.logits_of, self.parts_of = logits_of, None if self.engine.shares_rows else parts_of
-        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer(section), shifts_labels, scorer
+        self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
+        self.own_loss = lesson if learns is None else lesson or learns.loss()
+        self.logits_of = None if learns is None else learns.logits_of()
+        self.own_optimizer, self.shifts_labels = own_optimizer(section), learns is None or learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.bare_rows = kwargs.get("train_dataset")
-        parts = parts_of_rows(self.parts_of, self.bare_rows)
-        self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
+        parts = None if self.engine.shares_rows else parts_of_rows(self.bare_rows)
+        self.part_losses = None if parts is None else PartLosses(*parts, self.shifts_labels)
         kwargs["train_dataset"] = with_sample_ids(self.bare_rows)
         self.position = StreamPosition(kwargs["train_dataset"])
         if self.position.stream is not None:
@@ -139,7 +137,7 @@ class AnyformerTrainer(Trainer):
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
         self._tr_loss = torch.zeros(())  # sum of losses since the last log; Trainer replaces it when training begins
         self._choose_loss()
-        self._add_own_callbacks(run_identity, section, loss_parts, patience)
+        self._add_own_callbacks(run_identity, section, None if learns is None else learns.loss_parts(), patience)
         self.trackers = replace_trackers(self)
         self.engine.check_losses(self)
 
@@ -407,7 +405,7 @@ class AnyformerTrainer(Trainer):
         with self.throughput.paused(), averaged, without_cache(self.model):
             self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-            metrics = self._sums.metrics(self.accelerator)
+            metrics, self.scored = self._sums.metrics(self.accelerator)
             if self.validation_metrics is not None:
                 metrics |= self.validation_metrics.measure(metrics, self, metric_key_prefix)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
@@ -429,7 +427,7 @@ class AnyformerTrainer(Trainer):
                 outputs = self.model_loss.outputs(model, inputs)
                 total = self._sums.add_parts(outputs, inputs, *self.model_loss.of_rows(outputs), rows)
             else:
-                needed = self.scorer is not None, self._sums.part_losses is not None
+                needed = self._sums.scores is not None, self._sums.part_losses is not None
                 total, *of_rows = self.model_loss.sum(model, inputs, *needed)
                 self._sums.add(total, count, *of_rows, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)

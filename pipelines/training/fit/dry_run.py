@@ -83,17 +83,17 @@ def try_step(session, model) -> tuple:
     (` of stage 2`), and "other losses" (of one batch of each other split).
     """
     recipe, arguments, data = session.recipe, session.arguments, session.data
-    rows, objective, micro_batch = data.rows["train"], data.objective, arguments.per_device_train_batch_size
+    rows, micro_batch = data.rows["train"], arguments.per_device_train_batch_size
     run = None
     if session.stages:  # the stage with the largest batch is tried
         run = max(session.stages, key=lambda stage: stage.micro_batch * stage.row_length)
-        recipe, rows, objective, micro_batch = run.stage.recipe, run.rows, run.objective, run.micro_batch
+        recipe, rows, data, micro_batch = run.stage.recipe, run.rows, run.data, run.micro_batch
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder, micro_batch)
         step = OneStep()
         with one_sentence(session, run):
-            trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, objective)
+            trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, data)
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)

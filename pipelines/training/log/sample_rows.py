@@ -6,7 +6,7 @@ from io import StringIO
 import torch
 from rich.console import Console
 
-from ...objectives.prepare import PreparedData
+from ...objectives.data import Data
 from ...objectives.showing import spread
 from ...reporting.run_log import ROWS_FILE
 from ...storage.atomic import write_atomically
@@ -15,7 +15,7 @@ from ..checkpoints.run_folder import RunFolder
 SHOWN, MOST_CHARACTERS = 3, 20_000
 
 
-def record_rows(folder: RunFolder, data: PreparedData) -> None:
+def record_rows(folder: RunFolder, data: Data) -> None:
     """Write SHOWN rows as text, and whether they are pictures.
 
     A resumed run keeps its rows.json. Rows of a stream are not read, because a row that is read is not trained on.
@@ -28,7 +28,7 @@ def record_rows(folder: RunFolder, data: PreparedData) -> None:
         console.print(data.objective.legend())
         legend, rows = taken(console), []
         for number in spread(len(train), SHOWN):
-            data.objective.show(console, train, number, train[number])
+            data.reads.show(console, data, train, number, train[number])
             rows.append(taken(console))
         record = {"legend": legend, "rows": rows, "is_picture": "pixel_values" in train[0]}
     write_atomically(path, json.dumps(record, ensure_ascii=False))

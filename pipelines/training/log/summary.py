@@ -9,7 +9,8 @@ from rich.text import Text
 from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
-from ...objectives.prepare import PreparedData, describe_data
+from ...objectives.data import Data
+from ...objectives.prepare import describe_data
 from ...plugins import with_plugins
 from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
@@ -69,7 +70,7 @@ def backend_words(trainer) -> str:
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
 
 
-def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
+def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
     """Print model, data, settings of a step and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
     per_step = rows_of(arguments)
@@ -102,7 +103,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     print_facts(facts)
 
 
-def print_dry_run(data: PreparedData, trainer, facts: dict, stages: list[StageRun]) -> None:
+def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> None:
     """Print the result of a dry run: one step on a full batch and one batch of each other split (dry_run.py)."""
     flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
     step = (

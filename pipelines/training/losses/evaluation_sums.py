@@ -6,6 +6,7 @@ from itertools import chain, islice, repeat
 import torch
 
 from ...data.batch_keys import IGNORE_INDEX
+from ...objectives.scores import Scored
 from .loss_parts import PartLosses, means, parts_of_rows, stacked
 
 
@@ -21,18 +22,19 @@ class EvaluationSums:
     short rows too much weight.
 
     Args:
-        trainer: an AnyformerTrainer, whose model is evaluated. Its `scorer` has predictions(logits, labels) -> (N, K)
-            numbers, one line per row or per label (`labels_of_tokens` says which), and compute_metrics(predictions) ->
-            dict, which gets all lines without a -100 in the order of the rows, even if batches were grouped by length
-            or shared by processes; None: only the loss is measured. `counts_rows`: whether the rows of this process
+        trainer: an AnyformerTrainer, whose model is evaluated. Its `scores`, if they read logits, get all lines of
+            predictions without a -100 in the order of the rows, even if batches were grouped by length or shared by
+            processes. `counts_rows`: whether the rows of this process
             count; among processes that read the same rows only those of one do.
         dataset: the PaddedEvalDataset; its `order` is used for batches that do not hold the numbers of their rows.
     """
 
     def __init__(self, trainer, dataset):
-        device, parts = float64_device(trainer.args.device), parts_of_rows(trainer.parts_of, dataset.rows)
+        device = float64_device(trainer.args.device)
+        parts = None if trainer.engine.shares_rows else parts_of_rows(dataset.rows)
         self.order = chain(dataset.order, repeat(len(dataset.order)))
-        self.counts, self.scorer, self.told_apart_by = trainer.counts_rows, trainer.scorer, trainer.parts.told_apart_by
+        self.counts, self.told_apart_by = trainer.counts_rows, trainer.parts.told_apart_by
+        self.scores = trainer.scores if trainer.scores is not None and trainer.scores.reads_logits else None
         self.sums, self.parts, self.part_losses = torch.zeros(2, dtype=torch.float64, device=device), {}, None
         if parts is not None:
             sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=device)
@@ -43,16 +45,16 @@ class EvaluationSums:
     def add(
         self, total: torch.Tensor, count: torch.Tensor, logits=None, row_losses=None, labels=None, rows=None
     ) -> None:
-        """Add a batch: the sum of its losses, the number of counted labels; logits and labels for a scorer or parts.
+        """Add a batch: the sum of its losses, the number of counted labels; logits and labels for scores or parts.
 
         row_losses: as for PartLosses.add. rows: numbers of the rows; None: a plug-in's collator has left them out.
         """
         self.sums += torch.stack([total, count]).to(self.sums)
-        if self.scorer is not None:
-            self.predictions.append(self.scorer.predictions(logits, labels))
+        if self.scores is not None:
+            self.predictions.append(self.scores.predictions(logits, labels))
             rows = list(islice(self.order, len(labels))) if rows is None else rows
             numbers = torch.as_tensor(rows, dtype=torch.int32, device=labels.device)
-            if getattr(self.scorer, "labels_of_tokens", False):
+            if self.scores.labels_of_tokens:
                 numbers = numbers.repeat_interleave((labels != IGNORE_INDEX).sum(-1))
             self.numbers.append(numbers)
         if self.part_losses is not None:
@@ -72,8 +74,9 @@ class EvaluationSums:
             self.part_losses.add(logits, row_losses, batch["labels"], rows)
         return first[0]
 
-    def metrics(self, accelerator) -> dict:
-        """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
+    def metrics(self, accelerator) -> tuple[dict, Scored | None]:
+        """({"loss": mean, "nll": sum, "predictions": number of labels} and the values of `Scored`, over all processes;
+        what was scored, None without a prediction).
 
         Without a counted label the loss is NaN. A loss of several parts is the sum of their means, which are returned
         as well; nll and predictions are those of the first part. Where rows belong to parts, the mean loss of each part
@@ -84,6 +87,7 @@ class EvaluationSums:
             self.predictions = [torch.full_like(metrics, IGNORE_INDEX) for metrics in self.predictions]
         total, count = accelerator.reduce(self.sums, "sum").tolist()
         metrics = {"loss": total / count, "nll": total, "predictions": count} if count else {"loss": math.nan}
+        scored = None
         if self.parts:
             parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
             metrics |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
@@ -98,5 +102,5 @@ class EvaluationSums:
             )
             counted = (predictions != IGNORE_INDEX).all(dim=-1)
             predictions = predictions[counted][numbers[counted].argsort(stable=True)]
-            metrics |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
-        return metrics
+            scored = self.scores.scored(predictions.cpu().numpy()) if len(predictions) else None
+        return metrics | (scored.values if scored else {}), scored

@@ -10,24 +10,24 @@ from torch.utils.data import Subset
 from ...data.batch_keys import IGNORE_INDEX
 
 
-def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
+def parts_of_rows(rows) -> tuple[list[str], Callable[[int], str]] | None:
     """(names of the parts, number of a row -> its part) of rows or of a torch Subset of them; None: no parts.
 
     Numbers beyond the last row are those of rows without labels that only fill a batch; they go to the first part.
-
-    parts_of: as Objective.parts_of; None: there are no parts.
     """
-    if parts_of is None or rows is None:
-        return None
     chosen = rows.indices if isinstance(rows, Subset) else None
-    parts = parts_of(rows if chosen is None else rows.dataset)
-    if parts is None:
+    whole = rows if chosen is None else rows.dataset
+    names = list(getattr(whole, "parts", ()))  # rows of a plug-in may have no such attribute
+    if not names:
         return None
-    names, part_of = parts
+
+    def part_of(number: int) -> str:
+        return whole.place(number)[0]
+
     if getattr(rows, "is_stream", False) or getattr(rows, "is_endless", False):
-        return list(names), part_of
+        return names, part_of
     chosen = range(len(rows)) if chosen is None else chosen
-    return list(names), lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
+    return names, lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
 
 
 class PartLosses:
@@ -79,7 +79,7 @@ def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class LossParts:
     """Sums of the parts of a loss between two logs, kept on the device.
 
-    told_apart_by: an Objective's `loss_parts`; None: the objective has none. A model's "mtp_loss" and "loss_parts" are
+    told_apart_by: `Learns.loss_parts`; None: the loss has one part. A model's "mtp_loss" and "loss_parts" are
     logged in either case.
     """
 

@@ -10,9 +10,9 @@ from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
 from ...likelihoods.minimal_pairs import MinimalPairs, is_right
-from ...objectives.base import Objective
+from ...objectives.data import Data
 from ...objectives.finished_model import FinishedModel
-from ...objectives.measuring import evenly_spread
+from ...objectives.scores import Scores, evenly_spread
 from ...recipes.schema import MINIMAL_PAIRS, EvaluationSection
 from ..lora import plain
 
@@ -21,22 +21,25 @@ class ValidationMetrics:
     """Metrics of the validations of one training: of the pass over the rows, of minimal pairs, and of generated answers
     if the best model is chosen by them.
 
-    names: the metrics that the log of a validation may hold. objective: after its `prepare`. rows: the validation split
+    names: the metrics that the log of a validation may hold. rows: the validation split
     or None. Raises UserError if the best model is to be chosen by a metric that applies to none of the rows.
     """
 
     def __init__(
         self,
-        objective: Objective,
+        data: Data,
+        scores: Scores,
         rows: Dataset | None,
         section: EvaluationSection,
         pairs: MinimalPairs | None = None,
     ):
-        self.objective, self.rows, self.most, self.pairs = objective, rows, section.max_rows, pairs
+        objective = data.objective
+        self.scores, self.answers, self.tokenizer = scores, data.answers(), data.tokenizer
+        self.rows, self.most, self.pairs = rows, section.max_rows, pairs
         self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
         self.names = list(dict.fromkeys([*section.metrics, *self.of_answers, *([MINIMAL_PAIRS] if pairs else [])]))
-        if self.of_answers and rows is not None and section.best_metric in objective.unanswered(rows, self.numbers):
+        if self.of_answers and rows is not None and section.best_metric in scores.unanswered(rows, self.numbers):
             raise UserError(
                 f"evaluation.best_metric={section.best_metric} has no row to be measured on: none of the "
                 f"{len(self.numbers):,} rows that are validated is of its part; give the part validation data, or "
@@ -64,17 +67,17 @@ class ValidationMetrics:
         metrics = {}
         if split == "eval" and self.of_answers:
             with self._answering(trainer) as model:
-                metrics = self.objective.measure(model, self.rows, self.numbers, None)
+                metrics = dict(self.scores.of_answers(self.answers, model, self.rows, self.numbers, None).values)
         if split in ("eval", "validation") and self.pairs is not None:
             with self._answering(trainer) as model:
                 metrics[MINIMAL_PAIRS] = self._share_of_pairs(model)
         if "loss" in result:  # it is missing if no row has a label
-            metrics |= self.objective.metrics_of_pass(self.of_pass, result, self.validated(), None)
+            metrics |= self.scores.of_pass(self.of_pass, result, self.validated(), None)
         return metrics
 
     def _share_of_pairs(self, answering: FinishedModel) -> float:
         def right(numbers: list[int]) -> list[bool]:
-            return list(map(is_right, self.pairs.scores(answering.model, self.objective.tokenizer, numbers)))
+            return list(map(is_right, self.pairs.scores(answering.model, self.tokenizer, numbers)))
 
         are_right = answering.shared(range(len(self.pairs)), right)
         return sum(are_right) / len(are_right)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ...data.mixture_order import shares_of
 from ...data.rows import Rows
 from ...data.staged_rows import StagedRows
-from ...objectives.base import Objective
+from ...objectives.data import Data
 from ...recipes.global_batch import micro_batches
 from ...recipes.stage_plan import LENGTH, Stage
 from ...words import counted
@@ -16,13 +16,13 @@ from ...words import counted
 class StageRun:
     """A stage of a run.
 
-    objective: bound to the stage's recipe. rows: those of its length. per_step: rows of a step over all processes.
-    micro_batch: rows of a forward pass in one process. accumulated: forward passes of a step in one process. first: the
-    number, among the run's rows, of its first row.
+    data: with the objective that is bound to the stage's recipe. rows: those of its length. per_step: rows of a step
+    over all processes. micro_batch: rows of a forward pass in one process. accumulated: forward passes of a step in one
+    process. first: the number, among the run's rows, of its first row.
     """
 
     stage: Stage
-    objective: Objective
+    data: Data
     rows: Rows
     per_step: int
     micro_batch: int
@@ -37,11 +37,11 @@ class StageRun:
     @property
     def row_length(self) -> int:
         """The maximum number of tokens in a row; 1 if only the model knows."""
-        return self.objective.row_lengths()[0] or 1
+        return self.data.objective.row_lengths()[0] or 1
 
     def words(self) -> str:
         """`80 steps of 32 rows x 512 tokens, learning rate constant`."""
-        words = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.objective.step_words()}"
+        words = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.data.objective.step_words()}"
         rate = self.stage.section.learning_rate
         words += "" if rate is None else f", learning rate {rate}"
         decay, weights = self.stage.section.weight_decay, self.stage.section.mixture
@@ -50,21 +50,21 @@ class StageRun:
 
     def facts(self) -> dict:
         """The entry of run.json about it."""
-        steps, length = [self.stage.begin, self.stage.end], self.objective.lengths().get(LENGTH)
+        steps, length = [self.stage.begin, self.stage.end], self.data.objective.lengths().get(LENGTH)
         return {"steps": steps, "rows_per_step": self.per_step, LENGTH: length}
 
 
-def stage_runs(found: list[tuple[Stage, Objective, Rows]], ranks: int, per_step: int) -> list[StageRun]:
-    """The StageRuns of stages with their prepared objectives and rows.
+def stage_runs(found: list[tuple[Stage, Data, Rows]], ranks: int, per_step: int) -> list[StageRun]:
+    """The StageRuns of stages with their prepared data and rows.
 
     ranks: number of processes that read different rows. per_step: rows of a step in stages that do not set it. Raises
     UserError for rows that cannot be divided evenly.
     """
     runs, first = [], 0
-    for stage, objective, rows in found:
+    for stage, data, rows in found:
         section = stage.recipe.training
         rows_of_step = stage.section.global_batch_size or per_step
-        runs.append(StageRun(stage, objective, rows, rows_of_step, *micro_batches(section, ranks, rows_of_step), first))
+        runs.append(StageRun(stage, data, rows, rows_of_step, *micro_batches(section, ranks, rows_of_step), first))
         first += rows_of_step * stage.steps
     return runs
 
@@ -88,10 +88,10 @@ def shares_in(run: StageRun) -> dict[str, float] | None:
 class StagedTraining:
     """The current stage of a run, and what its trainer has to change in it.
 
-    runs: the stages. collator: objective -> the collator for its rows.
+    runs: the stages. collator: data -> the collator for its rows.
     """
 
-    def __init__(self, runs: list[StageRun], rows: StagedRows, collator: Callable[[Objective], Callable]):
+    def __init__(self, runs: list[StageRun], rows: StagedRows, collator: Callable[[Data], Callable]):
         self.runs, self.rows, self.collator = runs, rows, collator
         self.current = runs[0]
         self._decay: list[float] = []  # weight decay of each parameter group by the recipe's training section

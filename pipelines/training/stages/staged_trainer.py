@@ -38,7 +38,7 @@ class StagedTrainer(AnyformerTrainer):
 
     def get_train_dataloader(self):
         run, before = self.stages.current, (self.data_collator, self._train_batch_size)
-        self.data_collator, self._train_batch_size = self.stages.collator(run.objective), run.micro_batch
+        self.data_collator, self._train_batch_size = self.stages.collator(run.data), run.micro_batch
         try:
             return super().get_train_dataloader()
         finally:

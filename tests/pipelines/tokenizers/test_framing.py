@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from anyformer.pipelines.data.token_store import framing_tokens
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.tokens import tokenizer_section
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe
@@ -100,7 +101,7 @@ def test_each_objective_gets_the_framing_it_names(tiny_recipe):
     families = {"causal": "decoder", "masked": "encoder", "span_corruption": "seq2seq"}
     for name, family in families.items():
         path = tiny_recipe(model={"family": family}, objective={"name": name}, evaluation={"metrics": ["perplexity"]})
-        section = objective_of(load_recipe(str(path))).tokenizer_section()
+        section = tokenizer_section(objective_of(load_recipe(str(path))))
         assert section.framing == {"causal": "none", "masked": "cls_sep", "span_corruption": "eos"}[name]
         assert section.sentinels == (100 if name == "span_corruption" else 0)
         assert ("<|mask|>" in special_tokens(section)) == (name == "masked")
@@ -118,10 +119,10 @@ def test_each_objective_gets_the_framing_it_names(tiny_recipe):
 )
 def test_a_task_gets_the_framing_that_its_family_reads(task, family, framing):
     recipe = Recipe(objective=None, task=OBJECTIVES[task].Settings(), model=ModelSection(family=family))
-    section = objective_of(recipe).tokenizer_section()
+    section = tokenizer_section(objective_of(recipe))
     assert (section.framing, section.sentinels) == (framing, 0)
     recipe.tokenizer.framing = "none"
-    assert objective_of(recipe).tokenizer_section().framing == "none"
+    assert tokenizer_section(objective_of(recipe)).framing == "none"
 
 
 def test_documents_are_framed_with_cls_and_sep_where_there_is_no_beginning_of_text():

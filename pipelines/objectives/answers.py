@@ -1,0 +1,56 @@
+"""The part of an objective that a finished model is asked by: rows without labels, prompts, pictures."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .data import Data
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+    from .base import Objective
+    from .finished_model import FinishedModel
+    from .scores import Scored
+
+
+class Answers:
+    """What is asked of a model, and what it answers.
+
+    head: the Auto class of the model that answers rows without labels; "": none does, and an objective that is chosen
+    by the model's head answers instead (of_heads.py). finishes_on: the processes that use the finished model at the end
+    of a run: "none", "one" or "all". cut: number of texts that were truncated to what the model can read. on_white:
+    number of images with transparency that were read.
+    """
+
+    head: ClassVar[str] = ""
+    finishes_on: str = "none"
+
+    def __init__(self, objective: "Objective", data: Data):
+        self.objective, self.data, self.tokenizer = objective, data, data.tokenizer
+        self.recipe, self.settings = objective.recipe, objective.settings
+        self.cut = self.on_white = 0
+
+    def check_prompts(self, most: int) -> None:
+        """Raise UserError for a prompt of the recipe that leaves a model of `most` positions no room for an answer."""
+
+    def asked(self, row: dict, place: str) -> Any:
+        """What the model reads of a row without a label, in the form that `predict` takes. Raises UserError."""
+        raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
+
+    def notes(self) -> list[str]:
+        """Sentences for people about the rows that `asked` has read."""
+        return []
+
+    def predict(self, finished: "FinishedModel", asked: list) -> list[dict[str, Any]]:
+        """The answers {"prediction": ..., further columns} to some rows. asked: what `asked` returned for each."""
+        raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
+
+    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
+        """Outputs of the finished model to show: {"prompt", "text", and "reference" where there is one}.
+
+        scored: what Scores.of_answers returned for the last of the splits; None: nothing was measured.
+        """
+        return [] if scored is None else list(scored.samples)
+
+    def draw(self, finished: "FinishedModel", rows: "Rows", path: Path) -> bool:
+        """Write a picture of the model's outputs for some rows to `path`; return whether there is one."""
+        return False

@@ -1,0 +1,53 @@
+"""The part of an objective that belongs to the training of a model: its config, its loss, its files."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .data import Data
+
+if TYPE_CHECKING:
+    from .base import Objective
+    from .losses import OwnLoss
+
+
+class Learns:
+    """What a model learns from the data: fields of its config, its loss, files beside it.
+
+    shifts_labels: whether labels are aligned with the input ids, so that the model shifts them by one. new_head: why
+    the checkpoint's head is not kept, in words; "": it is, if there is one.
+    """
+
+    shifts_labels: bool = False
+    new_head: str = ""
+
+    def __init__(self, objective: "Objective", data: Data):
+        self.objective, self.data, self.tokenizer = objective, data, data.tokenizer
+        self.recipe, self.settings = objective.recipe, objective.settings
+
+    def config_fields(self) -> dict[str, Any]:
+        """Fields that the objective sets in the model's config."""
+        return {}
+
+    def adapt(self, model: Any) -> None:
+        """Change a model before it is trained or measured, such as its generation config."""
+
+    def loss(self) -> "OwnLoss | None":
+        """The loss of the model's outputs; None: the model computes its own."""
+        return None
+
+    def logits_of(self) -> Callable[[Any], Any] | None:
+        """A function from a model's outputs to logits (..., C) for labels (...); None: they are `outputs.logits`."""
+        return None
+
+    def loss_parts(self) -> Any | None:
+        """An object that splits the loss of a model with several heads into parts, for the log; None: it has one part.
+
+        It has `losses`, the names of the parts, whose means add up to the loss, the first a mean over labels; and
+        sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, for these parts and
+        for further means, such as an accuracy.
+        """
+        return None
+
+    def files(self, config: Any) -> dict[str, str]:
+        """Further files for the finished model's folder, {path: text}, such as what other libraries load it by."""
+        return {}

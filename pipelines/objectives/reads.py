@@ -1,0 +1,110 @@
+"""The part of an objective that reads: from files or the Hub to rows and batches."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..words import counted
+from .data import Data, ModelFacts
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus, Share
+    from ..data.rows import Rows
+    from .base import Objective
+
+
+class Reads(ABC):
+    """What is read, and how it becomes rows and batches, in two steps: sources, then rows with a tokenizer for them.
+
+    It keeps nothing of what it has read: what later steps need is in the Data that `prepare` returns. In its methods,
+    data: that of `prepare`, with or without rows. source: of one split, from `open`.
+    """
+
+    def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
+        self.objective, self.facts = objective, facts or objective.facts
+        self.recipe, self.settings, self.seed = objective.recipe, objective.settings, objective.seed
+
+    def check_model(self) -> None:
+        """Raise UserError for a model that cannot learn from these rows; no data is read yet."""
+
+    @abstractmethod
+    def open(self) -> dict[str, Any]:
+        """{split: its source}, `train` first. Raises UserError."""
+
+    def texts(self, source: Any) -> "Corpus | None":
+        """The text of one split as documents on which a tokenizer is trained; None: there is no text."""
+        return None
+
+    @abstractmethod
+    def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """The data without rows: all that the rows of all splits depend on. Raises UserError.
+
+        tokenizer: replaces the recipe's, as parts and stages of a run share one.
+        """
+
+    @abstractmethod
+    def rows(self, data: Data, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
+        """The rows of one split; callers make those of `train` first. Raises UserError."""
+
+    def completed(self, data: Data, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
+        """The rows of all splits with whatever is expensive to add; by now all of them are known to be valid."""
+        return rows
+
+    def try_examples(self, examples: list, data: Data | None) -> None:
+        """Raise UserError if `prepare` (data: None) or `rows` would for one of these examples (place, row)."""
+
+    @abstractmethod
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        """The function from rows to a batch. packed: whether some rows hold several documents."""
+
+    def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
+        """A batch of this row alone, as training sees it in its first epoch."""
+        from ..data.batch_keys import EPOCH, ROW_IDS
+
+        return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
+
+    # ---- a machine's share of the work
+
+    def check_shares(self) -> None:
+        """Raise UserError where the rows cannot be prepared in shares."""
+        raise UserError(f"--shard is for plain text, and {self.objective.setting} reads examples; leave it out")
+
+    def prepare_share(
+        self, data: Data, source: Any, split: str, cache: Path, share: "Share", progress: bool = False
+    ) -> int:
+        """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
+        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
+
+    # ---- rows that are asked about
+
+    def text_columns(self) -> dict[str, str]:
+        """{setting: the column that it names} for each text of an example; {} where the objective reads no texts."""
+        return {}
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        """{setting: column} for what the model reads of rows without labels. there: the rows' columns."""
+        return {}
+
+    def questions(self, data: Data, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
+        """The examples of a split as ({column: text}, answer), for few-shot evaluation of any language model; none
+        without `Objective.asks_for`. An answer is the number of a class, a number or a text.
+
+        Raises UserError for an example that has no text or class.
+        """
+        return iter(())
+
+    def with_rows(self, data: Data, source: Any) -> Iterator[tuple[str, dict]]:
+        """The examples of a split, (place, columns), that have a row, in the order of the rows."""
+        return iter(source)
+
+    # ---- words
+
+    def describe(self, data: Data, rows: "Rows") -> str:
+        """A description of one split's rows in a line or two, for people."""
+        return f"{counted(len(rows), self.objective.row_noun)} of {rows.name}"
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        """Print row `number`, for `anyformer preview`."""
+        console.print(f"{self.objective.row_noun} {number}: {row}", markup=False)

@@ -1,0 +1,120 @@
+"""The part of an objective that measures: predictions or answers in, `Scored` out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .data import Data
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+    from .answers import Answers
+    from .base import Objective
+    from .finished_model import FinishedModel
+
+OF_PART = "loss_"  # prefix of the names of the parts' losses, and of no other metric
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a pass over rows, or the answers to some, came to.
+
+    values: metric -> number. signatures: metric -> settings and versions that its value depends on. judged: the single
+    predictions, for the report on classes. samples: {"prompt", "text", "reference"} of the first answers.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    judged: Any = None
+    samples: Sequence[dict] = ()
+
+
+class Scores:
+    """The measures of an objective beside the loss. It keeps no result.
+
+    reads_logits: whether it measures the logits of an evaluation pass. labels_of_tokens: whether there is a prediction
+    for each label of a row. keeps_scores: whether predictions hold the classes' probabilities even if no metric needs
+    them.
+    """
+
+    reads_logits: bool = False
+    labels_of_tokens: bool = False
+
+    def __init__(self, objective: "Objective", data: Data, keeps_scores: bool = False):
+        self.objective, self.data, self.tokenizer, self.keeps_scores = objective, data, data.tokenizer, keeps_scores
+        self.recipe, self.settings = objective.recipe, objective.settings
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that are reported in addition to the loss."""
+        return self.objective.metrics
+
+    def compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None, **further) -> Scored:
+        """The metrics of predictions, references and what else metrics.compute_metrics takes. further: of Scored."""
+        from ..metrics import compute_metrics
+
+        how = {"rows": rows, "tokenize": self.recipe.evaluation.bleu_tokenize}
+        return Scored(*compute_metrics(self.metrics if names is None else names, *compared, **how), **further)
+
+    # ---- a pass over rows
+
+    def predictions(self, logits: Any, labels: Any) -> Any:
+        """(N, K) numbers, one line per row or per label; only where `reads_logits`."""
+        raise TypeError(f"{type(self).__name__} reads no logits")
+
+    def scored(self, predictions: Any) -> Scored:
+        """The metrics of the predictions of all rows, an array (rows, K); only where `reads_logits`."""
+        raise TypeError(f"{type(self).__name__} reads no logits")
+
+    def of_pass(
+        self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
+    ) -> dict[str, float]:
+        """Those of `metrics` that can be computed from one pass over the rows, and the losses of the rows' parts.
+
+        result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and the values of `scored`. train: the
+        training rows, where they are available.
+        """
+        of_parts = [name for name in result if name.startswith(OF_PART)]
+        return {name: result[name] for name in (*of_parts, *metrics) if name in result}
+
+    def class_report(
+        self, scored: Scored | None, rows: "Rows", numbers: Sequence[int], source: Any
+    ) -> dict[str, Any] | None:
+        """Scores of single classes in a pass over the rows `numbers` (class_report.py); None: no classes."""
+        return None
+
+    # ---- answers of a model
+
+    def of_answers(
+        self,
+        answers: "Answers",
+        finished: "FinishedModel",
+        rows: "Rows",
+        numbers: Sequence[int],
+        train: "Rows | None",
+    ) -> Scored:
+        """The metrics that need the model's answers, on the rows `numbers`."""
+        return Scored()
+
+    def unanswered(self, rows: "Rows", numbers: Sequence[int]) -> list[str]:
+        """Those of `Objective.metrics_of_answers` that cannot be measured on the rows `numbers`."""
+        return []
+
+    def some_rows(self, rows: "Rows", most: int) -> list[int]:
+        """Numbers of the rows to measure where at most `most` examples are measured."""
+        return evenly_spread(len(rows), most)
+
+    # ---- words
+
+    def named(self, value: Any) -> Any:
+        """A prediction or reference in a form that people read (JSON), such as the name of a class."""
+        return value
+
+    def score_names(self, count: int) -> list:
+        """What each of an example's `count` probabilities stands for, such as the name of a class."""
+        return [self.named(number) for number in range(count)]
+
+
+def evenly_spread(total: int, most: int) -> list[int]:
+    """At most `most` of the numbers from 0 to total - 1, evenly spread from the first."""
+    return list(range(total)) if most >= total else [i * total // most for i in range(most)]

@@ -1,0 +1,147 @@
+"""The tokenizer that an objective needs: how a trained one frames texts, and which tokens any one must have."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..recipes.schema import TokenizerSection
+from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
+from ..recipes.types import show
+
+if TYPE_CHECKING:
+    from .base import Objective
+
+UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
+
+
+def needed_framing(objective: "Objective") -> str:
+    """What the objective needs around a text; a mixture, what its first part needs."""
+    first = next(iter(objective.parts.values()), objective)
+    family = first.facts.family
+    return first.framing_of_head.get(family and family.pretraining, first.special_tokens)
+
+
+def tokenizer_section(objective: "Objective") -> TokenizerSection:
+    """The tokenizer section with its framing, its further tokens and number of sentinels spelled out."""
+    section = objective.recipe.tokenizer
+    sentinels = objective.sentinels if section.sentinels is None else section.sentinels
+    further = [token for token in objective.further_tokens() if token not in section.special_tokens]
+    framing = section.framing or needed_framing(objective)
+    return replace(section, framing=framing, sentinels=sentinels, special_tokens=[*section.special_tokens, *further])
+
+
+def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: bool, given: Any = None) -> Any:
+    """The recipe's tokenizer, loaded, or trained on the corpus `texts`. given: replaces it, where there is one."""
+    if given is not None:
+        return given
+    from ..tokenizers.load import train_or_load_tokenizer
+
+    trust = objective.recipe.trust_remote_code
+    section = tokenizer_section(objective)
+    return train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
+
+
+def check_tokenizer(objective: "Objective") -> None:
+    """Raise UserError for a tokenizer section that does not go with an objective."""
+    recipe, section = objective.recipe, objective.recipe.tokenizer
+    if objective.special_tokens is None:
+        for field, default in vars(TokenizerSection()).items():
+            value = getattr(section, field)
+            if value != default and not (field == "name_or_path" and value == recipe.model.name_or_path):
+                raise UserError(f"tokenizer.{field} has no effect with {objective.setting}; images have no text")
+        return
+    if section.name_or_path is not None:
+        for name in ("framing", "sentinels"):
+            if getattr(section, name) is not None:
+                raise UserError(
+                    f"tokenizer.{name}={show(getattr(section, name))} has no effect with tokenizer.name_or_path; "
+                    f"a pretrained tokenizer has its own"
+                )
+        return
+    for name, types in WITHOUT_EFFECT.items():
+        value, default = getattr(section, name), getattr(TokenizerSection(), name)
+        if section.type in types and value != default:
+            raise UserError(
+                f"tokenizer.{name}={show(value)} has no effect with tokenizer.type={section.type}; set it to "
+                f"{show(default)}"
+            )
+    _check_framing(objective)
+    if recipe.model.name_or_path is not None:
+        raise UserError(
+            "tokenizer is trained anew, but model.name_or_path brings its own; remove the tokenizer section"
+        )
+    size = section.vocab_size
+    if size is None:
+        if section.type != "char":
+            raise UserError(f"tokenizer.vocab_size is not set; tokenizer.type={section.type} needs it, such as 8192")
+        return
+    entries, named = WRITES_EVERY_TEXT.get(section.type, (0, ""))
+    smallest = entries + len(special_tokens(tokenizer_section(objective)))
+    if entries and size < smallest:
+        raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: {named} and the special tokens")
+    rows = recipe.model.fields.get("vocab_size")
+    if rows is not None and rows < size:
+        raise UserError(f"model.vocab_size={rows} is smaller than tokenizer.vocab_size={size}; remove model.vocab_size")
+
+
+def _check_framing(objective: "Objective") -> None:
+    """Raise UserError for a framing that an objective over plain text cannot work with."""
+    if objective.section != "objective":
+        return
+    if objective.parts:
+        objective.of_each(_check_framing)
+        return
+    needed, section = needed_framing(objective), objective.recipe.tokenizer
+    framing = section.framing or needed
+    if "none" not in (objective.special_tokens, needed) and framing != needed:
+        raise UserError(f"tokenizer.framing={framing} does not go with {objective.setting}; it takes {needed}")
+    if objective.sentinels and section.sentinels == 0:
+        raise UserError(f"tokenizer.sentinels=0 does not go with {objective.setting}; T5 has {SENTINELS}")
+
+
+# ---- what a tokenizer that was made or loaded must have
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """The id that pads rows. Without a padding token it is 0: any id will do, as padding is masked."""
+    return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def token_ids(objective: "Objective", tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    """Ids of special tokens by name; raise UserError for one that the tokenizer does not have."""
+    vocabulary = tokenizer.get_vocab()
+    missing = [token for token in tokens if token not in vocabulary]
+    if missing:
+        raise UserError(
+            f"{objective.setting} needs the token {missing[0]!r}, which the tokenizer does not have; add it by "
+            f"tokenizer.special_tokens={show(missing)}, or name one that it has"
+        )
+    return [vocabulary[token] for token in tokens]
+
+
+def need_tokens(objective: "Objective", tokenizer: Any, **words: str) -> None:
+    """Raise UserError where the tokenizer lacks one of the tokens: need_tokens(..., eos="an end-of-text")."""
+    for name, noun in words.items():
+        if getattr(tokenizer, f"{name}_token_id") is None:
+            raise UserError(f"{objective.setting} needs a tokenizer with {noun} token; this one has none")
+
+
+def need_offsets(objective: "Objective", tokenizer: Any) -> None:
+    """Raise UserError for a tokenizer that does not say where in the text its tokens stand."""
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{objective.setting} needs to know where tokens stand in the text, which {type(tokenizer).__name__} "
+            f"does not say; take a tokenizer with a tokenizer.json"
+        )
+
+
+def check_prompts(prompts: Sequence[str], lengths: Sequence[int], most: int) -> None:
+    """Raise UserError for one of evaluation.sample_prompts that leaves a model of `most` positions no room."""
+    for number, (_, tokens) in enumerate(zip(prompts, lengths, strict=True)):
+        if tokens >= most:
+            raise UserError(
+                f"evaluation.sample_prompts.{number} has {tokens} tokens, but the model has {most} positions; "
+                f"shorten it"
+            )
