@@ -67,8 +67,7 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     learned = recipe.learned if LENGTH not in changed else replace(recipe.learned, **{LENGTH: changed[LENGTH]})
     if getattr(learned, OVERLAP, 1) >= changed.get(LENGTH, math.inf):
         learned = replace(learned, **{OVERLAP: 1})  # validations have rows of the recipe's own length
-    training = replace(recipe.training, **training)
-    return replace(recipe, stages=[], training=training, **{recipe.learned_section: learned})
+    return recipe.with_(stages=[], training=training, **{recipe.learned_section: learned})
 
 
 # --------------------------------------------------------------------------------------------------- checks
