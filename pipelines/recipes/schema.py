@@ -86,6 +86,9 @@ class ObjectiveSettings(metaclass=FrozenWhenMade):
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
 
 @dataclass(frozen=True)
 class TeacherSection:

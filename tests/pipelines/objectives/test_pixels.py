@@ -217,15 +217,15 @@ def test_what_pixels_cannot_mean_is_refused(tmp_path):
 def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
     run = tmp_path / "run"
     image_gpt_processor(8).save_pretrained(run)
-    other = objective_of(load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16))))
-    other.recipe.model.name_or_path, other.recipe.trust_remote_code = str(run), False
-    other.settings.label_field = None
+    recipe = load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16)))
+    recipe = recipe.with_(model={"name_or_path": str(run)}, objective={"label_field": None})
+    other = objective_of(recipe)
     other.prepare({}, tmp_path, False)  # it has no clusters: those of the recipe are fitted
     processor = image_gpt_processor(8)
     processor.clusters = [[0.0, 0.0, 0.0]] * 4
     processor.save_pretrained(run)
     with pytest.raises(UserError, match=r"objective.clusters=16 has no effect with model.*.*, which brings 4"):
         other.prepare({}, tmp_path, False)
-    other.settings.clusters, other.settings.image_size = 4, 16
+    other = objective_of(recipe.with_(objective={"clusters": 4, "image_size": 16}))
     with pytest.raises(UserError, match=r"objective.image_size=16 has no effect with .*, which brings 8; set it to 8"):
         other.prepare({}, tmp_path, False)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
     objectives, kind, words, data, stride
 ):
     objective = objectives[kind]
-    objective.settings.stride = stride
+    objective.settings = replace(objective.settings, stride=stride)
     first = data.draw(st.integers(0, len(words) - 1))
     last = data.draw(st.integers(first, min(len(words) - 1, first + 1)))
     context, answer = " ".join(words), " ".join(words[first : last + 1])
@@ -169,7 +170,7 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
     unsure = FinishedModel("", lambda: Oracle(windows, null=100), batch_size=7)
     never = objective.measure(unsure, windows, range(len(windows)), None)
     assert never == {name: pytest.approx(0.2) for name in ("answer_exact_match", "answer_f1")}
-    objective.settings.no_answer = False  # there always is one
+    objective.settings = replace(objective.settings, no_answer=False)  # there always is one
     assert all(each["given"] for each in objective.answers(finished, windows, range(len(windows))))
 
 
