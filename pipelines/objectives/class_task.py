@@ -136,7 +136,8 @@ class ClassTask(ClassScores):
         if given is None and sorted(learned) == sorted(known) and learned != known:
             names = None  # the same classes, which the data name, too
         if names is None or learned == known or (are_unnamed(known) and len(learned) == len(known)):
-            self.settings.label_names = known if names is None else list(names)
+            # The one setting of a recipe that is still changed after it was made.
+            object.__setattr__(self.settings, "label_names", known if names is None else list(names))
         else:
             raise UserError(
                 f"MODEL={recipe.model.name_or_path} tells {', '.join(known)} apart, but the classes of {recipe.name} "

@@ -99,16 +99,15 @@ class Mixture(SeveralParts, TextObjective):
     def bound(self, part: PartSettings) -> Objective:
         """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
         cls = OBJECTIVES[part.name]
-        settings = cls.Settings(**{row.name: getattr(part, row.name) for row in fields(cls.Settings)})
+        settings = {row.name: getattr(part, row.name) for row in fields(cls.Settings)}
         if part.sequence_length is None:
-            settings.sequence_length = self.settings.sequence_length
-        evaluation = replace(self.recipe.evaluation, metrics=[])
-        if self.label_of(part) != self.speaker:
-            evaluation.sample_prompts = []
+            settings["sequence_length"] = self.settings.sequence_length
+        prompts = self.recipe.evaluation.sample_prompts if self.label_of(part) == self.speaker else []
+        evaluation = replace(self.recipe.evaluation, metrics=[], sample_prompts=prompts)
         data = self.recipe.data
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
-        recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
+        recipe = replace(self.recipe, objective=cls.Settings(**settings), data=data, evaluation=evaluation)
         objective = cls(recipe)
         objective.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
         return objective

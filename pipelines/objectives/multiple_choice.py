@@ -48,7 +48,10 @@ class MultipleChoiceSettings(ObjectiveSettings):
 def joined_choices(
     settings: MultipleChoiceSettings, tokenizer, found: list[list[tuple[str, str]]]
 ) -> tuple[dict[str, list], int]:
-    """(columns of rows, how many texts have max_length). found: `ReadsChoices.pairs` of examples with equally many choices."""
+    """(columns of rows, how many texts have max_length).
+
+    found: `ReadsChoices.pairs` of examples with equally many choices.
+    """
     first, second = zip(*(pair for pairs in found for pair in pairs))
     encoded = tokenizer(list(first), list(second), truncation=True, max_length=settings.max_length, padding=False)
     names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)

@@ -67,9 +67,6 @@ class Preference(ChatTask):
                 "task.name=preference tunes a model that answers already, and this one's weights are fresh; set "
                 "model.name_or_path, such as to a run with task.name=instruction_tuning"
             )
-        if self.settings.reference is None:
-            # Spelled out, so that the saved recipe says with what the trained model was compared.
-            self.settings.reference = self.recipe.model.name_or_path
         super().check()
 
     def columns(self) -> dict[str, str]:

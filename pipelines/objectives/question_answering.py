@@ -17,7 +17,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answers import Answers
-from .base import check_examples
+from .base import Objective, check_examples
 from .data import Data
 from .example_reads import ReadsExamples
 from .finished_model import SAMPLES, FinishedModel
@@ -398,8 +398,8 @@ class QuestionAnswering(Objective):
         if section.stride >= room:
             raise UserError(
                 f"task.stride={section.stride} leaves no new token in a window: task.max_length={section.max_length} "
-                f"less {section.question_length} of the question and special tokens has {max(0, room)} of the context; at "
-                f"most {max(0, room - 1)} works"
+                f"less {section.question_length} of the question and special tokens has {max(0, room)} of the context; "
+                f"at most {max(0, room - 1)} works"
             )
 
     def metrics_of_answers(self) -> list[str]:

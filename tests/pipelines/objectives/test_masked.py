@@ -139,7 +139,7 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
     corpus = open_corpora(recipe.data)["train"]
-    recipe.data.streaming = True
+    data.objective.recipe = recipe.with_(data={"streaming": True})
     stream = data.objective.rows(corpus, "train", tmp_path)
     assert isinstance(stream, StreamingPackedDataset)
     stored, collate = data.rows["train"], data.objective.collator(packed=True)

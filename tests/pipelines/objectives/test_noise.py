@@ -298,7 +298,7 @@ def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, famil
 @pytest.mark.parametrize(("name", "family"), OBJECTIVE)
 def test_the_batches_of_a_stream_have_one_length(letters, name, family):
     objective, rows = made(name, letters, ["".join(SENTENCES)] * 9, 32, family, tail="drop")
-    objective.recipe.data.streaming = True
+    objective.recipe = objective.recipe.with_(data={"streaming": True})
     batches = [objective.collator(True)(rows[i : i + 1]) for i in range(6)]
     for key in ("input_ids", "labels"):
         assert len({batch[key].shape for batch in batches}) == 1

@@ -114,8 +114,7 @@ def test_extending_adds_the_stages_that_the_recipe_has_beyond_the_run_or_its_las
 
     def extended(total: int, *stages) -> list[StageSection]:
         made = recipe_from_dict(MADE | {"training": training | {"max_steps": total}, "stages": list(stages)})
-        extend(made)
-        return made.stages
+        return extend(made).stages
 
     def has_run(status: str, total: int, *stages) -> None:
         recipe = run_of(total, *stages, **training)
