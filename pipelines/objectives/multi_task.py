@@ -5,16 +5,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.documents import Corpus
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
 from .base import check_examples
 from .data import Data
 from .finished_model import FinishedModel
+from .parts import MixedRows, ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
-from .several import MixedRows, ReadsSeveral, SeveralObjectives, joined, of_label
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
-from .tokens import train_or_load
 from .writing import LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer, pair_collator
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
@@ -37,20 +37,22 @@ class MultiTaskSettings(WritingSettings):
     parts: list[PartSettings] = doc("the tasks: settings of text_to_text, a name, a weight and data each", [])
 
 
-class ReadsTasks(ReadsSeveral):
+class ReadsTasks(ReadsParts):
     """The examples of several text-to-text tasks."""
 
-    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        """With one tokenizer, trained on equally much text of each part."""
+    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+        """With the names of classes as they are written."""
         corpora = {}
         for label, source in sources["train"].items():
             with self.objective.of_part(label):
-                part = self.parts[label]
+                part = self._parts[label]
                 corpora[label] = part.texts(source, part.find_classes(of_label(sources, label), cache))
-        tokenizer = train_or_load(self.objective, joined(corpora), cache, progress, tokenizer)
-        parts = self.prepared_parts(sources, cache, progress, tokenizer)
-        check_writer(self.objective, tokenizer)
-        return Data(self.objective, self, tokenizer, sources=sources, parts=parts)
+        return self._joined(corpora)
+
+    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, cache, progress, tokenizer)
+        check_writer(self.objective, data.tokenizer)
+        return data
 
     def collator(self, data: Data, packed: bool):
         return pair_collator(data.tokenizer)

@@ -113,7 +113,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
         torch.testing.assert_close(top[:, :5], q.gather(-1, row["teacher_ids"]), atol=HALF, rtol=HALF)
         torch.testing.assert_close(top.sum(-1), torch.ones(48), atol=HALF, rtol=HALF)
         assert (q.topk(5).values - q.gather(-1, row["teacher_ids"])).abs().max() < HALF
-    assert "model" not in data.objective.teacher.__dict__  # nothing asks it any more
+    assert data.lesson.ask is None  # nothing asks it any more
     shard = sorted(rows.shards[0].folder.parent.iterdir())[1]
     shutil.rmtree(shard)  # as where a kill came before it
     again = prepare_data(load_recipe(recipe), for_training=True)
