@@ -104,7 +104,7 @@ def _is_same(there: Any, row: Any) -> bool:
 
 
 OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
-TEACHERS = Registry("kind of teacher", "anyformer.pipelines.objectives")  # of mixins, by Objective.taught
+TEACHERS = Registry("kind of teacher", "anyformer.pipelines.objectives")  # by Objective.taught
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data")
 # Only plug-ins register here: transformers knows its own names; ours are in optimizer_rows.py and learning_rate.py.
@@ -184,12 +184,13 @@ def _decorator(registry: Registry, name: str) -> Callable:
 def objective_of(recipe: Any) -> Any:
     """The Objective of a recipe, bound to it; nothing is read yet."""
     cls = OBJECTIVES[recipe.learned.name]
-    return (cls if recipe.teacher is None else taught(cls))(recipe)
+    is_taught = recipe.teacher is not None and hasattr(TEACHERS[cls.taught], "lesson")
+    return (taught(cls) if is_taught else cls)(recipe)
 
 
 @functools.cache
 def taught(cls: Any) -> Any:
-    """The class of an objective with a teacher: a subclass of the kind of teacher and the objective, in that order."""
+    """The class of an objective that is not yet divided into parts, with a teacher: a subclass of both."""
     return type(f"Taught{cls.__name__}", (TEACHERS[cls.taught], cls), {"__doc__": cls.__doc__})
 
 

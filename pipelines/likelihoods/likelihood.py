@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..data.batch_keys import pad, real_places
 from ..data.length_batching import batches_by_tokens
-from ..objectives.text import UNLIMITED
+from ..objectives.tokens import UNLIMITED
 from ..positions import most_positions
 from ..words import watched
 

@@ -23,8 +23,10 @@ def piped(objective: Objective, finished: FinishedModel, kind: str, asked: list,
     asked: texts, pairs {"text", "text_pair"}, or images. options: keyword arguments of the pipeline's call. Without a
     padding token the batch size is 1.
     """
-    processor, lengths, keyword = objective.processor, [0] * len(asked), "image_processor"
-    if objective.tokenizer is not None and asked:
+    processor, lengths, keyword = objective.tokenizer, [0] * len(asked), "image_processor"
+    if processor is None:
+        processor = objective.processor
+    elif asked:
         columns = zip(*(item.values() if isinstance(item, dict) else [item] for item in asked))
         lengths, keyword = list(map(len, processor(*map(list, columns), verbose=False)["input_ids"])), "tokenizer"
         objective.cut += sum(length > processor.model_max_length for length in lengths)

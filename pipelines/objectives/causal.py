@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .text import TextObjective, TextSettings
+from .data import Data
+from .text import Continues, ReadsText, TextObjective, TextSettings
 
 if TYPE_CHECKING:
     from .finished_model import FinishedModel
@@ -20,35 +21,21 @@ class CausalSettings(TextSettings):
     )
 
 
-@register_objective
-class Causal(TextObjective):
-    """Next-token prediction over packed rows, each from those of its own document (Radford et al. 2018, eq. 1)."""
-
-    Settings = CausalSettings
-    name = "causal"
-    taught = "tokens"
-    auto_class = "AutoModelForCausalLM"
-    shifts_labels = True
-    continues_prompts = True
-    predicts_each_position = True
-    hub_task = "text-generation"
-    needs = frozenset()
-    use = 'anyformer generate {folder} "your prompt"'
-
-    answers_by = auto_class
+class ReadsCausal(ReadsText):
+    """Packed rows, every token of which is predicted."""
 
     @property
-    def evaluation_overlap(self) -> int:
+    def _overlap(self) -> int:
         return self.settings.evaluation_overlap
 
-    def check(self) -> None:
-        super().check()
-        overlap, length = self.evaluation_overlap, self.settings.sequence_length
-        if overlap >= length:
-            raise UserError(
-                f"objective.evaluation_overlap={overlap} leaves no token to predict in a row of "
-                f"objective.sequence_length={length}; it can be 1 to {length - 1}"
-            )
+    def collator(self, data: Data, packed: bool) -> "CausalCollator":
+        return CausalCollator(packed)
+
+
+class ContinuesRows(Continues):
+    """Prompts, and rows whose texts the model continues."""
+
+    head = "AutoModelForCausalLM"
 
     def asked(self, row: dict, place: str) -> str:
         from ..data.cells import filled_text_of
@@ -62,8 +49,30 @@ class Causal(TextObjective):
         texts = continuations(finished, self.tokenizer, ids_to_continue(self.tokenizer, asked))
         return [{"prediction": text} for text in texts]
 
-    def collator(self, packed: bool) -> "CausalCollator":
-        return CausalCollator(packed)
+
+@register_objective
+class Causal(TextObjective):
+    """Next-token prediction over packed rows, each from those of its own document (Radford et al. 2018, eq. 1)."""
+
+    Settings = CausalSettings
+    Reads, Answers = ReadsCausal, ContinuesRows
+    name = "causal"
+    taught = "tokens"
+    auto_class = "AutoModelForCausalLM"
+    continues_prompts = True
+    predicts_each_position = True
+    hub_task = "text-generation"
+    needs = frozenset()
+    use = 'anyformer generate {folder} "your prompt"'
+
+    def check(self) -> None:
+        super().check()
+        overlap, length = self.settings.evaluation_overlap, self.settings.sequence_length
+        if overlap >= length:
+            raise UserError(
+                f"objective.evaluation_overlap={overlap} leaves no token to predict in a row of "
+                f"objective.sequence_length={length}; it can be 1 to {length - 1}"
+            )
 
 
 class CausalCollator:

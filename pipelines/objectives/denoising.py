@@ -1,13 +1,15 @@
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.special_tokens import MASK
-from .base import SHARE
-from .reconstruction import Reconstruction
-from .text import TextSettings
+from .base import SHARE, Objective
+from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .text import TextObjective, TextSettings
+from .tokens import need_tokens
 
 
 @dataclass
@@ -24,50 +26,27 @@ class DenoisingSettings(TextSettings):
     permute_rate: float = doc("sentence permutation: share of the sentences that change places", 1.0, **SHARE)
 
 
-@register_objective
-class Denoising(Reconstruction):
-    """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved.
+class AddsNoise(Corruption):
+    """(the row with noise, which never makes it longer; the row as it was).
 
-    The encoder reads a row with noise, the decoder writes the whole row as it was. Both kinds of noise have a rate,
-    which may be 0; the defaults are the paper's final mixture. First sentences are permuted, then spans are infilled.
-    Sentence beginnings are read off the tokens (tokenizers/word_marks.py). Noise stays within a document: no sentence
-    moves to another one, no span crosses into one, and end-of-text tokens stay in place; where the row's end cuts a
-    document, each part is treated as a document. Attention is over the whole row (reconstruction.py).
-    Raises UserError for a tokenizer without mask token, eos or padding.
+    Of a row's n tokens, not counting those that begin and end documents, round(infill_rate * n) are left out: the same
+    share of each document, but for rounding.
     """
 
-    name = "denoising"
-    Settings = DenoisingSettings
-
-    def check(self) -> None:
-        super().check()
-        if not self.settings.infill_rate and not self.settings.permute_rate:
-            raise UserError(
-                "objective.name=denoising with both rates 0 copies its text; set one, such as objective.infill_rate=0.3"
-            )
-
-    def further_tokens(self) -> list[str]:
-        return [MASK]
-
-    def use_tokenizer(self, tokenizer) -> None:
+    def __init__(self, objective: Objective, tokenizer: Any):
         from ..tokenizers.word_marks import WordMarks
 
-        super().use_tokenizer(tokenizer)
-        self.need_tokens(mask="a mask")
+        super().__init__(objective, tokenizer)
+        need_tokens(objective, tokenizer, mask="a mask")
         self.frame = [tokenizer.bos_token_id, tokenizer.eos_token_id]
         self.marks = WordMarks(tokenizer) if self.settings.permute_rate else None
 
-    @property
-    def row_length(self) -> int:
+    @classmethod
+    def row_length(cls, settings: DenoisingSettings) -> int:
         """One less than sequence_length, for the eos that ends a target."""
-        return self.settings.sequence_length - 1
+        return settings.sequence_length - 1
 
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        """(the row with noise, which never makes it longer; the row as it was).
-
-        Of a row's n tokens, not counting those that begin and end documents, round(infill_rate * n) are left out: the
-        same share of each document, but for rounding.
-        """
+    def __call__(self, tokens, starts, generator) -> tuple:
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
         pieces = []
@@ -91,6 +70,34 @@ class Denoising(Reconstruction):
         left_out = np.zeros(len(content), dtype=bool)
         left_out[np.repeat(gaps, spans) + np.arange(number)] = True
         return np.insert(content[~left_out], gaps, self.tokenizer.mask_token_id)
+
+
+@register_objective
+class Denoising(TextObjective):
+    """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with spans hidden and sentences moved.
+
+    The encoder reads a row with noise, the decoder writes the whole row as it was. Both kinds of noise have a rate,
+    which may be 0; the defaults are the paper's final mixture. First sentences are permuted, then spans are infilled.
+    Sentence beginnings are read off the tokens (tokenizers/word_marks.py). Noise stays within a document: no sentence
+    moves to another one, no span crosses into one, and end-of-text tokens stay in place; where the row's end cuts a
+    document, each part is treated as a document. Attention is over the whole row (reconstruction.py).
+    Raises UserError for a tokenizer without mask token, eos or padding.
+    """
+
+    name = "denoising"
+    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
+    Settings = DenoisingSettings
+    Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, AddsNoise
+
+    def check(self) -> None:
+        super().check()
+        if not self.settings.infill_rate and not self.settings.permute_rate:
+            raise UserError(
+                "objective.name=denoising with both rates 0 copies its text; set one, such as objective.infill_rate=0.3"
+            )
+
+    def further_tokens(self) -> list[str]:
+        return [MASK]
 
 
 def counts(lengths: list[int], rate: float):

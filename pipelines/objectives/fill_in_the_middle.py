@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
 from ..errors import UserError
@@ -9,8 +10,13 @@ from ..lazy import np, torch
 from ..plugins import WHOLE_ROWS, register_objective
 from ..recipes.schema import doc
 from .base import SHARE
+from .data import Data
 from .showing import is_label
-from .text import TextObjective, TextSettings
+from .text import ReadsText, TextObjective, TextSettings, show_packed
+from .tokens import need_tokens, pad_token_id, token_ids
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
 
 ADDED = 4  # tokens by which rearranging may lengthen a document: three sentinels and an end-of-text
 
@@ -30,6 +36,39 @@ class FillInTheMiddleSettings(TextSettings):
         return [self.prefix_token, self.middle_token, self.suffix_token]
 
 
+class ReadsMiddles(ReadsText):
+    """Packed rows with rearranged documents."""
+
+    def _check(self, tokenizer: Any) -> None:
+        need_tokens(self.objective, tokenizer, eos="an end-of-text")
+        token_ids(self.objective, tokenizer, self.settings.sentinels)
+
+    @property
+    def _row_length(self) -> int:
+        """Short enough that a row of one document has sequence_length tokens once it is rearranged."""
+        return self.settings.sequence_length - ADDED
+
+    def _widths(self) -> tuple[int, int]:
+        length = self._row_length + ADDED * max(1, self._row_length // self.settings.shortest)
+        return length, length
+
+    def collator(self, data: Data, packed: bool) -> "FillInTheMiddleCollator":
+        length = self._widths()[0] if self._has_one_width else None
+        sentinels = token_ids(self.objective, data.tokenizer, self.settings.sentinels)
+        return FillInTheMiddleCollator(data.tokenizer, sentinels, self.settings, packed, self.seed, length)
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        collate = self.collator(data, packed=True)
+        batch = collate([{ROW_IDS: number, EPOCH: 0} | row])
+        changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
+        parts = document_parts(changed["position_ids"].numpy())
+        if not is_label(changed["labels"][parts[-1][0] :]).any():
+            parts.pop()  # padding
+        pairs = zip(rows.documents(number, row), parts)
+        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in pairs]
+        show_packed(console, data.tokenizer, number, changed, documents, collate.sentinels)
+
+
 @register_objective
 class FillInTheMiddle(TextObjective):
     """Fill in the middle (Bavarian et al. 2022): next-token prediction with the middle of some documents at their ends.
@@ -44,11 +83,11 @@ class FillInTheMiddle(TextObjective):
 
     name = "fill_in_the_middle"
     auto_class = "AutoModelForCausalLM"
-    shifts_labels = True
     continues_prompts = True
     hub_task = "text-generation"
     needs = frozenset({WHOLE_ROWS})
     Settings = FillInTheMiddleSettings
+    Reads = ReadsMiddles
 
     def check(self) -> None:
         super().check()
@@ -65,37 +104,9 @@ class FillInTheMiddle(TextObjective):
     def further_tokens(self) -> list[str]:
         return self.settings.sentinels
 
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        self.need_tokens(eos="an end-of-text")
-        self.sentinel_ids = self.token_ids(self.settings.sentinels)
-
-    @property
-    def row_length(self) -> int:
-        """Short enough that a row of one document has sequence_length tokens once it is rearranged."""
-        return self.settings.sequence_length - ADDED
-
-    def batch_widths(self) -> tuple[int, int]:
-        length = self.row_length + ADDED * max(1, self.row_length // self.settings.shortest)
-        return length, length
-
-    def collator(self, packed: bool) -> "FillInTheMiddleCollator":
-        length = self.batch_widths()[0] if self.has_one_width else None
-        return FillInTheMiddleCollator(self.tokenizer, self.sentinel_ids, self.settings, packed, self.seed, length)
-
     def how_to_use(self, folder: Path) -> str:
         prefix, middle, suffix = self.settings.sentinels
         return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
-        changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
-        parts = document_parts(changed["position_ids"].numpy())
-        if not is_label(changed["labels"][parts[-1][0] :]).any():
-            parts.pop()  # padding
-        pairs = zip(rows.documents(number, row), parts)
-        documents = [(document, start, end - begin) for (document, start, _), (begin, end) in pairs]
-        super().show(console, rows, number, changed, documents, self.sentinel_ids)
 
 
 class FillInTheMiddleCollator:
@@ -108,7 +119,7 @@ class FillInTheMiddleCollator:
 
     def __init__(self, tokenizer, sentinels: list[int], settings, packed: bool, seed: int, length: int | None = None):
         self.eos, self.sentinels, self.settings = tokenizer.eos_token_id, sentinels, settings
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.pad = pad_token_id(tokenizer)
         self.packed, self.seed, self.length = packed, seed, length
 
     def __call__(self, rows: list[dict]) -> dict:

@@ -1,13 +1,18 @@
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
 from .base import FamiliesWith
-from .looking_ahead import PREFIX_MASK, LooksAhead
-from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
-from .text import TextSettings
+from .data import Data
+from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
+from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
+from .text import LearnsText, ReadsText, TextObjective, TextSettings
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
 
 
 @dataclass
@@ -15,8 +20,35 @@ class MaskedSettings(MaskingSettings, TextSettings):
     begins_documents = True  # a text for an encoder begins with <|cls|>
 
 
+class ReadsMasked(ReadsText):
+    """Packed rows with hidden tokens."""
+
+    def open(self):
+        check_ahead(self.objective)
+        return super().open()
+
+    def _check(self, tokenizer: Any) -> None:
+        need_mask(self.objective, tokenizer)
+
+    def collator(self, data: Data, packed: bool) -> "MaskedCollator":
+        return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, self.objective.shifts_labels)
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
+        show_hidden(console, data.tokenizer, title, row, self.collated(data, rows, number, row), documents)
+
+
+class LearnsMasked(LearnsText):
+    """Hidden tokens: labels stand beside them, also a decoder's, which predicts them at the token before."""
+
+    def config_fields(self) -> dict[str, Any]:
+        if self.shifts_labels:
+            return {"mask_token_id": self.tokenizer.mask_token_id}
+        return frame_ids(self.tokenizer)
+
+
 @register_objective
-class Masked(LooksAhead, MaskingObjective):
+class Masked(TextObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
 
     Some tokens of each row are hidden, single ones or whole words (TokenHider), and predicted from those on both sides.
@@ -31,9 +63,17 @@ class Masked(LooksAhead, MaskingObjective):
     name = "masked"
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
+    special_tokens = "cls_sep"
     framing_of_head = {"AutoModelForCausalLM": "none"}
     needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     Settings = MaskedSettings
+    Reads, Learns, Answers = ReadsMasked, LearnsMasked, FillsMasks
+    hub_task = "fill-mask"
+    use = "anyformer predict {folder} FILE"
+    loss_unit = "nats per masked token"
+    continues_prompts = True
+    samples_are_answers = True
+    sample_words = "predictions for"
     legend_words = (
         "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
         + HIDDEN
@@ -41,29 +81,19 @@ class Masked(LooksAhead, MaskingObjective):
 
     @property
     def auto_class(self) -> str:
-        return "AutoModelForCausalLM" if self.by_decoder else "AutoModelForMaskedLM"
+        return "AutoModelForCausalLM" if is_our_decoder(self.facts) else "AutoModelForMaskedLM"
 
-    @property
-    def shifts_labels(self) -> bool:
-        return self.by_decoder
+    def check(self) -> None:
+        super().check()
+        check_masking(self)
+        if self.facts.family is not None:
+            check_ahead(self)
+
+    def labelled_share(self) -> float:
+        return self.settings.mask_probability
 
     def further_tokens(self) -> list[str]:
-        return [MASK] if self.by_decoder else super().further_tokens()
-
-    def config_fields(self) -> dict:
-        return {"mask_token_id": self.tokenizer.mask_token_id} if self.by_decoder else super().config_fields()
-
-    def token_logits(self, model, inputs):
-        if not self.by_decoder:
-            return super().token_logits(model, inputs)
-        return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
-
-    def collator(self, packed: bool) -> "MaskedCollator":
-        return MaskedCollator(self.tokenizer, self.settings, self.seed, packed, self.by_decoder)
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        title = f"row {number}: {len(row['input_ids'])} tokens"
-        self.show_hidden(console, title, row, self.collated(rows, number, row), rows.documents(number, row))
+        return [MASK] if self.shifts_labels else []
 
 
 class MaskedCollator:

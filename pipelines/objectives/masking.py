@@ -1,20 +1,24 @@
-"""Base of the objectives that hide tokens: settings, the choice of tokens, and masks filled in at the end of a run."""
+"""What the objectives that hide tokens share: settings, the choice of tokens, and masks that a finished model fills."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.cells import text_of
-from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.special_tokens import MASK
 from ..recipes.types import show
 from .answering import piped
-from .base import SHARE
-from .finished_model import FinishedModel
+from .base import SHARE, Objective
+from .looking_ahead import PREFIX_MASK
 from .showing import documents_line, is_label, masked_text
-from .text import TextObjective
+from .text import Continues
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+    from .finished_model import FinishedModel
+    from .scores import Scored
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
@@ -34,72 +38,66 @@ class MaskingSettings(ObjectiveSettings):
     masking: Literal["token", "whole_word"] = doc("what is chosen at once: a token, or all tokens of a word", "token")
 
 
-class MaskingObjective(TextObjective):
-    """Base of the objectives that hide tokens and predict them from both sides; UserError without a mask token."""
+def check_masking(objective: Objective) -> None:
+    """Raise UserError for shares that are more than all tokens, and for a prompt without a mask."""
+    section, recipe = objective.settings, objective.recipe
+    if section.mask_replace + section.random_replace > 1:
+        raise UserError(
+            f"objective.mask_replace={show(section.mask_replace)} and "
+            f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
+            f"together they must be at most 1"
+        )
+    if recipe.tokenizer.name_or_path is None and recipe.model.name_or_path is None:
+        prompts_with(objective, MASK)  # the mask of the tokenizer that will be trained
 
-    special_tokens = "cls_sep"
-    hub_task = "fill-mask"
-    use = "anyformer predict {folder} FILE"
-    loss_unit = "nats per masked token"
-    continues_prompts = True
-    samples_are_answers = True
-    sample_words = "predictions for"
 
-    def check(self) -> None:
-        super().check()
-        section = self.settings
-        if section.mask_replace + section.random_replace > 1:
+def need_mask(objective: Objective, tokenizer: Any) -> None:
+    """Raise UserError for a tokenizer without a mask token, and for a prompt without it."""
+    if tokenizer.mask_token_id is None:
+        raise UserError(
+            f"{objective.setting} needs a tokenizer with a mask token; this one has none: "
+            "remove tokenizer.name_or_path to train one, or name that of an encoder"
+        )
+    prompts_with(objective, tokenizer.mask_token)
+
+
+def prompts_with(objective: Objective, mask: str) -> list[str]:
+    """The recipe's prompts with the tokenizer's `mask` for [MASK]. Raises UserError for a prompt without one."""
+    prompts = []
+    for number, prompt in enumerate(objective.recipe.evaluation.sample_prompts):
+        text = prompt.replace(LITERAL_MASK, mask)
+        if mask not in text:
             raise UserError(
-                f"objective.mask_replace={show(section.mask_replace)} and "
-                f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
-                f"together they must be at most 1"
+                f"evaluation.sample_prompts.{number}={show(prompt)} has no mask for {objective.setting} to fill; write "
+                f"{LITERAL_MASK} in place of a word"
             )
-        if self.recipe.tokenizer.name_or_path is None and self.recipe.model.name_or_path is None:
-            self.prompts(MASK)  # the mask of the tokenizer that will be trained
+        prompts.append(text)
+    return prompts
 
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        if self.tokenizer.mask_token_id is None:
-            raise UserError(
-                f"{self.setting} needs a tokenizer with a mask token; this one has none: "
-                "remove tokenizer.name_or_path to train one, or name that of an encoder"
-            )
-        self.prompts(self.tokenizer.mask_token)
 
-    def labelled_share(self) -> float:
-        return self.settings.mask_probability
+def frame_ids(tokenizer: Any) -> dict[str, int]:
+    """Fields of an encoder's config: the ids of the tokens around a text, and of the mask."""
+    return {name: getattr(tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
 
-    def config_fields(self) -> dict:
-        return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
 
-    # ---- the end of a run
+class FillsMasks(Continues):
+    """Prompts and rows whose masks the model fills."""
 
-    def prompts(self, mask: str) -> list[str]:
-        """The recipe's prompts with the tokenizer's `mask` for [MASK]. Raises UserError for a prompt without one."""
-        prompts = []
-        for number, prompt in enumerate(self.recipe.evaluation.sample_prompts):
-            text = prompt.replace(LITERAL_MASK, mask)
-            if mask not in text:
-                raise UserError(
-                    f"evaluation.sample_prompts.{number}={show(prompt)} has no mask for {self.setting} to fill; write "
-                    f"{LITERAL_MASK} in place of a word"
-                )
-            prompts.append(text)
-        return prompts
+    head = "AutoModelForMaskedLM"
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
         """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
         return [
-            {"prompt": prompt, "text": self.fill(finished.model, prompt)}
-            for prompt in self.prompts(self.tokenizer.mask_token)
+            {"prompt": prompt, "text": self._fill(finished.model, prompt)}
+            for prompt in prompts_with(self.objective, self.tokenizer.mask_token)
         ]
 
-    def fill(self, model: Any, prompt: str) -> str:
+    def _fill(self, model: Any, prompt: str) -> str:
         """`train 31.2 %, car 10.0 %, ...`: what `model` predicts for each mask of a prompt."""
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
-            logits = self.token_logits(model, inputs)[0]
+            logits = self._token_logits(model, inputs)[0]
         shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
         lines = []
         for best, ids in zip(*(tensor.tolist() for tensor in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
@@ -107,13 +105,11 @@ class MaskingObjective(TextObjective):
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
 
-    def token_logits(self, model: Any, inputs: Any) -> Any:
+    def _token_logits(self, model: Any, inputs: Any) -> Any:
         """(B, T, V): the logits of `model` for each token of a tokenizer's `inputs`."""
-        return token_logits(model(**inputs))
-
-    # ---- rows without labels
-
-    answers_by = "AutoModelForMaskedLM"
+        if not self.objective.shifts_labels:
+            return token_logits(model(**inputs))
+        return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
 
     def asked(self, row: dict, place: str) -> str:
         column, mask = self.recipe.data.text_field, self.tokenizer.mask_token
@@ -122,7 +118,7 @@ class MaskingObjective(TextObjective):
             raise UserError(f"{place} has no mask in {column!r}; write {LITERAL_MASK} in place of a word")
         return text
 
-    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+    def predict(self, finished: "FinishedModel", asked: list[str]) -> list[dict[str, Any]]:
         """The likeliest word for each mask, and the likeliest ones with their scores."""
         results, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
         for masks in results:
@@ -131,19 +127,22 @@ class MaskingObjective(TextObjective):
             answers.append({"prediction": [words[0]["token_str"] for words in masks], "scores": scores})
         return answers
 
-    def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
-        """Print a row with its hidden tokens. row: before hiding. batch: the row's. documents: as Rows has them."""
-        predicted = is_label(batch["labels"][0])
-        seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
-        hidden, same = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
-        console.rule(
-            f"{title}, {len(seen)} predicted: {hidden} masked, {len(seen) - hidden - same} replaced, {same} kept",
-            align="left",
-        )
-        if note:
-            console.print(note, markup=False)
-        console.print(documents_line(documents), markup=False)
-        console.print(masked_text(row, batch, documents, self.tokenizer))
+
+def show_hidden(
+    console: Any, tokenizer: Any, title: str, row: dict, batch: dict, documents: list, note: str = ""
+) -> None:
+    """Print a row with its hidden tokens. row: before hiding. batch: the row's. documents: as Rows has them."""
+    predicted = is_label(batch["labels"][0])
+    seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
+    hidden, same = int((seen == tokenizer.mask_token_id).sum()), int((seen == true).sum())
+    console.rule(
+        f"{title}, {len(seen)} predicted: {hidden} masked, {len(seen) - hidden - same} replaced, {same} kept",
+        align="left",
+    )
+    if note:
+        console.print(note, markup=False)
+    console.print(documents_line(documents), markup=False)
+    console.print(masked_text(row, batch, documents, tokenizer))
 
 
 def token_logits(outputs) -> Any:

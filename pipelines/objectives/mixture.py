@@ -16,12 +16,14 @@ from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import FamiliesWith
+from .data import Data
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
-from .old import Objective
-from .parts import MixedRows, SeveralParts
-from .text import TextObjective
+from .parts import MixedRows, ReadsParts, SeveralParts
+from .scores import Scored
+from .text import Continues, LearnsText, ReadsText, TextObjective
+from .tokens import pad_token_id
 
 # What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
 FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, PREFIX_MASK: 0}
@@ -55,7 +57,7 @@ class PartSettings:
 
 
 @cache
-def settings_of_part(objective: type[Objective]) -> type:
+def settings_of_part(objective: type[TextObjective]) -> type:
     """The settings class of a part with this objective: the objective's settings, and those of every part."""
     body = {"__module__": __name__, "__qualname__": f"{objective.__qualname__}Part"}
     return dataclass(type("Part", (PartSettings, objective.Settings), body))
@@ -69,6 +71,58 @@ class MixtureSettings(ObjectiveSettings):
     parts: list[PartSettings] = doc(
         "the objectives: for each its name, its settings, a weight, and data or a label of its own", []
     )
+
+
+class ReadsMixture(ReadsParts):
+    """Rows of several objectives; each says of which part it is."""
+
+    def open(self) -> dict[str, dict]:
+        self.objective.check_heads()
+        return super().open()
+
+    def _of_part(self, part: TextObjective) -> ReadsText:
+        in_stream = any(part.recipe.data.streaming for part in self.objective.parts.values())
+        return part.Reads(part, in_stream=in_stream)
+
+    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
+        if any(part.is_stream for part in rows.values()):
+            return PlacedStream(rows, weights, self.seed)
+        return PlacedRows(rows, weights)
+
+    def collator(self, data: Data, packed: bool) -> "JointCollator":
+        widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
+        return JointCollator(
+            {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()},
+            pad_token_id(data.tokenizer),
+            sees_padding=not self.objective.shifts_labels,
+            widths=widths if any(reads._has_one_width for reads in self._parts.values()) else None,
+        )
+
+    def show(self, console: Any, data: Data, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
+        place = row[PLACE]
+        console.print(f"{place.part}:", markup=False)
+        of_part = data.parts[place.part], rows.parts[place.part], place.number, row | own_row(row)
+        self._parts[place.part].show(console, *of_part)
+
+
+class LearnsParts(LearnsText):
+    """What all parts learn, by one head."""
+
+    def config_fields(self) -> dict[str, Any]:
+        return dict(ChainMap(*(part.learns().config_fields() for part in reversed(self.data.parts.values()))))
+
+    def adapt(self, model: Any) -> None:
+        for part in self.data.parts.values():
+            part.learns().adapt(model)
+
+
+class SpeakerAnswers(Continues):
+    """Prompts, which the first part answers that continues any."""
+
+    def samples(self, finished: FinishedModel, splits: dict[str, MixedRows], scored: Scored | None) -> list[dict]:
+        speaker = self.objective.speaker
+        of_speaker = {split: rows.parts[speaker] for split, rows in splits.items() if speaker in rows.parts}
+        return self.data.parts[speaker].answers().samples(finished, of_speaker, scored)
 
 
 @register_objective
@@ -86,6 +140,7 @@ class Mixture(SeveralParts, TextObjective):
     label_field = "label"
     loss_unit = "nats per predicted token"
     Settings = MixtureSettings
+    Reads, Learns, Answers = ReadsMixture, LearnsParts, SpeakerAnswers
 
     def label_of(self, part: PartSettings) -> str:
         return part.name if part.label is None else part.label
@@ -96,7 +151,7 @@ class Mixture(SeveralParts, TextObjective):
         speaks = [self.label_of(part) for part in self.settings.parts if OBJECTIVES[part.name].continues_prompts]
         return speaks[0] if speaks else None
 
-    def bound(self, part: PartSettings) -> Objective:
+    def bound(self, part: PartSettings) -> TextObjective:
         """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
         cls = OBJECTIVES[part.name]
         settings = cls.Settings(**{row.name: getattr(part, row.name) for row in fields(cls.Settings)})
@@ -109,22 +164,16 @@ class Mixture(SeveralParts, TextObjective):
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
-        objective = cls(recipe)
-        objective.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
-        return objective
+        return cls(recipe)
 
     @cached_property
-    def first(self) -> Objective:
+    def first(self) -> TextObjective:
         """The first part; whatever depends on the kind of model is the same in all parts."""
         return next(iter(self.parts.values()))
 
     @property
     def auto_class(self) -> str:
         return self.first.auto_class
-
-    @property
-    def shifts_labels(self) -> bool:
-        return self.first.shifts_labels
 
     @property
     def continues_prompts(self) -> bool:
@@ -142,7 +191,7 @@ class Mixture(SeveralParts, TextObjective):
     def check_heads(self) -> None:
         """Raise UserError for parts that train different heads of the checkpoint."""
         for label, part in self.parts.items():
-            if part.auto_class != self.auto_class or part.shifts_labels != self.shifts_labels:
+            if part.auto_class != self.auto_class:
                 raise UserError(
                     f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
                     f"{self.recipe.model.name_or_path}, and the part before it {self.auto_class}; one head learns all "
@@ -152,12 +201,6 @@ class Mixture(SeveralParts, TextObjective):
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         super().check()
-
-    def check_framing(self) -> None:
-        self.of_each(lambda part: part.check_framing())
-
-    def framing(self) -> str:
-        return self.first.framing()
 
     @property
     def sentinels(self) -> int:
@@ -175,46 +218,8 @@ class Mixture(SeveralParts, TextObjective):
         lengths = {length for length in self.lengths().values() if length is not None}
         return f"rows x {'up to ' if len(lengths) > 1 else ''}{max(lengths)} tokens"
 
-    # ---- data
-
-    def open(self) -> dict[str, dict]:
-        self.check_heads()
-        return super().open()
-
-    def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
-        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
-        self.share_tokenizer(splits, cache, progress)
-
-    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
-        if any(part.is_stream for part in rows.values()):
-            return PlacedStream(rows, weights, self.seed)
-        return PlacedRows(rows, weights)
-
-    def collator(self, packed: bool) -> "JointCollator":
-        collators, pad = self.of_each(lambda part: part.collator(packed)), self.pad_token_id
-        widths = None
-        if self.first.has_one_width:
-            widths = tuple(max(both) for both in zip(*(part.batch_widths() for part in self.parts.values())))
-        return JointCollator(collators, pad, sees_padding=not self.shifts_labels, widths=widths)
-
-    # ---- the model
-
-    def config_fields(self) -> dict[str, Any]:
-        return dict(ChainMap(*(part.config_fields() for part in reversed(self.parts.values()))))
-
     def planned_fields(self) -> dict[str, Any]:
         return dict(ChainMap(*(part.planned_fields() for part in reversed(self.parts.values()))))
-
-    def prepare_model(self, model) -> None:
-        for part in self.parts.values():
-            part.prepare_model(model)
-
-    # ---- measuring
-
-    def samples(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> list[dict]:
-        of_speaker = {split: rows.parts[self.speaker] for split, rows in splits.items() if self.speaker in rows.parts}
-        return self.parts[self.speaker].samples(finished, of_speaker)
 
     # ---- words
 
@@ -227,11 +232,6 @@ class Mixture(SeveralParts, TextObjective):
     def legend(self):
         lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
         return rich_text.Text("\n").join(lines)
-
-    def show(self, console, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
-        place = row[PLACE]
-        console.print(f"{place.part}:", markup=False)
-        self.parts[place.part].show(console, rows.parts[place.part], place.number, row | own_row(row))
 
 
 class PlacedRows(MixedRows):

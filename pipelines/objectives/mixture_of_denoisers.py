@@ -1,8 +1,13 @@
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..lazy import np
 from ..plugins import register_objective
-from .span_corruption import SpansLeftOut, leave_out_spans, raw_length, source_and_target_lengths
+from ..recipes.special_tokens import SENTINELS
+from .base import Objective
+from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .span_corruption import check_sentinels, leave_out_spans, raw_length, sentinel_ids, source_and_target_lengths
+from .text import TextObjective, TextSettings
+from .tokens import token_ids
 
 # [R], [S] and [X] in the paper, but those could be words of a text, such as a film's rating.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
@@ -26,8 +31,36 @@ DENOISERS = [
 ]
 
 
+MODES = [REGULAR, SEQUENTIAL, EXTREME]
+NOISES = [part.noise for part in DENOISERS]
+
+
+class Denoises(Corruption):
+    """(the mode token of a random denoiser, then the kept tokens with a sentinel for each span that is left out; each
+    sentinel with its span)."""
+
+    def __init__(self, objective: Objective, tokenizer: Any):
+        super().__init__(objective, tokenizer)
+        self.sentinels = sentinel_ids(tokenizer)
+        check_sentinels(objective, self.sentinels, self.row_length(self.settings), NOISES)
+        self.modes = dict(zip(MODES, token_ids(objective, tokenizer, MODES)))
+
+    @classmethod
+    def row_length(cls, settings: TextSettings) -> int:
+        most = settings.sequence_length
+        length = min(raw_length(most, *noise, beside=1) for noise in NOISES)  # the mode token
+        while length > 2 and max(source_and_target_lengths(length, *noise)[1] for noise in NOISES) > most:
+            length -= 1
+        return length
+
+    def __call__(self, tokens, starts, generator) -> tuple:
+        part = DENOISERS[int(generator.random() * len(DENOISERS))]
+        source, target = leave_out_spans(tokens, *part.noise, self.sentinels, generator)
+        return np.insert(source, 0, self.modes[part.mode]), target
+
+
 @register_objective
-class MixtureOfDenoisers(SpansLeftOut):
+class MixtureOfDenoisers(TextObjective):
     """UL2's mixture of denoisers (Tay et al. 2022, section 3.1): short spans, long or dense ones, and a prefix's rest.
 
     In each row one denoiser of the seven of table 1, drawn at random, leaves out spans as span corruption does, and its
@@ -38,28 +71,9 @@ class MixtureOfDenoisers(SpansLeftOut):
     """
 
     name = "mixture_of_denoisers"
-
-    def noises(self) -> list[tuple[float, float]]:
-        return [part.noise for part in DENOISERS]
+    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
+    sentinels = SENTINELS
+    Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, Denoises
 
     def further_tokens(self) -> list[str]:
-        return [REGULAR, SEQUENTIAL, EXTREME]
-
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        self.modes = dict(zip(self.further_tokens(), self.token_ids(self.further_tokens())))
-
-    @property
-    def row_length(self) -> int:
-        most = self.settings.sequence_length
-        length = min(raw_length(most, *noise, beside=1) for noise in self.noises())  # the mode token
-        while length > 2 and max(source_and_target_lengths(length, *noise)[1] for noise in self.noises()) > most:
-            length -= 1
-        return length
-
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        """(the mode token of a random denoiser, then the kept tokens with a sentinel for each span that is left out;
-        each sentinel with its span)."""
-        part = DENOISERS[int(generator.random() * len(DENOISERS))]
-        source, target = leave_out_spans(tokens, *part.noise, self.sentinel_ids, generator)
-        return np.insert(source, 0, self.modes[part.mode]), target
+        return MODES

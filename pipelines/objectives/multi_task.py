@@ -1,14 +1,16 @@
 """Several text-to-text tasks in one run: one model, one tokenizer, rows of all by weight (Raffel et al. 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
+from .data import Data
 from .finished_model import FinishedModel
-from .parts import MixedRows, SeveralParts, of_label
+from .parts import MixedRows, ReadsParts, SeveralParts, of_label
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .translation import Translation, WritingSettings
 
@@ -32,6 +34,22 @@ class MultiTaskSettings(WritingSettings):
     parts: list[PartSettings] = doc("the tasks: settings of text_to_text, a name, a weight and data each", [])
 
 
+class ReadsTasks(ReadsParts):
+    """Rows of several tasks."""
+
+    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        for name, part in self.objective.parts.items():
+            with self.objective.of_part(name):
+                part.find_classes(of_label(sources, name), cache)
+        data = super().prepare(sources, cache, progress, tokenizer)
+        self.objective.processor = data.processor
+        self.objective.settle()
+        return data
+
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        return self.objective.collator(packed)
+
+
 @register_objective
 class MultiTask(SeveralParts, Translation):
     """Several text-to-text tasks in one run, by weight, each measured for itself (T5, Raffel et al. 2020)."""
@@ -40,6 +58,7 @@ class MultiTask(SeveralParts, Translation):
     part_noun = "task"
     label_field = "name"
     Settings = MultiTaskSettings
+    Reads = ReadsTasks
     default_metrics = ()
     hub_task = "text2text-generation"
     sample_words = "answer to"
@@ -86,15 +105,6 @@ class MultiTask(SeveralParts, Translation):
     def lengths(self) -> dict[str, int | None]:
         parts = enumerate(self.settings.parts)
         return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
-
-    def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """Make one tokenizer, trained on equally much text of each part."""
-        for name, part in self.parts.items():
-            with self.of_part(name):
-                part.find_classes(of_label(splits, name), cache)
-        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
-        self.share_tokenizer(splits, cache, progress)
-        self.settle()
 
     answers_by = ""  # a row without a label does not say of which task it is
 

@@ -10,7 +10,7 @@ from ..plugins import OBJECTIVES, objective_of
 from ..positions import learns_positions, most_positions
 from ..recipes.schema import DataSection, ModelSection, Recipe
 from .base import Objective
-from .text import UNLIMITED
+from .tokens import UNLIMITED
 
 # How the class name in config.architectures ends -> the objective that answers with this head. Models with another head
 # answer with vectors.

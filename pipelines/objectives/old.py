@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
+from ..plugins import TEACHERS
 from ..words import counted
 from . import answers, base, learns, reads, scores
 from .data import Data
@@ -241,6 +242,8 @@ class Objective(Measuring, base.Objective, ABC):
                 f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
                 f"text; remove it"
             )
+        if self.recipe.teacher is not None and self.taught == "nothing":
+            TEACHERS[self.taught](self, None).check()
 
     def further_costs(self) -> list[str]:
         return []

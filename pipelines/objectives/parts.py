@@ -1,4 +1,4 @@
-"""Base of objectives and tasks that learn several others in one run: their parts, and the rows of all parts."""
+"""What objectives and tasks share that learn several others in one run: their parts, and the rows of all parts."""
 
 import re
 from abc import abstractmethod
@@ -15,7 +15,10 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import DataSection
 from ..recipes.types import show
-from .old import Objective
+from .base import Objective
+from .data import Data
+from .reads import Reads
+from .tokens import train_or_load
 
 MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
 
@@ -99,76 +102,88 @@ class SeveralParts:
                 )
         self.of_each(lambda part: part.check_data())
 
-    # ---- data
+
+class ReadsParts(Reads):
+    """The rows of all parts of one of SeveralParts, in batches with rows of several. Sources are {label: source}."""
+
+    @cached_property
+    def _parts(self) -> dict[str, Reads]:
+        return {label: self._of_part(part) for label, part in self.objective.parts.items()}
+
+    def _of_part(self, part: Objective) -> Reads:
+        return part.Reads(part)
 
     def open(self) -> dict[str, dict]:
         """{split: {label of a part: its source}}."""
-        opened = self.of_each(lambda part: part.open())
+        opened = self.objective.of_each(lambda part: part.Reads(part).open())
         splits: dict[str, dict] = {split: {} for split in ("train", "validation", "test")}
         for label, sources in opened.items():
             for split, source in sources.items():
                 splits[split][label] = source
         return {split: sources for split, sources in splits.items() if sources}
 
-    def corpus(self, source: dict[str, Any]) -> Corpus:
+    def texts(self, source: dict[str, Any]) -> Corpus:
         """The documents of all parts, in turn and equally much text of each; parts with the same text count once."""
         from ..data.mixture_corpus import MixtureCorpus
 
         corpora = {}
         for label, part_source in source.items():
-            corpus = self.parts[label].corpus(part_source)
+            corpus = self._parts[label].texts(part_source)
             corpora.setdefault(corpus.fingerprint(), corpus)
         return next(iter(corpora.values())) if len(corpora) == 1 else MixtureCorpus("train", corpora)
 
-    def share_tokenizer(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
-        """Prepare each part with the shared tokenizer, `processor`. splits: as `open` returns them."""
-        for label, part in self.parts.items():
-            with self.of_part(label):
-                part.given_tokenizer = self.processor
-                part.prepare(of_label(splits, label), cache, progress)
+    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
+        parts, texts = {}, self.texts(sources["train"])
+        tokenizer = train_or_load(self.objective, texts, cache, progress, tokenizer)
+        for label, reads in self._parts.items():
+            with self.objective.of_part(label):
+                parts[label] = reads.prepare(of_label(sources, label), cache, progress, tokenizer)
+        return Data(self.objective, self, tokenizer, sources=sources, parts=parts)
 
-    def rows(self, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
+    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
         rows = {}
         for label, part_source in source.items():
-            with self.of_part(label):
-                rows[label] = self.parts[label].rows(part_source, split, cache, progress)
-        weights = {self.label_of(part): part.weight for part in self.settings.parts}
+            with self.objective.of_part(label):
+                rows[label] = self._parts[label].rows(data.parts[label], part_source, split, cache, progress)
+        weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
         if split == "train" and not any(part.is_stream for part in rows.values()):
-            self.check_epoch(rows, weights)
-        return self.mixed(rows, weights if split == "train" else None)
+            self._check_epoch(rows, weights)
+        return self._mixed(rows, weights if split == "train" else None)
 
-    def check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
+    def _check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
         """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
         rarest = max(rows, key=lambda label: len(rows[label]) / weights[label])
         epoch = len(rows[rarest]) * sum(weights[label] / weights[rarest] for label in rows)
         most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
         if epoch > most:
             raise UserError(
-                f"{self.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of {epoch:.2g} rows, "
-                f"as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
+                f"{self.objective.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of "
+                f"{epoch:.2g} rows, as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
                 f"{weights[rarest] * epoch / most:.2g}"
             )
 
-    def check_shares(self) -> None:
-        self.of_each(lambda part: part.check_shares())
-
-    def prepare_share(self, source: dict, split: str, cache: Path, share: Share, progress: bool = False) -> int:
-        made = 0
-        for label, part_source in source.items():
-            with self.of_part(label):
-                made += self.parts[label].prepare_share(part_source, split, cache, share, progress)
-        return made
-
-    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
+    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
         """Join the rows of all parts of one split. weights: as MixedRows takes them."""
         return MixedRows(rows, weights)
 
-    # ---- measuring
+    def check_shares(self) -> None:
+        self.objective.of_each(lambda part: part.Reads(part).check_shares())
 
-    def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
+    def prepare_share(
+        self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False
+    ) -> int:
+        made = 0
+        for label, part_source in source.items():
+            with self.objective.of_part(label):
+                of_part = data.parts[label], part_source, split, cache, share, progress
+                made += self._parts[label].prepare_share(*of_part)
+        return made
+
+    def show(self, console: Any, data: Data, rows: "MixedRows", number: int, row: dict) -> None:
         label, inside = rows.place(number)
         console.print(f"{label}:", markup=False)
-        self.parts[label].show(console, rows.parts[label], inside, row)
+        self._parts[label].show(console, data.parts[label], rows.parts[label], inside, row)
 
 
 def of_label(splits: dict[str, dict], label: str) -> dict:

@@ -1,16 +1,59 @@
+from typing import TYPE_CHECKING, Any
+
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
-from .looking_ahead import PREFIX_MASK, LooksAhead
-from .reconstruction import Reconstruction
-from .text import TextObjective
+from .data import Data
+from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
+from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .text import LearnsText, ReadsText, TextObjective, show_packed
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+
+
+class ReadsPrefixes(ReadsText):
+    """Packed rows for a decoder, which sees a prefix of each document in both directions."""
+
+    def open(self):
+        if not is_our_decoder(self.facts):
+            name = self.recipe.model.name_or_path
+            raise UserError(
+                f"model.name_or_path={name!r} ({self.facts.config.model_type}) is causal throughout, and "
+                f"{self.objective.setting} shows a prefix in both directions; learn causal, or convert it, where it "
+                f"has a twin, with anyformer convert {name} FOLDER"
+            )
+        check_ahead(self.objective)
+        return super().open()
+
+    def collator(self, data: Data, packed: bool) -> "PrefixCollator":
+        return PrefixCollator(packed, self.seed)
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        row = row | {"labels": self.collated(data, rows, number, row)["labels"][0]}
+        show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
+
+
+class LearnsPrefixes(LearnsText):
+    """The rest of each document; `generate` reads prompts as prefixes, by the model's config."""
+
+    def config_fields(self) -> dict[str, Any]:
+        return {"prefix_lm": True}
+
+
+class CutsOff(Corruption):
+    """(a prefix of the row, the rest)."""
+
+    def __call__(self, tokens, starts, generator) -> tuple:
+        cut = prefix_length(len(tokens), generator)
+        return tokens[:cut], tokens[cut:]
 
 
 @register_objective
-class PrefixLM(LooksAhead, Reconstruction):
+class PrefixLM(TextObjective):
     """Prefix language modelling (Raffel et al. 2020, section 3.2.1): the rest of a text from its beginning.
 
     A text is cut at a random place, so that the prefix, which is read, and the rest, which is predicted, have at least
@@ -22,57 +65,33 @@ class PrefixLM(LooksAhead, Reconstruction):
     """
 
     name = "prefix_lm"
-    families = FamiliesWith(Causal.auto_class, Reconstruction.auto_class)
-    special_tokens = "none"
-    framing_of_head = {Reconstruction.auto_class: Reconstruction.special_tokens}
+    families = FamiliesWith(Causal.auto_class, SEQ2SEQ)
+    framing_of_head = {SEQ2SEQ: "eos"}
+    needs = NEEDS
+    Corruption = CutsOff
     continues_prompts = True
     use = Causal.use
 
-    def open(self):
-        if not self.has_encoder and not self.by_decoder:
-            name = self.recipe.model.name_or_path
-            raise UserError(
-                f"model.name_or_path={name!r} ({self.config.model_type}) is causal throughout, and {self.setting} "
-                f"shows a prefix in both directions; learn causal, or convert it, where it has a twin, with anyformer "
-                f"convert {name} FOLDER"
-            )
-        return super().open()
-
     @property
     def auto_class(self) -> str:
-        return Reconstruction.auto_class if self.has_encoder else Causal.auto_class
+        return SEQ2SEQ if has_encoder(self.facts) else Causal.auto_class
 
     @property
-    def shifts_labels(self) -> bool:
-        return not self.has_encoder
+    def Reads(self) -> type:
+        return ReadsPrefixes if self.shifts_labels else ReadsCorrupted
 
-    def use_tokenizer(self, tokenizer) -> None:
-        if self.has_encoder:
-            super().use_tokenizer(tokenizer)
-        else:
-            TextObjective.use_tokenizer(self, tokenizer)
-
-    def config_fields(self) -> dict:
-        return super().config_fields() if self.has_encoder else {"prefix_lm": True}
-
-    def collator(self, packed: bool):
-        return super().collator(packed) if self.has_encoder else PrefixCollator(packed, self.seed)
-
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        cut = prefix_length(len(tokens), generator)
-        return tokens[:cut], tokens[cut:]
+    @property
+    def Learns(self) -> type:
+        return LearnsPrefixes if self.shifts_labels else LearnsToRestore
 
     @property
     def legend_words(self) -> str:
-        return Reconstruction.legend_words if self.has_encoder else TextObjective.legend_words
+        return super().legend_words if self.shifts_labels else LEGEND
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        if self.has_encoder:
-            super().show(console, rows, number, row)
-        else:
-            TextObjective.show(
-                self, console, rows, number, row | {"labels": self.collated(rows, number, row)["labels"][0]}
-            )
+    def check(self) -> None:
+        super().check()
+        if self.facts.family is not None:
+            check_ahead(self)
 
 
 class PrefixCollator(CausalCollator):

@@ -1,42 +1,51 @@
-"""Base of objectives in which an encoder reads a corrupted row of text, and a decoder restores it or a part of it."""
+"""What objectives share in which an encoder reads a corrupted row, and a decoder restores it or a part of it.
 
-from abc import abstractmethod
+Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and the
+beginning of the next, and tokens attend to the whole row.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..lazy import np
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS
-from .showing import show_source_and_target
-from .text import TextObjective
+from ..recipes.schema import ObjectiveSettings
+from .base import Objective
+from .data import Data
+from .showing import show_restored
+from .text import LearnsText, ReadsText
+from .tokens import need_tokens
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+
+SEQ2SEQ, NEEDS = "AutoModelForSeq2SeqLM", frozenset({WHOLE_MODEL, WHOLE_ROWS})
+LEGEND = (
+    "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
+    "what the decoder has to write; as in the first epoch, other noise in each further one"
+)
 
 
-class Reconstruction(TextObjective):
-    """A subclass defines how long its rows are (`row_length`) and how a row is corrupted (`corrupt`).
+class Corruption(ABC):
+    """How a row is corrupted. A subclass raises UserError for a tokenizer without the tokens that it needs.
 
-    Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
-    the beginning of the next, and tokens attend to the whole row. Raises UserError for a tokenizer without eos or
-    padding.
+    An objective names its class as `Corruption`. has_one_width: whether all batches are as wide as full rows make them.
     """
 
-    auto_class = "AutoModelForSeq2SeqLM"
-    special_tokens = "eos"
-    legend_words = (
-        "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
-        "what the decoder has to write; as in the first epoch, other noise in each further one"
-    )
-    needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
-    has_one_length = False  # whether all batches are padded to the lengths of full rows
+    has_one_width: bool = False
 
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        self.need_tokens(eos="an end-of-text", pad="a padding")
+    def __init__(self, objective: Objective, tokenizer: Any):
+        self.settings, self.tokenizer = objective.settings, tokenizer
 
-    def config_fields(self) -> dict:
-        """Each target begins with the padding token, as in T5."""
-        return {"decoder_start_token_id": self.tokenizer.pad_token_id}
+    @classmethod
+    def row_length(cls, settings: ObjectiveSettings) -> int:
+        """Tokens of text in a row."""
+        return settings.sequence_length
 
     @abstractmethod
-    def corrupt(
+    def __call__(
         self, tokens: "np.ndarray", starts: "np.ndarray", generator: "np.random.Generator"
     ) -> "tuple[np.ndarray, np.ndarray]":
         """(source, target) of one row of raw tokens, arrays of ids without eos.
@@ -44,12 +53,36 @@ class Reconstruction(TextObjective):
         starts: positions in the row at which a document, or the rest of one, begins; the first is 0.
         """
 
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        lengths = self.batch_widths() if self.has_one_width or self.has_one_length else (None, None)
-        return SourceTargetCollator(self.corrupt, self.tokenizer, self.seed, lengths)
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        show_source_and_target(console, self, rows, number, row)
+class ReadsCorrupted(ReadsText):
+    """Packed rows, corrupted; the objective's `Corruption` says how. UserError for a tokenizer without eos or pad."""
+
+    def _check(self, tokenizer: Any) -> None:
+        need_tokens(self.objective, tokenizer, eos="an end-of-text", pad="a padding")
+        self.objective.Corruption(self.objective, tokenizer)
+
+    @property
+    def _row_length(self) -> int:
+        return self.objective.Corruption.row_length(self.settings)
+
+    def _widths(self) -> tuple[int, int]:
+        return self.objective.row_lengths()
+
+    def collator(self, data: Data, packed: bool) -> "SourceTargetCollator":
+        corrupt = self.objective.Corruption(self.objective, data.tokenizer)
+        lengths = self._widths() if self._has_one_width or corrupt.has_one_width else (None, None)
+        return SourceTargetCollator(corrupt, data.tokenizer, self.seed, lengths)
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        batch = self.collated(data, rows, number, row)
+        show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
+
+
+class LearnsToRestore(LearnsText):
+    """What a decoder writes: each target begins with the padding token, as in T5."""
+
+    def config_fields(self) -> dict[str, Any]:
+        return {"decoder_start_token_id": self.tokenizer.pad_token_id}
 
 
 class SourceTargetCollator:
@@ -59,7 +92,7 @@ class SourceTargetCollator:
     with a padded source has an attention_mask. How a row is corrupted depends only on the seed, the epoch and the row's
     number (data/batch_keys.py).
 
-    corrupt: Reconstruction.corrupt. lengths: T and U of every batch; None: those of the longest row in the batch.
+    corrupt: a Corruption. lengths: T and U of every batch; None: those of the longest row in the batch.
     """
 
     def __init__(self, corrupt: Callable, tokenizer, seed: int, lengths: Sequence[int | None]):

@@ -1,7 +1,7 @@
 """Pairs of segments with masked tokens: BERT's next-sentence (NSP) and ALBERT's sentence-order prediction (SOP)."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,20 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider, token_logits
+from .data import Data
+from .masking import (
+    HIDDEN,
+    FillsMasks,
+    MaskingSettings,
+    TokenHider,
+    check_masking,
+    frame_ids,
+    need_mask,
+    show_hidden,
+    token_logits,
+)
+from .text import LearnsText, PerplexityScores, ReadsText, TextObjective
+from .tokens import need_tokens
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
 WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
@@ -33,8 +46,85 @@ class SentencePairsSettings(MaskingSettings):
     )
 
 
+class ReadsPairs(ReadsText):
+    """Pairs of segments with hidden tokens."""
+
+    def _check(self, tokenizer: Any) -> None:
+        need_mask(self.objective, tokenizer)
+        need_tokens(self.objective, tokenizer, cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
+
+    def _rows_of(self, data: Data, source: Corpus, split: str, cache: Path, progress: bool) -> Rows:
+        from ..data.sentence_pair_rows import SentencePairRows
+        from ..tokenizers.word_marks import WordMarks
+
+        store, section = self._tokenization(data, source, cache).store(progress), self.settings
+        return SentencePairRows(store, WordMarks(data.tokenizer), section.sequence_length - AROUND, section.pairs)
+
+    def _marks_around(self) -> dict[str, bool]:
+        return {"add_bos": False, "add_eos": False}
+
+    def collator(self, data: Data, packed: bool) -> "SentencePairCollator":
+        return SentencePairCollator(data.tokenizer, self.settings, self.seed)
+
+    def describe(self, data: Data, rows: Rows) -> str:
+        facts = rows.facts
+        return (
+            f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
+            f"of them {WRONG[rows.kind]}, from {counted(facts['documents'], 'document')} of {rows.name} "
+            f"({counted(facts['tokens'], 'token')})"
+        )
+
+    def show(self, console: Any, data: Data, rows: Rows, number: int, row: dict) -> None:
+        rows, batch = row["rows"], self.collated(data, rows, number, row)
+        pair = self.collator(data, False).pair_of({"row_ids": number, "epoch": 0} | row)
+        labels = batch["labels"][0]
+        true = torch.where(labels < 0, batch["input_ids"][0], labels)
+        first = 2 + pair.first[1] - pair.first[0]
+        of = [rows.document(place) for place, _ in (pair.first, pair.second)]
+        relation = f"is {WRONG[rows.kind]}" if pair.label else "follows the first"
+        title, note = f"pair {number}: {len(true)} tokens", f"label {pair.label}: the second segment {relation}"
+        original = {"input_ids": true, "position_ids": torch.arange(len(true))}
+        documents = [(of[0], pair.first[0], first), (of[1], pair.second[0], len(true) - first)]
+        documents = [(document, start - int(rows.offsets[document]), size) for document, start, size in documents]
+        show_hidden(console, data.tokenizer, title, original, batch, documents, note)
+
+
+class LearnsPairs(LearnsText):
+    """Hidden tokens, and whether the second segment is right."""
+
+    def config_fields(self) -> dict[str, Any]:
+        return frame_ids(self.tokenizer) | self.objective.planned_fields()
+
+    def adapt(self, model: Any) -> None:
+        super().adapt(model)
+        if not {"next_sentence_label", "num_items_in_batch"} <= inspect.signature(model.forward).parameters.keys():
+            raise UserError(
+                f"model.name_or_path={self.recipe.model.name_or_path!r} is a {type(model).__name__}, and "
+                f"{self.objective.setting} trains our encoders with a head for pairs; convert it first, with anyformer "
+                f"convert, where it has a twin"
+            )
+        check_segments(self.objective, model.config.type_vocab_size, f"{type(model).__name__} with type_vocab_size")
+
+    def loss_parts(self) -> "PairLosses":
+        return PairLosses()
+
+    def logits_of(self) -> Callable[[Any], Any]:
+        return token_logits
+
+
+class PairScores(PerplexityScores):
+    """Perplexity of the hidden tokens, both losses, and the share of the pairs that are told right."""
+
+    def of_pass(
+        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
+    ) -> dict[str, float]:
+        of_tokens = [name for name in metrics if METRICS[name].of_losses]
+        parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
+        return parts | super().of_pass(of_tokens, result, rows, train)
+
+
 @register_objective
-class SentencePairs(MaskingObjective):
+class SentencePairs(TextObjective):
     """Whether a segment follows another one, NSP (Devlin et al. 2019) or SOP (Lan et al. 2020), with masked tokens.
 
     Rows are <|cls|> first <|sep|> second <|sep|> with token_type_ids, made of whole sentences of documents
@@ -46,10 +136,17 @@ class SentencePairs(MaskingObjective):
 
     name = "sentence_pairs"
     auto_class = "AutoModelForPreTraining"
+    special_tokens = "cls_sep"
     Settings = SentencePairsSettings
+    Reads, Learns, Scores, Answers = ReadsPairs, LearnsPairs, PairScores, FillsMasks
     compares = "pairs"
     default_metrics = ("perplexity", "pair_accuracy")
+    hub_task = "fill-mask"
+    use = "anyformer predict {folder} FILE"
     loss_unit = "nats: per masked token and per pair, added"
+    continues_prompts = True
+    samples_are_answers = True
+    sample_words = "predictions for"
     row_noun = "pair"
     legend_words = (
         "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
@@ -62,6 +159,7 @@ class SentencePairs(MaskingObjective):
 
     def check(self) -> None:
         super().check()
+        check_masking(self)
         recipe = self.recipe
         if recipe.data.streaming:
             raise UserError(
@@ -73,90 +171,23 @@ class SentencePairs(MaskingObjective):
                 f"training.label_smoothing_factor={show(recipe.training.extra['label_smoothing_factor'])} does not go "
                 f"with {self.setting}, whose loss has two parts; remove it"
             )
-        self.check_segments(recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
+        check_segments(self, recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
 
-    def check_segments(self, number: int | None, field: str) -> None:
-        """Raise UserError for a model that does not tell two segments apart."""
-        if number is not None and number < 2:
-            raise UserError(f"{field}={number} must be at least 2 for {self.setting}: a pair has two segments")
+    def labelled_share(self) -> float:
+        return self.settings.mask_probability
+
+    def planned_fields(self) -> dict[str, Any]:
+        fields = self.recipe.model.fields
+        return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
 
     def step_words(self) -> str:
         return f"pairs of at most {self.settings.sequence_length} tokens"
 
-    # ---- data
 
-    def use_tokenizer(self, tokenizer) -> None:
-        from ..tokenizers.word_marks import WordMarks
-
-        super().use_tokenizer(tokenizer)
-        self.need_tokens(cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
-        self.marks = WordMarks(tokenizer)
-
-    def rows_of(self, source: Corpus, split: str, cache: Path, progress: bool) -> Rows:
-        from ..data.sentence_pair_rows import SentencePairRows
-
-        store = self.tokenization(source, cache).store(progress)
-        return SentencePairRows(store, self.marks, self.settings.sequence_length - AROUND, self.settings.pairs)
-
-    def marks_around(self) -> dict[str, bool]:
-        return {"add_bos": False, "add_eos": False}
-
-    def collator(self, packed: bool) -> "SentencePairCollator":
-        return SentencePairCollator(self.tokenizer, self.settings, self.seed)
-
-    def describe(self, rows) -> str:
-        facts = rows.facts
-        return (
-            f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
-            f"of them {WRONG[rows.kind]}, from {counted(facts['documents'], 'document')} of {rows.name} "
-            f"({counted(facts['tokens'], 'token')})"
-        )
-
-    # ---- the model
-
-    def config_fields(self) -> dict:
-        return super().config_fields() | self.planned_fields()
-
-    def planned_fields(self) -> dict:
-        fields = self.recipe.model.fields
-        return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
-
-    def prepare_model(self, model) -> None:
-        super().prepare_model(model)
-        if not {"next_sentence_label", "num_items_in_batch"} <= inspect.signature(model.forward).parameters.keys():
-            raise UserError(
-                f"model.name_or_path={self.recipe.model.name_or_path!r} is a {type(model).__name__}, and "
-                f"{self.setting} trains our encoders with a head for pairs; convert it first, with anyformer convert, "
-                f"where it has a twin"
-            )
-        self.check_segments(model.config.type_vocab_size, f"{type(model).__name__} with type_vocab_size")
-
-    # ---- measuring
-
-    def loss_parts(self) -> "PairLosses":
-        return PairLosses()
-
-    def logits_of(self):
-        return token_logits
-
-    def metrics_of_pass(self, metrics: Sequence[str], result, rows, train) -> dict[str, float]:
-        of_tokens = [name for name in metrics if METRICS[name].of_losses]
-        parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
-        return parts | super().metrics_of_pass(of_tokens, result, rows, train)
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        rows, batch = row["rows"], self.collated(rows, number, row)
-        pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
-        labels = batch["labels"][0]
-        true = torch.where(labels < 0, batch["input_ids"][0], labels)
-        first = 2 + pair.first[1] - pair.first[0]
-        of = [rows.document(place) for place, _ in (pair.first, pair.second)]
-        relation = f"is {WRONG[rows.kind]}" if pair.label else "follows the first"
-        title, note = f"pair {number}: {len(true)} tokens", f"label {pair.label}: the second segment {relation}"
-        original = {"input_ids": true, "position_ids": torch.arange(len(true))}
-        documents = [(of[0], pair.first[0], first), (of[1], pair.second[0], len(true) - first)]
-        documents = [(document, start - int(rows.offsets[document]), size) for document, start, size in documents]
-        self.show_hidden(console, title, original, batch, documents, note)
+def check_segments(objective: SentencePairs, number: int | None, field: str) -> None:
+    """Raise UserError for a model that does not tell two segments apart."""
+    if number is not None and number < 2:
+        raise UserError(f"{field}={number} must be at least 2 for {objective.setting}: a pair has two segments")
 
 
 class SentencePairCollator:
@@ -197,7 +228,7 @@ class SentencePairCollator:
 
 
 class PairLosses:
-    """The parts of the loss of AnyformerEncoderForPreTraining, as sums (see Objective.loss_parts)."""
+    """The parts of the loss of AnyformerEncoderForPreTraining, as sums (see Learns.loss_parts)."""
 
     losses = ("masked_loss", "pair_loss")
 

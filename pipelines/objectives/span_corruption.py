@@ -1,10 +1,11 @@
-"""Spans of tokens left out of a row, a sentinel in place of each: span corruption, and the base of UL2's denoisers.
+"""Spans of tokens left out of a row, a sentinel in place of each: span corruption, and what UL2's denoisers share.
 
 Lengths and cuts are those of T5's code (Raffel et al. 2020, section 3.1.4; random_spans_noise_mask).
 """
 
-from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UserError
 from ..lazy import np
@@ -12,31 +13,19 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.special_tokens import SENTINELS, sentinel
 from ..recipes.types import show
-from .reconstruction import Reconstruction
-from .text import TextSettings
+from .base import Objective
+from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .text import TextObjective, TextSettings
 
 
-class SpansLeftOut(Reconstruction):
-    """Base of objectives whose encoder reads a row with spans replaced by sentinels, and whose decoder writes them.
-
-    Raises UserError for a tokenizer with too few sentinels.
-    """
-
-    sentinels = SENTINELS
-
-    @abstractmethod
-    def noises(self) -> list[tuple[float, float]]:
-        """The pairs (noise_density, mean_span_length) that occur; each row gets one of them."""
-
-    def use_tokenizer(self, tokenizer) -> None:
-        super().use_tokenizer(tokenizer)
-        self.sentinel_ids = sentinel_ids(self.tokenizer)
-        spans = max(noise_counts(self.row_length, *noise)[1] for noise in self.noises())
-        if len(self.sentinel_ids) < spans:
-            raise UserError(
-                f"objective.sequence_length={self.settings.sequence_length} leaves out {spans} spans a row, but the "
-                f"tokenizer has {len(self.sentinel_ids)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
-            )
+def check_sentinels(objective: Objective, sentinels: Sequence[int], length: int, noises: Sequence[tuple]) -> None:
+    """Raise UserError for fewer sentinels than a row of `length` tokens takes with one of the noises."""
+    spans = max(noise_counts(length, *noise)[1] for noise in noises)
+    if len(sentinels) < spans:
+        raise UserError(
+            f"objective.sequence_length={objective.settings.sequence_length} leaves out {spans} spans a row, but the "
+            f"tokenizer has {len(sentinels)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
+        )
 
 
 @dataclass
@@ -44,9 +33,32 @@ class SpanCorruptionSettings(TextSettings):
     noise_density: float = doc("share of the tokens that is left out", 0.15, above=0, below=1)
     mean_span_length: float = doc("tokens per left-out span, on average", 3.0, at_least=1, at_most=2**20)
 
+    @property
+    def noise(self) -> tuple[float, float]:
+        """As noise_counts takes it."""
+        return self.noise_density, self.mean_span_length
+
+
+class LeavesOutSpans(Corruption):
+    """The kept tokens with a sentinel in place of each span; each sentinel followed by its span."""
+
+    has_one_width = True
+
+    def __init__(self, objective: Objective, tokenizer: Any):
+        super().__init__(objective, tokenizer)
+        self.sentinels = sentinel_ids(tokenizer)
+        check_sentinels(objective, self.sentinels, self.row_length(self.settings), [self.settings.noise])
+
+    @classmethod
+    def row_length(cls, settings: SpanCorruptionSettings) -> int:
+        return raw_length(settings.sequence_length, *settings.noise)
+
+    def __call__(self, tokens, starts, generator) -> tuple:
+        return leave_out_spans(tokens, *self.settings.noise, self.sentinels, generator)
+
 
 @register_objective
-class SpanCorruption(SpansLeftOut):
+class SpanCorruption(TextObjective):
     """Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code.
 
     Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows
@@ -55,16 +67,14 @@ class SpanCorruption(SpansLeftOut):
     """
 
     name = "span_corruption"
-    has_one_length = True
+    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
+    sentinels = SENTINELS
     Settings = SpanCorruptionSettings
-
-    @property
-    def noise(self) -> tuple[float, float]:
-        return self.settings.noise_density, self.settings.mean_span_length
+    Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, LeavesOutSpans
 
     def check(self) -> None:
         super().check()
-        density, span = self.noise
+        density, span = self.settings.noise
         smallest = density / (1 - density)
         if span < smallest:
             raise UserError(
@@ -72,22 +82,8 @@ class SpanCorruption(SpansLeftOut):
                 f"objective.noise_density={show(density)}, so that a kept token stands between two spans"
             )
 
-    def noises(self) -> list[tuple[float, float]]:
-        return [self.noise]
-
-    @property
-    def row_length(self) -> int:
-        return raw_length(self.settings.sequence_length, *self.noise)
-
     def row_lengths(self) -> tuple[int, int]:
-        return source_and_target_lengths(self.row_length, *self.noise)
-
-    def batch_widths(self) -> tuple[int, int]:
-        return self.row_lengths()
-
-    def corrupt(self, tokens, starts, generator) -> tuple:
-        """(the kept tokens with a sentinel in place of each span, each sentinel followed by its span)."""
-        return leave_out_spans(tokens, *self.noise, self.sentinel_ids, generator)
+        return source_and_target_lengths(self.Corruption.row_length(self.settings), *self.settings.noise)
 
 
 def noise_counts(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:

@@ -18,12 +18,12 @@ from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import counted
 from .finished_model import FinishedModel
-from .teachers import Taught
+from .teachers import OldTaught
 
 NO_LABEL = object()  # in place of the label of a text of teacher.files
 
 
-class TaughtTexts(Taught):
+class TaughtTexts(OldTaught):
     """A subclass defines the teacher's answers to texts (`answers`) and the loss on them (`made_lesson`)."""
 
     without_labels = False  # whether rows of teacher.files are being made

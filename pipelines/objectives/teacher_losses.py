@@ -39,6 +39,10 @@ class Lesson(OwnLoss):
     def __init__(self, weight: float):
         self.weight_of_teacher = weight
 
+    def beside_rows(self, collate: Callable[[list[dict]], dict]) -> BesideCollator:
+        """The collator whose batches also hold the teacher's answers to the rows."""
+        return BesideCollator(collate)
+
     def joined(self, outputs, of_labels, of_teacher, count, labels=None) -> "torch.Tensor":
         """The loss of a batch. of_labels, of_teacher: summed losses. count, labels: what the log divides each by."""
         labels = count if labels is None else labels

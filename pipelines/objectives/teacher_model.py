@@ -17,7 +17,7 @@ from ..positions import most_positions
 from ..storage.model_folder import open_model_folder
 from ..transformers_logging import errors_only
 from .of_heads import pooling_of
-from .text import UNLIMITED
+from .tokens import UNLIMITED
 
 SETTING = "teacher.name_or_path"
 

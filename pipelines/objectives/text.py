@@ -1,6 +1,6 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,18 +10,22 @@ from ..errors import UserError
 from ..plugins import METRICS
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
-from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
+from ..recipes.special_tokens import WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
 from ..words import working
-from .measuring import OF_PART
-from .old import Objective
+from .answers import Answers
+from .base import Objective
+from .data import Data, ModelFacts
+from .learns import Learns
+from .reads import Reads
+from .scores import OF_PART, Scores
+from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
     from ..data.rows import Rows
     from .finished_model import FinishedModel
-
-UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
+    from .scores import Scored
 
 
 @dataclass
@@ -40,6 +44,262 @@ class TextSettings(ObjectiveSettings):
     def __post_init__(self):
         if self.add_bos is None:
             self.add_bos = self.begins_documents
+
+
+class ReadsText(Reads):
+    """Packed rows of text (data/packing.py); a subclass makes batches of them (`collator`).
+
+    Where the model shifts labels, a row that continues a document begins with the last token of the row before.
+    Elsewhere rows do not overlap, and all tokens of a row are labels, from which the collator chooses.
+
+    in_stream: whether the rows are a part of a mixture (mixture.py) with a streamed part.
+    """
+
+    _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
+
+    def __init__(self, objective: "TextObjective", facts: ModelFacts | None = None, in_stream: bool = False):
+        super().__init__(objective, facts)
+        self.in_stream = in_stream
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"text_field": self.recipe.data.text_field}
+
+    def open(self) -> "dict[str, Corpus]":
+        from ..data.corpora import open_corpora
+
+        return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
+
+    def texts(self, source: "Corpus") -> "Corpus":
+        return source
+
+    def prepare(self, sources: "dict[str, Corpus]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, sources["train"], cache, progress, tokenizer)
+        self._check(tokenizer)
+        return Data(self.objective, self, tokenizer, sources=sources)
+
+    def _check(self, tokenizer: Any) -> None:
+        """Raise UserError where a tokenizer lacks a token that the objective needs."""
+
+    # ---- rows
+
+    def rows(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
+        """The rows of the text; each source of data.mixture has a token store of its own."""
+        if not source.sources:
+            return self._rows_of(data, source, split, cache, progress)
+        rows = {name: self._rows_of(data, corpus, split, cache, progress) for name, corpus in source.sources.items()}
+        return self._mixed_sources(rows, split)
+
+    def _mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
+        """Join the rows of several sources of a split: by their weights for training, else each row once."""
+        from ..data.mixed_rows import SourceRows
+        from ..data.mixture_order import MixtureOrder, shares_of
+
+        if split != "train":
+            return SourceRows(found)
+        data = self.recipe.data
+        weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
+        if self._is_streamed(split):
+            from .mixture_stream import PlacedStream
+
+            return PlacedStream(found, weights, self.seed)
+        tokens, documents = ({name: rows.facts[of] for name, rows in found.items()} for of in ("tokens", "documents"))
+        shares = shares_of(weights, data.weights_by, tokens, documents)
+        return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
+
+    def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
+        from ..data.packing import StreamingPackedDataset
+
+        section = self.settings
+        if self._is_streamed(split):
+            options = {"tail": section.tail, "shifts_labels": self.objective.shifts_labels} | self._marks_around()
+            options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
+            return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
+        store = self._tokenization(data, source, cache).store(progress)
+        if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
+            raise UserError(
+                f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
+                f"or data.validation_files"
+            )
+        # Every token of a validation text counts, so its last row is padded, never dropped.
+        with working(f"packing {split}") if progress else nullcontext():
+            if split == "train":
+                return self._pack(data, store, section.tail)
+            return self._pack(data, store, "pad", overlap=self._overlap)
+
+    def _pack(self, data: Data, store: Any, tail: str, overlap: int = 1) -> "Rows":
+        """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
+        from ..data.packing import PackedDataset
+
+        shifts = self.objective.shifts_labels
+        options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts, "overlap": overlap}
+        return PackedDataset(store, self._row_length, tail=tail, **options)
+
+    def check_shares(self) -> None:
+        """Plain text can always be prepared in shares."""
+
+    def prepare_share(
+        self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False
+    ) -> int:
+        if self._is_streamed(split):
+            return 0
+        sources = source.sources.values() or [source]
+        return sum(self._tokenization(data, corpus, cache).make_share(share, progress) for corpus in sources)
+
+    def _tokenization(self, data: Data, source: "Corpus", cache: Path):
+        """The tokenisation of a split, which makes its token store."""
+        from ..data.tokenization import Tokenization
+
+        return Tokenization(source, data.tokenizer, cache, **self._marks_around())
+
+    def _marks_around(self) -> dict[str, bool]:
+        """Whether bos and eos tokens stand around each document."""
+        return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
+
+    def _is_streamed(self, split: str) -> bool:
+        return split == "train" and self.recipe.data.streaming
+
+    @property
+    def _row_length(self) -> int:
+        """Tokens of text in a row."""
+        return self.settings.sequence_length
+
+    # ---- batches
+
+    @property
+    def _has_one_width(self) -> bool:
+        """Whether all batches are padded to one width, as needed where processes share the batches of a stream."""
+        return self.recipe.data.streaming or self.in_stream
+
+    def _widths(self) -> tuple[int, int]:
+        """(tokens of a row that the model reads, labels of a row) of the widest batch."""
+        return self.settings.sequence_length, self.settings.sequence_length
+
+    # ---- words
+
+    def describe(self, data: Data, rows: "Rows") -> str:
+        from ..data.packing import packing_report
+
+        return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+
+    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+        show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
+
+
+def show_packed(
+    console: Any, tokenizer: Any, number: int, row: dict, documents: list, marked: Sequence[int] = ()
+) -> None:
+    """Print a row with its labels. documents: as Rows has them. marked: ids of tokens to highlight."""
+    from .showing import documents_line, head_table, is_label, row_text
+
+    predicted = int(is_label(row["labels"]).sum())
+    console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
+    console.print(documents_line(documents), markup=False)
+    console.print(row_text(row, documents, tokenizer, marked))
+    console.print("\n".join(head_table(row, tokenizer)), markup=False, style="dim")
+
+
+class LearnsText(Learns):
+    """Labels of tokens."""
+
+    def __init__(self, objective: "TextObjective", data: Data):
+        super().__init__(objective, data)
+        self.shifts_labels = objective.shifts_labels
+
+    def adapt(self, model: Any) -> None:
+        """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
+        length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
+        if longest < length or longest > UNLIMITED:
+            self.tokenizer.model_max_length = max(most_positions(model.config) or 0, length)
+
+
+class PerplexityScores(Scores):
+    """Metrics that follow from the summed loss of the predicted tokens."""
+
+    def of_pass(
+        self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
+    ) -> dict[str, float]:
+        return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
+
+
+def metrics_of_losses(
+    tokenizer: Any, metrics: Sequence[str], result: Mapping[str, float], rows: "Rows", train: "Rows | None"
+) -> dict[str, float]:
+    """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}.
+
+    result, train: as Scores.of_pass takes them.
+    """
+    from ..open_tokenizer import vocabulary_size
+    from .perplexity import TokenLosses
+
+    train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+    losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(tokenizer))
+    chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
+    results = {name: row.of_losses(losses) for name, row in chosen.items()}
+    for part in [name for name in result if name.startswith(OF_PART)]:
+        of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
+        of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
+        results |= {part: result[part]}
+        results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+    return results
+
+
+class Continues(Answers):
+    """Prompts that the model continues."""
+
+    def __init__(self, objective: "TextObjective", data: Data):
+        super().__init__(objective, data)
+        self.finishes_on = "one" if self.recipe.evaluation.sample_prompts else "none"
+
+    def check_prompts(self, most: int) -> None:
+        prompts = self.recipe.evaluation.sample_prompts
+        check_prompts(prompts, [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts], most)
+
+    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
+        from ..generation import continue_text
+
+        section = self.recipe.evaluation
+        options = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
+        options["seed"] = self.recipe.training.seed
+        return [
+            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **options)}
+            for prompt in section.sample_prompts
+        ]
+
+
+class TextObjective(Objective):
+    """Base of the objectives over packed rows of text. A subclass makes batches of them, in its class of `Reads`."""
+
+    Settings = TextSettings
+    Reads, Learns, Scores, Answers = ReadsText, LearnsText, PerplexityScores, Continues
+    special_tokens = "none"
+    compares = "tokens"
+    default_metrics = ("perplexity",)
+    legend_words = (
+        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
+        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
+        "by one; what is drawn at random is drawn anew in each epoch"
+    )
+
+    @property
+    def shifts_labels(self) -> bool:
+        """Whether the model shifts labels by one, as decoders do: they are aligned with the input ids."""
+        return self.auto_class == "AutoModelForCausalLM"
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"sequence_length": self.settings.sequence_length}
+
+    def step_words(self) -> str:
+        return f"rows x {self.settings.sequence_length} tokens"
+
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
+
+
+# ---- of tasks that are not yet divided into parts
 
 
 class Tokenized:
@@ -178,204 +438,4 @@ class TokenPredictions:
         return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}."""
-        from .perplexity import TokenLosses
-
-        train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
-        from ..open_tokenizer import vocabulary_size
-
-        losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
-        chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
-        results = {name: row.of_losses(losses) for name, row in chosen.items()}
-        for part in [name for name in result if name.startswith(OF_PART)]:
-            of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
-            of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
-            results |= {part: result[part]}
-            results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
-        return results
-
-
-class TextObjective(TokenPredictions, Tokenized, Objective):
-    """Packed rows of text (data/packing.py). A subclass defines what a batch is; most override only `collator`.
-
-    With shifts_labels, a row that continues a document begins with the last token of the row before. Without it, rows
-    do not overlap, and all tokens of a row are labels, from which the collator chooses.
-    """
-
-    Settings = TextSettings
-    special_tokens = "none"
-    legend_words = (
-        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
-        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
-        "by one; what is drawn at random is drawn anew in each epoch"
-    )
-    evaluation_overlap = 1  # tokens that a row of validation and test text repeats, where labels are shifted
-    in_stream = False  # whether it is a part of a mixture (mixture.py) with a streamed part
-
-    def check_framing(self) -> None:
-        needed = self.needed_framing
-        if "none" not in (self.special_tokens, needed) and self.framing() != needed:
-            raise UserError(f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {needed}")
-        if self.sentinels and self.recipe.tokenizer.sentinels == 0:
-            raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
-
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"text_field": self.recipe.data.text_field}
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"sequence_length": self.settings.sequence_length}
-
-    def step_words(self) -> str:
-        return f"rows x {self.settings.sequence_length} tokens"
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of text in a row."""
-        return self.settings.sequence_length
-
-    # ---- data
-
-    def open(self) -> "dict[str, Corpus]":
-        from ..data.corpora import open_corpora
-
-        return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
-
-    def corpus(self, source: "Corpus") -> "Corpus":
-        return source
-
-    def prepare(self, splits: "dict[str, Corpus]", cache: Path, progress: bool) -> None:
-        self.use_tokenizer(self.train_or_load_tokenizer(splits["train"], cache, progress))
-
-    def use_tokenizer(self, tokenizer) -> None:
-        """Take a tokenizer; raise UserError where it lacks a token that the objective needs."""
-        self.processor = tokenizer
-
-    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
-        """The rows of the text; each source of data.mixture has a token store of its own."""
-        if not source.sources:
-            return self.rows_of(source, split, cache, progress)
-        rows = {name: self.rows_of(corpus, split, cache, progress) for name, corpus in source.sources.items()}
-        return self.mixed_sources(rows, split)
-
-    def mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
-        """Join the rows of several sources of a split: by their weights for training, else each row once."""
-        from ..data.mixed_rows import SourceRows
-        from ..data.mixture_order import MixtureOrder, shares_of
-
-        if split != "train":
-            return SourceRows(found)
-        data = self.recipe.data
-        weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
-        if self.is_streamed(split):
-            from .mixture_stream import PlacedStream
-
-            return PlacedStream(found, weights, self.seed)
-        tokens, documents = ({name: rows.facts[of] for name, rows in found.items()} for of in ("tokens", "documents"))
-        shares = shares_of(weights, data.weights_by, tokens, documents)
-        return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
-
-    def rows_of(self, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
-        from ..data.packing import StreamingPackedDataset
-
-        section = self.settings
-        if self.is_streamed(split):
-            options = {"tail": section.tail, "shifts_labels": self.shifts_labels} | self.marks_around()
-            options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
-            return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
-        store = self.tokenization(source, cache).store(progress)
-        if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
-            raise UserError(
-                f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
-                f"or data.validation_files"
-            )
-        # Every token of a validation text counts, so its last row is padded, never dropped.
-        with working(f"packing {split}") if progress else nullcontext():
-            if split == "train":
-                return self.pack(store, section.tail)
-            return self.pack(store, "pad", overlap=self.evaluation_overlap)
-
-    def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        if self.is_streamed(split):
-            return 0
-        sources = source.sources.values() or [source]
-        return sum(self.tokenization(corpus, cache).make_share(share, progress) for corpus in sources)
-
-    def check_shares(self) -> None:
-        """Plain text can always be prepared in shares."""
-
-    @property
-    def has_one_width(self) -> bool:
-        """Whether all batches are padded to one width, as needed where processes share the batches of a stream."""
-        return self.recipe.data.streaming or self.in_stream
-
-    def batch_widths(self) -> tuple[int, int]:
-        """(tokens of a row that the model reads, labels of a row) of the widest batch."""
-        return self.settings.sequence_length, self.settings.sequence_length
-
-    def is_streamed(self, split: str) -> bool:
-        return split == "train" and self.recipe.data.streaming
-
-    def tokenization(self, source: "Corpus", cache: Path):
-        """The tokenisation of a split, which makes its token store."""
-        from ..data.tokenization import Tokenization
-
-        return Tokenization(source, self.tokenizer, cache, **self.marks_around())
-
-    def marks_around(self) -> dict[str, bool]:
-        """Whether bos and eos tokens stand around each document."""
-        return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
-
-    def pack(self, store, tail: str, overlap: int = 1) -> "Rows":
-        """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
-        from ..data.packing import PackedDataset
-
-        options = {"pad_token_id": self.pad_token_id, "shifts_labels": self.shifts_labels, "overlap": overlap}
-        return PackedDataset(store, self.row_length, tail=tail, **options)
-
-    def describe(self, rows: "Rows") -> str:
-        from ..data.packing import packing_report
-
-        return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
-
-    def show(
-        self, console, rows: "Rows", number: int, row: dict, documents: list | None = None, marked: Sequence[int] = ()
-    ) -> None:
-        """documents: shown instead of those that the row was made of. marked: ids of tokens to highlight."""
-        from .showing import documents_line, head_table, is_label, row_text
-
-        documents = rows.documents(number, row) if documents is None else documents
-        predicted = int(is_label(row["labels"]).sum())
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
-        console.print(documents_line(documents), markup=False)
-        console.print(row_text(row, documents, self.tokenizer, marked))
-        console.print("\n".join(head_table(row, self.tokenizer)), markup=False, style="dim")
-
-    def prepare_model(self, model) -> None:
-        """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
-        length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
-        if longest < length or longest > UNLIMITED:
-            self.tokenizer.model_max_length = max(most_positions(model.config) or 0, length)
-
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
-
-    # ---- the end of a run
-
-    def check_model_length(self, most: int) -> None:
-        super().check_model_length(most)
-        self.check_prompts(most)
-
-    @property
-    def finishes_on(self) -> str:
-        return "one" if self.recipe.evaluation.sample_prompts else "none"
-
-    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]") -> list[dict]:
-        from ..generation import continue_text
-
-        section = self.recipe.evaluation
-        options = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
-        options["seed"] = self.recipe.training.seed
-        return [
-            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **options)}
-            for prompt in section.sample_prompts
-        ]
+        return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
