@@ -36,9 +36,9 @@ def example(context: str, text: str | None, start: int = 0, question: str = "who
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(words=WORDS, data=st.data(), stride=st.integers(0, 12))
 def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_answer(
-    objectives, kind, words, data, stride
+    tokenized, kind, words, data, stride
 ):
-    objective = objectives[kind]
+    objective = tokenized[kind].objective
     objective.settings.stride = stride
     first = data.draw(st.integers(0, len(words) - 1))
     last = data.draw(st.integers(first, min(len(words) - 1, first + 1)))
