@@ -8,7 +8,6 @@ up. A plug-in is a Python file or module that the user names on the command line
 
 import ast
 import difflib
-import functools
 import hashlib
 import importlib
 import importlib.util
@@ -183,15 +182,7 @@ def _decorator(registry: Registry, name: str) -> Callable:
 
 def objective_of(recipe: Any) -> Any:
     """The Objective of a recipe, bound to it; nothing is read yet."""
-    cls = OBJECTIVES[recipe.learned.name]
-    is_taught = recipe.teacher is not None and hasattr(TEACHERS[cls.taught], "lesson")
-    return (taught(cls) if is_taught else cls)(recipe)
-
-
-@functools.cache
-def taught(cls: Any) -> Any:
-    """The class of an objective that is not yet divided into parts, with a teacher: a subclass of both."""
-    return type(f"Taught{cls.__name__}", (TEACHERS[cls.taught], cls), {"__doc__": cls.__doc__})
+    return OBJECTIVES[recipe.learned.name](recipe)
 
 
 # ------------------------------------------------------------------------------------------------- loading

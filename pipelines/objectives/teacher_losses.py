@@ -9,7 +9,7 @@ from ..data.teacher_store import LOG_PROBS, TOP_IDS
 from ..lazy import torch
 from .losses import Cosine, OwnLoss
 
-OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE, WORDS)  # keys of rows and batches for the loss, not the model
+OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE)  # keys of rows and batches for the loss, not the model
 
 
 class BesideCollator:
@@ -20,12 +20,15 @@ class BesideCollator:
 
     def __call__(self, rows: list[dict]) -> dict:
         plain_rows = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
-        beside = {name: self.joined(name, [row[name] for row in rows]) for name in OF_TEACHER if name in rows[0]}
-        return self.collate(plain_rows) | beside
+        of_teacher = {name: [row[name] for row in rows] for name in OF_TEACHER if name in rows[0]}
+        return self.collate(plain_rows) | {name: joined(values) for name, values in of_teacher.items()}
 
-    def joined(self, name: str, values: list) -> "torch.Tensor":
-        """What the rows hold under a key of OF_TEACHER, as one tensor."""
+
+def joined(values: list) -> "torch.Tensor":
+    """Tensors as one; those of other lengths (answers to words) are padded with NaN."""
+    if len({len(value) for value in values}) == 1:
         return torch.stack(values)
+    return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=float("nan"))
 
 
 class Lesson(OwnLoss):
@@ -34,7 +37,7 @@ class Lesson(OwnLoss):
     Both are put into the outputs under "loss_parts", for the log.
     """
 
-    beside = ("labels", *OF_TEACHER)
+    beside = ("labels", *OF_TEACHER, WORDS)
 
     def __init__(self, weight: float):
         self.weight_of_teacher = weight

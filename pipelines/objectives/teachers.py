@@ -6,7 +6,6 @@ needs no teacher.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,41 +168,6 @@ def rows_at_once(recipe: Recipe) -> int:
     """The number of rows that a teacher answers at once: that of a validation's batch."""
     training = recipe.training
     return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
-
-
-# ---- of tasks that are not yet divided into parts
-
-
-class OldTaught:
-    """Mixin, named before an Objective. A subclass prepares the teacher's answers and `lesson` in `for_training`."""
-
-    files_setting = ""  # the setting that names texts without labels; "": it takes none
-    lesson = None  # the loss of a training; None to measure a finished model, which needs no teacher
-
-    def check(self) -> None:
-        super().check()
-        teaching = Teaching(self, None)
-        teaching.files_setting = self.files_setting
-        teaching.check()
-
-    @cached_property
-    def teacher(self) -> "Teacher":
-        """The teacher, with its config read and its weights not yet loaded. Raises UserError."""
-        from .teacher_model import Teacher
-
-        return Teacher(self.recipe.teacher.name_or_path, self.auto_class, self.recipe.trust_remote_code)
-
-    def before_training(self) -> None:
-        super().before_training()
-        self.teacher.check_kind()
-
-    def loss(self):
-        return super().loss() if self.lesson is None else self.lesson
-
-    def collator(self, packed: bool) -> Callable:
-        from .teacher_losses import BesideCollator
-
-        return BesideCollator(super().collator(packed))
 
 
 TEACHERS.add("nothing", Teaching)

@@ -31,11 +31,11 @@ def refused(prepare, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def objectives(tmp_path_factory, request):
-    """The task with each of the test file's TOKENIZERS."""
-    folder, found = tmp_path_factory.mktemp("objectives"), {}
+def tokenized(tmp_path_factory, request):
+    """The task's data with each of the test file's TOKENIZERS."""
+    folder, found = tmp_path_factory.mktemp("tokenized"), {}
     for name, tokenizer in request.module.TOKENIZERS.items():
         sections = {"tokenizer": tokenizer, "data": {"cache_dir": str(folder / "cache")}}
         recipe = load_recipe(str(task_recipe(folder, request.module.KIND, **sections)))
-        found[name] = prepare_data(recipe).objective
+        found[name] = prepare_data(recipe)
     return found

@@ -135,7 +135,7 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp
     from anyformer.pipelines.data.corpora import open_corpora
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.plugins import objective_of
-from anyformer.pipelines.recipes.compose import load_recipe
+    from anyformer.pipelines.recipes.compose import load_recipe
 
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)

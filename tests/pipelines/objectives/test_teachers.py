@@ -13,6 +13,7 @@ from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
+from anyformer.pipelines.objectives.teacher_model import Teacher
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
@@ -28,6 +29,14 @@ def teacher(tmp_path):
     """A decoder with random weights, and a tokenizer of bytes."""
     fields = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.2}
     return random_decoder(tmp_path / "teacher", **fields)
+
+
+@pytest.fixture
+def let_go(monkeypatch):
+    """The names of the teachers whose models were freed."""
+    names = []
+    monkeypatch.setattr(Teacher, "let_go", lambda self: names.append(self.name))
+    return names
 
 
 @pytest.fixture
@@ -95,7 +104,7 @@ def test_what_measures_counts_the_labels_alone(in_float64):
     torch.testing.assert_close(found, expected)
 
 
-def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teacher, monkeypatch, capsys):
+def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teacher, let_go, monkeypatch, capsys):
     import transformers
 
     monkeypatch.setattr(teacher_store, "SHARD_BYTES", 100_000)
@@ -113,7 +122,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
         torch.testing.assert_close(top[:, :5], q.gather(-1, row["teacher_ids"]), atol=HALF, rtol=HALF)
         torch.testing.assert_close(top.sum(-1), torch.ones(48), atol=HALF, rtol=HALF)
         assert (q.topk(5).values - q.gather(-1, row["teacher_ids"])).abs().max() < HALF
-    assert data.lesson.ask is None  # nothing asks it any more
+    assert let_go == [str(teacher)]  # nothing asks it any more
     shard = sorted(rows.shards[0].folder.parent.iterdir())[1]
     shutil.rmtree(shard)  # as where a kill came before it
     again = prepare_data(load_recipe(recipe), for_training=True)
@@ -193,7 +202,7 @@ def task_with_teacher(tiny_recipe, tmp_path, task, folder, data, **teacher):
     )
 
 
-def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path):
+def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path, let_go):
     import transformers
 
     data = labelled(tmp_path)
@@ -202,7 +211,7 @@ def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path)
     files = str(tmp_path / "others.jsonl")
     recipe = task_with_teacher(tiny_recipe, tmp_path, task, folder, data, files=files, temperature=2.0, weight=0.3)
     prepared = prepare_data(load_recipe(recipe), for_training=True)
-    rows, lesson = prepared.rows["train"], prepared.objective.loss()
+    rows, lesson = prepared.rows["train"], prepared.lesson
     few = len(rows) - 24
     assert [int(row["labels"]) < 0 for row in (rows[i] for i in range(len(rows)))] == [False] * few + [True] * 24
     assert "reference" not in prepared.rows["validation"][0] and "24 texts without a label" in "".join(rows.notes)
@@ -212,7 +221,7 @@ def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path)
     with torch.no_grad():
         said = model(**tokenizer(text, return_tensors="pt")).logits[0].flip(0)  # by the names of the classes
     torch.testing.assert_close(rows[few + 3]["reference"], said.float(), atol=1e-4, rtol=1e-4)
-    assert "model" not in prepared.objective.teacher.__dict__  # nothing asks it any more
+    assert let_go == [str(folder)]  # nothing asks it any more
     batch = prepared.collator([rows[0], rows[few + 3]])
     logits = torch.randn(2, 2, requires_grad=True)
     p, q = (logits / 2).log_softmax(-1), (batch["reference"] / 2).log_softmax(-1)
@@ -272,8 +281,8 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     plain = prepare_data(replace(recipe, teacher=None))  # whose rows in the cache have no numbers of words
     assert "words" not in plain.rows["train"][0]
     prepared = prepare_data(recipe, for_training=True)
-    assert prepared.objective.asked({"tokens": "a text"}, "row 1") == "a text"  # as ever where the model is asked
-    rows, lesson = prepared.rows["train"], prepared.objective.loss()
+    assert prepared.answers().asked({"tokens": "a text"}, "row 1") == "a text"  # as ever where the model is asked
+    rows, lesson = prepared.rows["train"], prepared.lesson
     first = len(rows) - 24
     assert "24 texts without a label" in "".join(rows.notes)
     assert [len(rows[first + number]["reference"]) for number in range(24)] == [
@@ -308,11 +317,11 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     alone = sum(alone for _, alone in each)
     assert lesson.weight(batch) == taken.sum() + alone
     assert lesson.weight(prepared.collator([without_labels(row) for row in (rows[0], rows[first + 2])])) == 0
-    objective, of_tokens = prepared.objective, np.eye(2, 5, dtype=np.float32)
+    of_tokens = np.eye(2, 5, dtype=np.float32)
     for last in (False, True):  # at which token of a word the teacher has learned its tag
         (folder / "recipe.yaml").write_text(f"task: {{labelled_token: {'last' if last else 'all'}}}")
-        objective.__dict__.pop("reads_last", None)
-        assert objective._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
+        teaching = prepared.objective.teaching(prepared.reads)
+        assert teaching._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
     validation = prepared.collator([prepared.rows["validation"][0]])
     assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()
 
@@ -357,8 +366,6 @@ def test_a_masked_student_asks_its_teacher_of_what_is_hidden_anew(tiny_recipe, t
 
 
 def test_a_teacher_reads_no_more_than_it_has_positions_for_and_other_reading_gives_other_answers(tmp_path):
-    from anyformer.pipelines.objectives.teacher_model import Teacher
-
     folder, identities = encoder(tmp_path, "AutoModel", max_position_embeddings=48), []
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": None}))

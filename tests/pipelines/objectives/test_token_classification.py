@@ -1,13 +1,13 @@
 """Laws of tagged words: each tag stands at its word's token, nothing is lost uncounted, entities are seqeval's."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
+from anyformer.pipelines.objectives.tagged_words import TaggedWords
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
@@ -25,13 +25,10 @@ WORDS = st.lists(st.text(st.sampled_from("abeot.,-'éß日\u200b"), min_size=1, 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(words=WORDS, data=st.data(), longest=st.sampled_from([8, 48]), at=st.sampled_from(["first", "last", "all"]))
-def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectives, kind, words, data, longest, at):
-    objective = objectives[kind]
+def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(tokenized, kind, words, data, longest, at):
+    tokenizer, known = tokenized[kind].tokenizer, tokenized[kind].labels
     tags = data.draw(st.lists(st.integers(0, 3), min_size=len(words), max_size=len(words)))
-    objective.settings = replace(objective.settings, max_length=longest)
-    (batch,) = objective._batches(
-        [("here", {"tokens": words, "tags": [objective.label_names[tag] for tag in tags]})], at
-    )
+    batch = TaggedWords(tokenizer, longest, known, at).encode([(words, [known.names[tag] for tag in tags])])
     if not batch["input_ids"]:
         assert batch["facts"]["empty"] == 1 and not "".join(words).strip()
         return
@@ -40,7 +37,7 @@ def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectiv
     assert facts["words"] + facts["words_cut"] + facts["words_without_token"] == len(words)
     assert facts["words_cut"] == 0 or len(ids) == longest
     assert kind == "wordpiece" or facts["words_without_token"] == 0
-    offsets = objective.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
+    offsets = tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
     of_tokens = word_of_each_token(words, offsets["offset_mapping"])
     found = [word for word in dict.fromkeys(of_tokens) if word is not None]
     assert found == sorted(found) and len(found) == facts["words"]
@@ -60,8 +57,8 @@ def test_empty_sentences_are_skipped_and_counted(prepare, tmp_path):
         file.write('{"tokens": [], "tags": []}\n{"tokens": [" "], "tags": ["O"]}\n')
     prepared = prepare(**on_rows(tmp_path, path))
     assert len(prepared.rows["train"]) == 20
-    assert "2 sentences without a word skipped" in prepared.objective.describe(prepared.rows["train"])
-    assert len(list(prepared.objective.with_rows(prepared.sources["train"]))) == 20
+    assert "2 sentences without a word skipped" in prepared.reads.describe(prepared, prepared.rows["train"])
+    assert len(list(prepared.reads.with_rows(prepared, prepared.sources["train"]))) == 20
 
 
 GOOD = [{"tokens": ["anna", "runs"], "tags": ["B-PER", "O"]}] * 8
@@ -103,7 +100,7 @@ def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, t
             sections = on_rows(tmp_path, [], **fields)
             sections["data"] |= source
             prepared = prepare(**sections)
-            assert list(prepared.objective.config_fields()["id2label"].values()) == names
+            assert list(prepared.learns().config_fields()["id2label"].values()) == names
             labels = prepared.rows["train"][0]["labels"]
             assert labels[labels >= 0].tolist() == [0, 0, 1, 2, 2]  # with the spaces
     with pytest.raises(UserError, match=r"task.tags_field='doc.tag': no such column in .*; did you mean doc.tags\?"):
@@ -116,10 +113,10 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
     import seqeval.metrics
 
     metrics = ["entity_f1", "entity_precision", "entity_recall", "tag_accuracy"]
-    objective = (data := prepare(tokenizer=CHARACTERS, evaluation={"metrics": metrics})).objective
+    data = prepare(tokenizer=CHARACTERS, evaluation={"metrics": metrics})
     data.tokenizer.padding_side = side
-    rows, names, scored = data.rows["test"], objective.label_names, []
-    collate, given, true = objective.collator(False), [], []
+    rows, names, scores, every = data.rows["test"], data.names, data.scores(), []
+    collate, given, true = data.collator, [], []
     for start in range(0, len(rows), 4):
         batch = collate([rows[i] for i in range(start, min(start + 4, len(rows)))])
         labels, mask = batch["labels"], batch.get("attention_mask", torch.ones_like(batch["labels"]))
@@ -127,11 +124,11 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
         logits = torch.randn(*labels.shape, len(names)) + 2 * torch.nn.functional.one_hot(
             labels.clamp_min(0), len(names)
         )
-        scored.append(objective.predictions(logits, labels))
+        every.append(scores.predictions(logits, labels))
         for row, best in zip(labels, logits.argmax(-1)):
             true.append([names[label] for label in row if label >= 0])
             given.append([names[tag] for tag, label in zip(best, row) if label >= 0])
-    found = objective.compute_metrics(torch.cat(scored).numpy())
+    found = scores.scored(torch.cat(every).numpy()).values
     for name in ("f1", "precision", "recall"):
         assert found[f"entity_{name}"] == getattr(seqeval.metrics, f"{name}_score")(true, given)
     assert found["tag_accuracy"] == seqeval.metrics.accuracy_score(true, given)
@@ -140,12 +137,12 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
 
 def test_entities_are_the_main_metric_where_tags_mark_some(prepare, tmp_path):
     logits, labels = torch.eye(4)[torch.tensor([[0, 1, 2, 3]])], torch.tensor([[0, 1, 2, 3]])
-    marked = prepare(tokenizer=CHARACTERS).objective
-    assert next(iter(marked.compute_metrics(marked.predictions(logits, labels).numpy()))) == "entity_f1"
+    marked = prepare(tokenizer=CHARACTERS).scores()
+    assert next(iter(marked.scored(marked.predictions(logits, labels).numpy()).values)) == "entity_f1"
     rows = [{"tokens": ["a", "b", "c", "d"], "tags": ["NOUN", "VERB", "ADJ", "DET"]}] * 8
     data = {"files": str(write_lines(tmp_path / "plain.jsonl", rows)), "test_files": None}
-    plain = prepare(data=data, tokenizer=CHARACTERS).objective
-    assert plain.compute_metrics(plain.predictions(logits, labels).numpy()) == {"tag_accuracy": 1.0}
+    plain = prepare(data=data, tokenizer=CHARACTERS).scores()
+    assert plain.scored(plain.predictions(logits, labels).numpy()).values == {"tag_accuracy": 1.0}
 
 
 SPELLED = {  # scheme -> marks of an entity of one word, and of the first, middle and last of several
@@ -180,14 +177,15 @@ def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_
     ):
         sections = on_rows(tmp_path, write_lines(tmp_path / f"{number}.jsonl", rows(*spelling, odd)))
         data = prepare(**sections)
-        objective, train = data.objective, data.rows["train"]
-        assert f"tags: {spelling[0]}" in objective.describe(train) and "no such scheme" not in objective.describe(train)
+        scores, train = data.scores(), data.rows["train"]
+        said = data.reads.describe(data, train)
+        assert f"tags: {spelling[0]}" in said and "no such scheme" not in said
         labels = torch.nn.utils.rnn.pad_sequence([row["labels"] for row in train], True, -100)
-        names = objective.label_names
+        names = data.names
         torch.manual_seed(0)
         noise = {name: torch.randn(labels.shape) for name in sorted(names)}
         logits = torch.stack([noise[name] + 2 * (labels == i) for i, name in enumerate(names)], -1)
-        found.append((sorted(names), objective.compute_metrics(objective.predictions(logits, labels).numpy())))
+        found.append((sorted(names), scores.scored(scores.predictions(logits, labels).numpy()).values))
     assert found[0] == found[1] and 0 < found[0][1]["entity_f1"] < 1
 
 
@@ -198,31 +196,31 @@ def test_odd_tags_among_many_are_named_and_entities_are_still_measured(odd, othe
     rows[7]["tags"][0] = odd
     rows += [{"tokens": ["w"], "tags": [other]} for other in others]
     data = prepare(**on_rows(tmp_path, rows))
-    objective, said = data.objective, data.objective.describe(data.rows["train"])
+    scores, said = data.scores(), data.reads.describe(data, data.rows["train"])
     number = "1 tag" if not others else "5 tags"
     assert "tags: bio, " in said and f"{number} of no such scheme, part of no entity: " in said and f"{odd!r} 1" in said
-    labels = torch.tensor([[objective.label_names.index(tag) for tag in rows[7]["tags"]]])
-    right = torch.nn.functional.one_hot(labels, len(objective.label_names)).float()
-    found = objective.compute_metrics(objective.predictions(right, labels).numpy())
-    assert found == {
+    labels = torch.tensor([[data.names.index(tag) for tag in rows[7]["tags"]]])
+    right = torch.nn.functional.one_hot(labels, len(data.names)).float()
+    scored = scores.scored(scores.predictions(right, labels).numpy())
+    assert scored.values == {
         "entity_f1": float(any(tag[1:2] == "-" and tag != odd for tag in rows[7]["tags"])),
         "tag_accuracy": 1,
     }
-    report = objective.judged_classes()
+    report = scores._judged_classes(scored.judged)
     assert {one["name"] for one in report["classes"]} <= {"PER", "LOC"}
 
 
 def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sentence(prepare):
     data = prepare(tokenizer=CHARACTERS)
-    objective, rows = data.objective, data.rows["test"]
-    assert objective.label_names == ["B-LOC", "B-PER", "I-PER", "O"]
+    scores, rows = data.scores(), data.rows["test"]
+    assert data.names == ["B-LOC", "B-PER", "I-PER", "O"]
     every = []
     for number in range(len(rows)):
         labels = rows[number]["labels"][None]
         wrong = torch.where(labels >= 0, 3, labels).clamp_min(0)  # every word is called O
-        every.append(objective.predictions(torch.nn.functional.one_hot(wrong, 4).float(), labels))
-    objective.compute_metrics(torch.cat(every).numpy())
-    report = objective.class_report(rows, range(len(rows)), data.sources["test"])
+        every.append(scores.predictions(torch.nn.functional.one_hot(wrong, 4).float(), labels))
+    scored = scores.scored(torch.cat(every).numpy())
+    report = scores.class_report(scored, rows, range(len(rows)), data.sources["test"])
     assert [one["name"] for one in report["classes"]] == ["LOC", "PER"] and report["unit"] == "words"
     places = sum(int((rows[number]["labels"] == 0).sum()) for number in range(len(rows)))  # but for those cut off
     assert report["matrix"]["names"] == ["LOC", "PER", "O"] and report["matrix"]["counts"][0] == [0, 0, places]
@@ -348,9 +346,9 @@ def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepar
     sections = on_rows(tmp_path, [])
     sections["data"] |= {"dataset": str(tmp_path / "data"), "files": None}
     for task in ({}, {"label_names": names}, {"label_names": names, "class_weights": [1, 2, 3]}):
-        objective = (prepared := prepare(**sections | {"task": task})).objective
-        assert list(objective.config_fields()["id2label"].values()) == ["O", "B-PER", "I-PER"]
-        assert objective.config_fields()["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
+        fields = (prepared := prepare(**sections | {"task": task})).learns().config_fields()
+        assert list(fields["id2label"].values()) == ["O", "B-PER", "I-PER"]
+        assert fields["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
         assert dict(prepared.rows["train"].facts["tags"])["B-PER"] == 40
     with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
         prepare("task.class_weights=[1, 1, 1, 1, 1]", **sections)

@@ -1,0 +1,132 @@
+"""Tagged words: the numbers of their tags, and the tokens of a sentence that learn them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ..data.batch_keys import IGNORE_INDEX, WORDS
+from ..metrics.tag_parts import BIOES, OUTSIDE, spelled
+from ..tokenizers.control_tokens import text_tokenizer
+from .class_labels import ClassLabels
+from .tag_schemes import tag_of_space, tags_of_tokens, word_of_each_token
+
+
+@dataclass(frozen=True)
+class TagLabels(ClassLabels):
+    """The tags of words. scheme: how those of the data mark entities."""
+
+    counted: str = "tags"
+    scheme: str = "plain"
+
+    def of(self, row: dict, place: str) -> list[str]:
+        """The tags of an example's words, as the data name them. Raises UserError."""
+        return [self._name(tag, where) for where, tag in self.classes_in(row[self.column], place)]
+
+    def _name(self, tag: Any, place: str) -> str:
+        """The name of a tag: a class, also in another scheme than that which a model has learned."""
+        known, tag = self.classes.numbers, getattr(tag, "class_name", tag)
+        if isinstance(tag, str) and tag not in known:
+            tag = next((name for name in (spelled(tag, BIOES), spelled(tag)) if name in known), tag)
+        return self.classes.names[self.classes.number(tag, place)]
+
+    def facts(self, labels: list[list[int]]) -> dict[str, Any]:
+        return super().facts([label for of_row in labels for label in of_row if label >= 0])
+
+
+class TaggedWords:
+    """The encoding of tagged words: the tokens of a sentence, some of which learn the tag of their word.
+
+    The model reads the words joined by spaces, so that plain text later gives the same tokens with any tokenizer; the
+    offsets of tokens in that text say to which words they belong.
+
+    at: the tokens of a word that learn its tag, "first", "last" or "all". learns_spaces: whether tokens that are only
+    spaces get tags, as pipelines take them for words.
+    """
+
+    def __init__(
+        self, tokenizer: Any, max_length: int, labels: TagLabels, at: str = "first", learns_spaces: bool = False
+    ):
+        self.tokenizer, self.max_length, self.labels = text_tokenizer(tokenizer), max_length, labels
+        self.at, self.outputs = at, labels.outputs
+        self.learns_spaces = learns_spaces and OUTSIDE in self.outputs
+
+    def encode(self, sentences: list[tuple[list[str], list[str] | None]]) -> dict[str, Any]:
+        """The columns of the sentences that have a word, and facts about all: each (its words, their tags or None)."""
+        filled = [(words, tags) for words, tags in sentences if "".join(words).strip()]
+        rows: dict[str, list] = {"input_ids": [], "labels": [], WORDS: []}
+        facts = {"examples": len(filled), "empty": len(sentences) - len(filled)}
+        if not filled:
+            return rows | {"facts": facts}
+        facts |= {"words": 0, "words_cut": 0, "words_without_token": 0}
+        texts = [" ".join(words) for words, _ in filled]
+        options = {"truncation": True, "max_length": self.max_length, "return_offsets_mapping": True}
+        encoded = self.tokenizer(texts, padding=False, **options)
+        rows["input_ids"] = encoded["input_ids"]
+        for (words, tags), offsets in zip(filled, encoded["offset_mapping"]):
+            of_tokens = word_of_each_token(words, offsets)
+            places = places_of_words(of_tokens)
+            rows["labels"].append(self._labels(tags, places, of_tokens, offsets))
+            rows[WORDS].append(self._measured(places, len(offsets)))
+            last = max(places, default=-1) if len(offsets) >= self.max_length else len(words)
+            cut = max(0, len(words) - 1 - last)
+            facts["words"] += len(places)
+            facts["words_cut"] += cut
+            facts["words_without_token"] += len(words) - len(places) - cut
+        return rows | {"facts": facts | self.labels.facts(rows["labels"])}
+
+    def _at(self, places: list[int]) -> int:
+        """The place of a word's token at which its tag is measured."""
+        return places[-1 if self.at == "last" else 0]
+
+    def _measured(self, places: dict[int, list[int]], tokens: int) -> list[int]:
+        """The number of a word, from 1, at the token where its tag is measured, 0 elsewhere."""
+        measured = [0] * tokens
+        for word, of_word in places.items():
+            measured[self._at(of_word)] = word + 1
+        return measured
+
+    def _labels(
+        self,
+        names: list[str] | None,
+        places: dict[int, list[int]],
+        of_tokens: list[int | None],
+        offsets: list[tuple[int, int]],
+    ) -> list[int]:
+        """The number of the tag that each token learns. names: of the words' tags in the data; None: no word has one"""
+        labels = [IGNORE_INDEX] * len(of_tokens)
+        if names is None:
+            return labels
+        tags = [name if name in self.outputs else spelled(name) for name in names]
+        for word, of_word in places.items():
+            learned = [(self._at(of_word), tags[word])]
+            if self.at == "all":
+                learned = zip(of_word, tags_of_tokens(tags[word], len(of_word), self.labels.scheme))
+            for place, tag in learned:
+                labels[place] = self.outputs.get(tag, self.outputs[tags[word]])
+        if self.learns_spaces:
+            for place, tag in tags_of_spaces(tags, of_tokens, offsets):
+                labels[place] = self.outputs[tag]
+        return labels
+
+
+def places_of_words(of_tokens: list[int | None]) -> dict[int, list[int]]:
+    """{word: the places of its tokens}. of_tokens: the word of each token."""
+    places: dict[int, list[int]] = {}
+    for word, run in groupby(range(len(of_tokens)), of_tokens.__getitem__):
+        if word is not None and word not in places:
+            places[word] = list(run)
+    return places
+
+
+def tags_of_spaces(
+    tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
+) -> Iterator[tuple[int, str]]:
+    """(position, tag) of the tokens that are only spaces."""
+    after = None
+    for place in reversed(range(len(of_tokens))):
+        start, end = offsets[place]
+        if of_tokens[place] is not None:
+            after = of_tokens[place]
+        elif start < end:  # no special token
+            yield place, tag_of_space(tags[after - 1], tags[after]) if after else OUTSIDE
