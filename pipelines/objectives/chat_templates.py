@@ -21,12 +21,32 @@ NEEDED |= {(ASSISTANT, "function_call"): "function_call, the older form of tool_
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. left_out: how often something of the data was, since it was last cleared."""
+    """The chat template of a tokenizer.
 
-    ends: dict[bool, str]
+    ends: the token that ends an answer (False), and one with calls of tools (True) if the template writes them; {}
+    where only questions are written.
+    """
 
-    def __init__(self, tokenizer):
-        self.tokenizer, self.left_out, self._read = tokenizer, Counter(), set()
+    def __init__(self, tokenizer, ends: dict[bool, str] | None = None):
+        self.tokenizer, self.ends, self._read = tokenizer, ends or {}, set()
+
+    @classmethod
+    def with_ends(cls, tokenizer) -> "ChatTemplate":
+        """The chat template with `ends`.
+
+        The end is the token that the template writes there, else the one with which it begins the next message, else
+        the end-of-text token. If it is plain text to the tokenizer, it becomes a control token: no message can then
+        spell it out, and it is no part of what is generated.
+        """
+        template, added = cls(tokenizer), tokenizer.added_tokens_decoder.values()
+        plain = template._end(SAY, ASK, [token.content for token in added]) or tokenizer.eos_token
+        for token in [token for token in added if token.content == plain and not token.special]:
+            sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
+            token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
+            tokenizer.add_tokens([token], special_tokens=True)
+            template = cls(tokenizer)  # the other has read the control tokens without it
+        called = template._end(CALL, RESULT, template.control.names)
+        return cls(tokenizer, {False: plain} | ({True: called} if called else {}))
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -67,7 +87,7 @@ class ChatTemplate:
         """The text of a conversation up to the answer to be written. Raises UserError."""
         return self.render(chat, place, add_generation_prompt=True, **chat.variables)
 
-    def written(self, chat: Chat, place: str, **options: Any) -> str:
+    def written(self, chat: Chat, place: str, left_out: Counter, **options: Any) -> str:
         """The text of a conversation, as `render`; what changes nothing in it is counted, or refused if it is NEEDED.
 
         What has once changed a text is read by the template.
@@ -95,27 +115,10 @@ class ChatTemplate:
                     f"tokenizer.name_or_path to one with a template that does"
                 )
             else:
-                self.left_out[words] += number
+                left_out[words] += number
         return text
 
     # ---- the ends of answers
-
-    def find_ends(self) -> None:
-        """Set `ends`: the token that ends an answer, and one with calls of tools (True) if the template writes them.
-
-        It is the token that the template writes there, else the one with which it begins the next message, else the
-        end-of-text token. If it is plain text to the tokenizer, it becomes a control token: no message can then spell
-        it out, and it is no part of what is generated.
-        """
-        added = self.tokenizer.added_tokens_decoder.values()
-        plain = self._end(SAY, ASK, [token.content for token in added]) or self.tokenizer.eos_token
-        for token in [token for token in added if token.content == plain and not token.special]:
-            sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
-            token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
-            self.tokenizer.add_tokens([token], special_tokens=True)
-            self.__dict__.pop("control", None)  # which was read without it
-        called = self._end(CALL, RESULT, self.control.names)
-        self.ends = {False: plain} | ({True: called} if called else {})
 
     def _end(self, answer: dict[str, Any], follow: dict[str, Any], known: list[str]) -> str | None:
         """Which of some tokens stands behind an answer; None: none, or the template does not write the answer.
@@ -148,9 +151,9 @@ class ChatTemplate:
             shorter = shorter.removesuffix(next(name for name in names if shorter.endswith(name))).rstrip()
         return shorter if shorter.endswith(names) else through
 
-    def answers_in(self, chat: Chat, place: str) -> tuple[str, list[tuple[int, int]]]:
+    def answers_in(self, chat: Chat, place: str, left_out: Counter) -> tuple[str, list[tuple[int, int]]]:
         """(a conversation as text, the character spans (begin, end) of its learned answers). Raises UserError."""
-        text, spans = self.written(chat, place), []
+        text, spans = self.written(chat, place, left_out), []
         for number, message in enumerate(chat):
             if not is_learned(message):
                 continue
