@@ -25,7 +25,7 @@ class Answers:
     finishes_on: str = "none"
 
     def __init__(self, objective: "Objective", data: Data):
-        self.objective, self.data, self.tokenizer = objective, data, data.tokenizer
+        self.objective, self.data, self.processor, self.tokenizer = objective, data, data.processor, data.tokenizer
         self.recipe, self.settings = objective.recipe, objective.settings
         self.cut = self.on_white = 0
 

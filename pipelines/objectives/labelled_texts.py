@@ -1,10 +1,13 @@
-"""Base of the tasks that predict classes or a number for a text or a pair of texts."""
+"""Classes or a number for a text or a pair of texts: how examples are read, and rows without labels answered."""
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.batch_keys import UNLABELLED
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -12,10 +15,16 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
-from .base import TOKENS
+from .answers import Answers
+from .base import TOKENS, Objective, check_examples
+from .class_labels import try_classes, with_class_notes
+from .data import Data
+from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
 from .showing import sequence_text
-from .text_task import TextTask
+
+if TYPE_CHECKING:
+    from ..data.examples import Example, Examples
 
 
 @dataclass
@@ -25,102 +34,45 @@ class LabelledTextSettings(ObjectiveSettings):
     max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
 
-class LabelledTexts(TextTask):
-    """Base class; a subclass defines what a label is, by an attribute and four methods.
+class LabelledTextTask(Objective, ABC):
+    """Base of tasks over a text or a pair of texts. A subclass defines what a label is (`labels`).
 
-    label_type: its type on disk. label_of(value, place): the label in a column's value; raises UserError for no label.
-    label_identity(): what labels depend on besides the examples; if it changes, the examples are encoded anew.
-    label_facts(labels): facts about a batch's labels, a mapping whose numbers are added up over all batches.
-    label_words(facts): these facts in words.
+    classes_in: (value, place) -> (place, class) of each class in a column's value; None: labels are no classes.
     """
 
-    label_type: ClassVar[str]
+    classes_in: ClassVar[Callable | None] = None
+
+    section = "task"
+    use = "anyformer predict {folder} FILE"
+    special_tokens = "cls_sep"
+    row_noun = "example"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
+    loss_unit = "nats per example"
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
 
-    def true_answer(self, row: dict, place: str) -> Any:
-        return self.label_of(self.label_in(row), place)
+    @property
+    def answer_column(self) -> str:
+        return self.settings.label_field
 
-    answers_by = auto_class
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
 
-    def asked(self, row: dict, place: str) -> dict[str, str]:
-        texts = [self.text_in(row, column, field, place) for field, column in self.text_columns().items()]
-        return dict(zip(("text", "text_pair"), texts))
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
 
-    def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
-        results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
-        return list(map(self.answer_of, results))
+    @abstractmethod
+    def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
+        """The labels of the examples of all splits, such as ClassLabels. Raises UserError."""
 
-    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
-        return of_scores(found)
-
-    def config_fields(self) -> dict[str, Any]:
-        """In a fresh encoder-decoder the decoder's input begins with padding, as in pretraining."""
-        fresh = self.family is not None and self.family.has_decoder
-        return {"decoder_start_token_id": self.tokenizer.pad_token_id} if fresh else {}
-
-    def columns(self) -> dict[str, str]:
-        return {**self.text_columns(), "label_field": self.settings.label_field}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
-        return {"text_field": section.text_field, **pair}
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Rows with the columns that `encoded` returns, and labels."""
-        columns = self.encoded_columns() | {"labels": self.label_type}
-        return self.stored(source, cache, columns, [self.settings.max_length, self.label_identity(), list(columns)])
-
-    def encoded_columns(self) -> dict[str, str]:
-        """The columns that `encoded` returns, as schema_of takes them; token_type_ids are for pairs of texts."""
-        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
-        return {"input_ids": "int32[]"} | ({"token_type_ids": "int8[]"} if pair else {})
-
-    def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
-        """{column: its value in each row} for a batch of examples. texts: for each text column, one per example."""
-        return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
-
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
-        columns = self.text_columns()
-        tokenizer = text_tokenizer(self.tokenizer)
-        for batch in in_batches(examples):
-            texts = [
-                [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
-            ]
-            encoded = self.encoded(tokenizer, texts)
-            for (place, _), lengths in zip(batch, self.lengths_of(encoded)):
-                if not all(lengths):
-                    raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            yield {**encoded, "labels": [self.label_of(self.label_in(row), place) for place, row in batch]}
-
-    def label_in(self, row: dict) -> Any:
-        """The value in an example's label column, which `label_of` takes."""
-        return row[self.settings.label_field]
-
-    def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
-        """For each encoded example, the numbers of tokens that max_length bounds."""
-        return [(len(ids),) for ids in batch["input_ids"]]
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        return {
-            "examples": len(batch["input_ids"]),
-            "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "at_max_length": sum(max(lengths) >= self.settings.max_length for lengths in self.lengths_of(batch)),
-            **self.label_facts(batch["labels"]),
-        }
-
-    def describe(self, rows) -> str:
-        facts = rows.facts
-        return (
-            f"{counted(facts['examples'], 'example')} of {rows.name}, "
-            f"{facts['tokens'] / facts['examples']:.0f} tokens each, "
-            f"{at_limit(facts['at_max_length'], facts['examples'], f'max_length={self.settings.max_length}')}; "
-            f"{self.label_words(facts)}"
-        )
+    def encoding(self) -> "JoinedTexts":
+        """How the texts of an example become token ids."""
+        return JoinedTexts(self.settings)
 
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -128,10 +80,160 @@ class LabelledTexts(TextTask):
             return super().example_of_use(settings)
         return {"text": "your text", "text_pair": "your second text"}, {}
 
-    def label_shown(self, row: dict) -> str:
-        """The label of a row in words."""
-        return f"label {float(row['labels']):.4g}"
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {self.label_shown(row)}", align="left")
-        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))
+class JoinedTexts:
+    """The encoding of a text, or of a pair of texts that the model reads together.
+
+    needs_both: whether nothing can be asked about the first text of a pair alone.
+    """
+
+    needs_both = True
+
+    def __init__(self, settings: LabelledTextSettings):
+        self.settings = settings
+
+    def columns(self, tokenizer) -> dict[str, str]:
+        """The columns that it makes, as schema_of takes them; token_type_ids are for pairs of texts."""
+        pair = self.settings.text_pair_field is not None and "token_type_ids" in tokenizer.model_input_names
+        return {"input_ids": "int32[]"} | ({"token_type_ids": "int8[]"} if pair else {})
+
+    def encode(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
+        """{column: its value in each row} for a batch of examples. texts: for each text column, one per example."""
+        return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
+
+    def lengths(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
+        """For each encoded example, the numbers of tokens that max_length bounds."""
+        return [(len(ids),) for ids in batch["input_ids"]]
+
+    def collator(self, pads, tokenizer) -> Any:
+        """The collator of these rows. pads: that of rows with one sequence."""
+        return pads
+
+    def show(self, console, tokenizer, number: int, row: dict, label: str) -> None:
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
+        console.print(sequence_text(row["input_ids"].tolist(), tokenizer))
+
+
+class ReadsLabelledTexts(ReadsExamples):
+    """Texts or pairs of texts, each with a label; for a teacher also texts without."""
+
+    def columns(self) -> dict[str, str]:
+        label = self.settings.label_field
+        return {**self.text_columns(), **({} if label is None else {"label_field": label})}
+
+    def text_columns(self) -> dict[str, str]:
+        section = self.settings
+        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
+        return {"text_field": section.text_field, **pair}
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        needed = self.objective.encoding().needs_both
+        columns = self.text_columns().items()
+        return {name: column for name, column in columns if needed or name == "text_field" or column in there}
+
+    def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
+        return self.objective.labels(self, sources, cache)
+
+    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
+        super().try_examples(examples, data)
+        classes_in = self.objective.classes_in
+        if data is None and classes_in is not None:
+            try_classes(self.settings.label_field, label_setting(self.settings), examples, classes_in)
+
+    def rows(
+        self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
+    ) -> Rows:
+        """Rows with the columns of the encoding, and labels. labelled: whether the examples have labels."""
+        labels = data.labels if labelled else NoLabels(data.labels)
+        columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
+        settings = [self.settings.max_length, labels.identity(), list(columns)]
+        make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
+        return self.stored(data, source, cache, columns, settings, make=make, facts=facts)
+
+    def _batches(self, data: Data, examples: "Examples", labels: Any = None) -> Iterator[dict[str, list]]:
+        columns, encoding, labels = self.text_columns(), self.objective.encoding(), labels or data.labels
+        tokenizer = text_tokenizer(data.tokenizer)
+        for batch in in_batches(examples):
+            texts = [
+                [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
+            ]
+            encoded = encoding.encode(tokenizer, texts)
+            for (place, _), lengths in zip(batch, encoding.lengths(encoded)):
+                if not all(lengths):
+                    raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
+            yield {**encoded, "labels": [labels.of(row, place) for place, row in batch]}
+
+    def _facts(self, batch: dict[str, list], labels: Any) -> dict:
+        lengths = self.objective.encoding().lengths(batch)
+        return {
+            "examples": len(batch["input_ids"]),
+            "tokens": sum(len(ids) for ids in batch["input_ids"]),
+            "at_max_length": sum(max(of_row) >= self.settings.max_length for of_row in lengths),
+            **labels.facts(batch["labels"]),
+        }
+
+    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+        return with_class_notes(self.objective, rows)
+
+    def collator(self, data: Data, packed: bool) -> Any:
+        return self.objective.encoding().collator(super().collator(data, packed), data.tokenizer)
+
+    def _true_answer(self, data: Data, row: dict, place: str) -> Any:
+        return data.labels.answer(row, place)
+
+    # ---- words
+
+    def describe(self, data: Data, rows: Rows) -> str:
+        facts = rows.facts
+        return (
+            f"{counted(facts['examples'], 'example')} of {rows.name}, "
+            f"{facts['tokens'] / facts['examples']:.0f} tokens each, "
+            f"{at_limit(facts['at_max_length'], facts['examples'], f'max_length={self.settings.max_length}')}; "
+            f"{data.labels.words(facts)}"
+        )
+
+    def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
+        label = row["labels"]
+        is_missing = label.dim() == 0 and label == UNLABELLED
+        words = "no label" if is_missing else data.labels.shown(label)
+        self.objective.encoding().show(console, data.tokenizer, number, row, words)
+
+
+def label_setting(settings: Any) -> str:
+    """How errors name the column of the labels: `task.label_field='label'`."""
+    return f"task.label_field={settings.label_field!r}"
+
+
+class NoLabels:
+    """The labels of texts that only a teacher answers. labels: those of the other texts."""
+
+    def __init__(self, labels: Any):
+        self.type, self.others = labels.type, labels
+
+    def of(self, row: dict, place: str) -> int:
+        return UNLABELLED
+
+    def identity(self) -> str:
+        return "no labels"
+
+    def facts(self, labels: list) -> dict[str, Any]:
+        return self.others.facts([])
+
+
+class AnswersTexts(Answers):
+    """A class, or a number, for a text or a pair of texts."""
+
+    head = LabelledTextTask.auto_class
+
+    def asked(self, row: dict, place: str) -> dict[str, str]:
+        reads = self.data.reads
+        texts = [reads.text_in(row, column, field, place) for field, column in reads.text_columns().items()]
+        return dict(zip(("text", "text_pair"), texts))
+
+    def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
+        results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
+        return list(map(self._answer_of, results))
+
+    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
+        return of_scores(found)

@@ -5,8 +5,9 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import row_ids
@@ -16,10 +17,13 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
+from .answers import Answers
+from .data import Data
 from .finished_model import FinishedModel
-from .labelled_texts import LabelledTextSettings
+from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
+from .learns import Learns
 from .losses import Cosine, InBatchNegatives
-from .sequence_regression import SequenceRegression
+from .sequence_regression import Numbers, NumberScores, refuse_smoothing
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
@@ -47,118 +51,75 @@ class SentenceSimilaritySettings(LabelledTextSettings):
     scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)
 
 
-@register_objective
-class SentenceSimilarity(SequenceRegression):
-    """How similar two texts are: the cosine of their vectors, of one encoder (a bi-encoder)."""
+class Cosines(Numbers):
+    """Labels that say how similar two texts are, as cosines: task.label_range is scaled to [0, 1]."""
 
-    name = "sentence_similarity"
-    taught = "vectors"
-    sequences_per_row = 2
-    Settings = SentenceSimilaritySettings
-    auto_class = "AutoModel"
-    families = ("encoder",)
-    hub_task = "sentence-similarity"
-    hub_tags = ("sentence-transformers",)
-    unused_weights = ("pooler.",)
-
-    def check(self) -> None:
-        section, evaluation = self.settings, self.recipe.evaluation
-        if section.text_pair_field is None:
-            raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
-        if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
-            raise UserError(f"task.label_range={self.range_words()} must be two different numbers, as [0, 5] is")
-        if (section.label_field is None) != (section.loss == "in_batch_negatives"):
-            raise UserError(
-                f"task.label_field={show(section.label_field)} does not go with task.loss={section.loss}: cosine "
-                f"learns labels, and to in_batch_negatives every pair is one of equals (label_field=null)"
-            )
-        if section.loss == "cosine":
-            self.refuse_idle(["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
-        if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
-            raise UserError(
-                f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
-                f"compare with labels; remove it"
-            )
-        if section.label_field is None and evaluation.best_metric not in (None, "loss"):
-            raise UserError(
-                f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
-            )
-        self.refuse_smoothing()
-        super().check()
-
-    def range_words(self) -> str:
-        """task.label_range as a user writes it."""
-        return f"[{', '.join(f'{number:g}' for number in self.settings.label_range)}]"
-
-    # ---- data
-
-    def columns(self) -> dict[str, str]:
-        label = self.settings.label_field
-        return {**self.text_columns(), **({} if label is None else {"label_field": label})}
-
-    def label_identity(self) -> list:
-        return [self.settings.label_field, self.settings.label_range]
-
-    def label_in(self, row: dict) -> Any:
+    def value_in(self, row: dict) -> Any:
+        """Without labels every pair is one of equals."""
         label = self.settings.label_field
         return self.settings.label_range[1] if label is None else row[label]
 
-    @property
-    def asks_for(self) -> str:
-        return "" if self.settings.label_field is None else "numbers"
-
-    def true_answer(self, row: dict, place: str) -> float:
-        """The number in the data, not scaled to a cosine."""
-        return super().label_of(self.label_in(row), place)
-
-    def label_of(self, value: Any, place: str) -> float:
-        """The label as a cosine, with task.label_range scaled to [0, 1]. Raises UserError for what is not in range."""
+    def of(self, row: dict, place: str) -> float:
+        """The label of an example as a cosine. Raises UserError for what is not in range."""
         least, most = self.settings.label_range
-        label = super().label_of(value, place)
+        label = self.answer(row, place)
         if not min(least, most) <= label <= max(least, most):
             raise UserError(
                 f"task.label_field={self.settings.label_field!r}: {place} holds {label:g}, which is outside of "
-                f"task.label_range={self.range_words()}"
+                f"task.label_range={range_words(self.settings)}"
             )
         return (label - least) / (most - least)
 
-    def encoded_columns(self) -> dict[str, str]:
+    def identity(self) -> list:
+        return [self.settings.label_field, self.settings.label_range]
+
+    def shown(self, label: Any) -> str:
+        return f"cosine {float(label):.4g}"
+
+
+def range_words(settings: SentenceSimilaritySettings) -> str:
+    """task.label_range as a user writes it."""
+    return f"[{', '.join(f'{number:g}' for number in settings.label_range)}]"
+
+
+class SeparateTexts(JoinedTexts):
+    """The encoding of two texts that the model reads one by one; a row holds the tokens of both."""
+
+    needs_both = False  # a text alone is answered with its vector
+
+    def columns(self, tokenizer) -> dict[str, str]:
         return {"input_ids": "int32[]", SECOND: "int32"}
 
-    def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
-        """Encode each text by itself; a row holds the tokens of both."""
+    def encode(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
         first, second = (
             tokenizer(column, truncation=True, max_length=self.settings.max_length)["input_ids"] for column in texts
         )
         return {"input_ids": [a + b for a, b in zip(first, second)], SECOND: [len(ids) for ids in first]}
 
-    def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
+    def lengths(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
         return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
 
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        return PairCollator(super().collator(packed))
+    def collator(self, pads, tokenizer) -> "PairCollator":
+        return PairCollator(pads)
 
-    # ---- the model
+    def show(self, console, tokenizer, number: int, row: dict, label: str) -> None:
+        texts = halves(row)
+        sizes = " and ".join(str(len(ids)) for ids in texts)
+        console.rule(f"row {number}: {sizes} tokens, {label}", align="left")
+        for name, ids in zip(("first", "second"), texts):
+            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), tokenizer)))
 
-    def adopt(self, config, source: Any) -> None:
-        """Raise UserError for an encoder-decoder."""
-        if getattr(config, "is_encoder_decoder", False):
-            raise UserError(
-                f"model.name_or_path={self.recipe.model.name_or_path} is an encoder-decoder, which gives no vectors of "
-                f"a text alone; {self.setting} takes an encoder"
-            )
+
+class LearnsCosines(Learns):
+    """The cosines of two texts' vectors."""
 
     def config_fields(self) -> dict[str, Any]:
-        return self.planned_fields()
+        return self.objective.planned_fields()
 
-    def planned_fields(self) -> dict[str, Any]:
-        """No pooling layer in a fresh model, as it would not be trained."""
-        return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
-
-    def prepare_model(self, model) -> None:
-        self.adopt(model.config, None)
+    def adapt(self, model) -> None:
+        self.objective.check_encoder(model.config)
         for name, parameter in model.named_parameters():
-            if name.startswith(self.unused_weights):
+            if name.startswith(self.objective.unused_weights):
                 parameter.requires_grad_(False)  # distributed training would wait for its gradient
 
     def loss(self):
@@ -166,9 +127,6 @@ class SentenceSimilarity(SequenceRegression):
         if section.loss == "in_batch_negatives":
             return InBatchNegatives(section.pooling, section.scale)
         return Cosine(section.pooling)
-
-    def scorer(self):
-        return None if self.settings.label_field is None else self
 
     def files(self, config) -> dict[str, str]:
         """The files by which sentence-transformers opens the folder."""
@@ -190,16 +148,23 @@ class SentenceSimilarity(SequenceRegression):
         }
         return {path: json.dumps(content, indent=1) + "\n" for path, content in contents.items()}
 
-    # ---- rows without labels: how similar two texts are, or the vector of one
 
-    answers_by = auto_class
+class CosineScores(NumberScores):
+    """Metrics of predicted cosines, where there are labels."""
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        fields = self.text_columns()
-        return {name: column for name, column in fields.items() if name != "text_pair_field" or column in there}
+    def __init__(self, objective: "SentenceSimilarity", data: Data, keeps_scores: bool = False):
+        super().__init__(objective, data, keeps_scores)
+        self.reads_logits = objective.settings.label_field is not None
+
+
+class AnswersVectors(Answers):
+    """How similar two texts are, or the vector of one."""
+
+    head = "AutoModel"
 
     def asked(self, row: dict, place: str) -> list[str]:
-        return [self.text_in(row, column, field, place) for field, column in self.asked_columns(row).items()]
+        reads = self.data.reads
+        return [reads.text_in(row, column, field, place) for field, column in reads.asked_columns(row).items()]
 
     def predict(self, finished: FinishedModel, asked: list[list[str]]) -> list[dict[str, Any]]:
         texts = [text for row in asked for text in row]
@@ -208,20 +173,78 @@ class SentenceSimilarity(SequenceRegression):
         similar = torch.nn.functional.cosine_similarity
         return [{"prediction": similar(*torch.tensor(row), dim=0).item() if len(row) > 1 else row[0]} for row in rows]
 
-    # ---- words
+
+@register_objective
+class SentenceSimilarity(LabelledTextTask):
+    """How similar two texts are: the cosine of their vectors, of one encoder (a bi-encoder)."""
+
+    name = "sentence_similarity"
+    taught = "vectors"
+    sequences_per_row = 2
+    Settings = SentenceSimilaritySettings
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsCosines, CosineScores, AnswersVectors
+    auto_class = AnswersVectors.head
+    families = ("encoder",)
+    hub_task = "sentence-similarity"
+    hub_tags = ("sentence-transformers",)
+    unused_weights = ("pooler.",)
+    compares = "numbers"
+    default_metrics = ("pearson", "spearman")
+    validates_metrics = True
+    loss_unit = "squared error"
+
+    def check(self) -> None:
+        section, evaluation = self.settings, self.recipe.evaluation
+        if section.text_pair_field is None:
+            raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
+        if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
+            raise UserError(f"task.label_range={range_words(section)} must be two different numbers, as [0, 5] is")
+        if (section.label_field is None) != (section.loss == "in_batch_negatives"):
+            raise UserError(
+                f"task.label_field={show(section.label_field)} does not go with task.loss={section.loss}: cosine "
+                f"learns labels, and to in_batch_negatives every pair is one of equals (label_field=null)"
+            )
+        if section.loss == "cosine":
+            self.refuse_idle(["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
+        if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
+            raise UserError(
+                f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
+                f"compare with labels; remove it"
+            )
+        if section.label_field is None and evaluation.best_metric not in (None, "loss"):
+            raise UserError(
+                f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
+            )
+        refuse_smoothing(self)
+        super().check()
+
+    @property
+    def asks_for(self) -> str:
+        return "" if self.settings.label_field is None else "numbers"
+
+    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Cosines:
+        """Raises UserError for an encoder-decoder that is measured."""
+        if reads.facts.measured is not None:
+            self.check_encoder(reads.facts.measured)
+        return Cosines(self.settings)
+
+    def check_encoder(self, config) -> None:
+        """Raise UserError for an encoder-decoder."""
+        if getattr(config, "is_encoder_decoder", False):
+            raise UserError(
+                f"model.name_or_path={self.recipe.model.name_or_path} is an encoder-decoder, which gives no vectors of "
+                f"a text alone; {self.setting} takes an encoder"
+            )
+
+    def encoding(self) -> SeparateTexts:
+        return SeparateTexts(self.settings)
+
+    def planned_fields(self) -> dict[str, Any]:
+        """No pooling layer in a fresh model, as it would not be trained."""
+        return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
 
     def step_words(self) -> str:
         return "pairs"
-
-    def label_shown(self, row: dict) -> str:
-        return f"cosine {float(row['labels']):.4g}"
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        texts = halves(row)
-        sizes = " and ".join(str(len(ids)) for ids in texts)
-        console.rule(f"row {number}: {sizes} tokens, {self.label_shown(row)}", align="left")
-        for name, ids in zip(("first", "second"), texts):
-            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
 
 
 def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -1,8 +1,18 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..plugins import register_objective
-from .class_task import ClassSettings, ClassTask
-from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .class_labels import (
+    ClassLabels,
+    ClassSettings,
+    LearnsClasses,
+    check_classes,
+    find_classes,
+    splits_with_weights,
+)
+from .class_scores import ClassScores
+from .label_values import the_value
+from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
 
 
 @dataclass
@@ -11,15 +21,29 @@ class SequenceClassificationSettings(ClassSettings, LabelledTextSettings):
 
 
 @register_objective
-class SequenceClassification(ClassTask, LabelledTexts):
+class SequenceClassification(LabelledTextTask):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
     taught = "classes"
-    label_type = "int32"
     asks_for = "classes"
+    compares = "classes"
+    default_metrics = ("accuracy",)
+    validates_metrics = True
     Settings = SequenceClassificationSettings
-    stratified_by = ClassTask.label_column
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsClasses, ClassScores, AnswersTexts
+    classes_in = staticmethod(the_value)
 
-    def label_shown(self, row: dict) -> str:
-        return f"class {self.label_names[int(row['labels'])]}"
+    @property
+    def stratified_by(self) -> str:
+        return self.settings.label_field
+
+    def check(self) -> None:
+        super().check()
+        check_classes(self)
+
+    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> ClassLabels:
+        return find_classes(reads, self.settings.label_field, label_setting(self.settings), sources, cache)
+
+    def splits_to_measure(self, split: str, metrics) -> list[str]:
+        return splits_with_weights(self, super().splits_to_measure(split, metrics))

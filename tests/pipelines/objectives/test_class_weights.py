@@ -46,11 +46,11 @@ def test_the_loss_of_several_labels_is_torchs_of_the_rows_that_have_some(weights
 
 def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one_with_it(prepare):
     data = prepare(kind="multi_label_classification", task={"class_weights": "balanced"})
-    rows, objective = data.rows["train"], data.objective
+    rows, own = data.rows["train"], data.learns().loss()
     labels = torch.stack([rows[i]["labels"] for i in range(len(rows))])
     having = labels.sum(0)
-    assert objective.class_weights() == pytest.approx(((len(rows) - having) / having).tolist())
-    weights = torch.tensor(objective.loss().positive_weights)
+    assert own.positive_weights == pytest.approx(((len(rows) - having) / having).tolist())
+    weights = torch.tensor(own.positive_weights)
     assert (labels * weights).sum(0).tolist() == pytest.approx((1 - labels).sum(0).tolist())
 
 
@@ -79,9 +79,9 @@ def test_balanced_weights_count_training_examples_and_accumulation_changes_nothi
     recipe = task_recipe(
         tmp_path, "sequence_classification", data=data, training=training, task={"class_weights": "balanced"}
     )
-    objective = prepare_data(load_recipe(str(recipe))).objective
-    bad, good = objective.of_training["classes"].values()
-    assert objective.class_weights() == [(bad + good) / (2 * bad), (bad + good) / (2 * good)] and bad > 2 * good
+    data = prepare_data(load_recipe(str(recipe)))
+    bad, good = data.rows["train"].facts["classes"].values()
+    assert data.learns().loss().of_classes == [(bad + good) / (2 * bad), (bad + good) / (2 * good)] and bad > 2 * good
     folders = [tmp_path / name for name in ("whole", "parts", "plain")]
     parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
     for folder, overrides in zip(folders, ([], parts, ["task.class_weights=null"])):
@@ -98,11 +98,11 @@ def test_balanced_weights_count_training_examples_and_accumulation_changes_nothi
 def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path, command, capsys):
     recipe = task_recipe(tmp_path, "token_classification", task={"class_weights": "balanced"})
     data = prepare_data(load_recipe(str(recipe)))
-    rows, objective = data.rows["train"], data.objective
+    rows, own = data.rows["train"], data.learns().loss()
     labels = torch.cat([rows[i]["labels"] for i in range(len(rows))])
     counts = labels[labels >= 0].bincount(minlength=len(objective.label_names))
-    assert objective.class_weights() == pytest.approx((counts.sum() / (len(counts) * counts)).tolist())
-    assert objective.loss().weight({"labels": labels}).item() == pytest.approx(counts.sum().item())
+    assert own.of_classes == pytest.approx((counts.sum() / (len(counts) * counts)).tolist())
+    assert own.weight({"labels": labels}).item() == pytest.approx(counts.sum().item())
     assert command("train", recipe, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
 
@@ -110,7 +110,7 @@ def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path
 def test_images_mixed_or_not_have_weights_too(tmp_path, command, capsys):
     task = {"class_weights": [1, 2, 0.5], "mixup_alpha": 0.4}
     recipe = image_recipe(tmp_path, task=task, training={"max_steps": 2})
-    classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).objective.label_names)
+    classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).names)
     weights = f"task.class_weights={[1.0 + i for i in range(classes)]}"
     two_heads = ["model.use_distillation_token=true", "model.distillation_head=true"]
     assert command("train", recipe, weights, *two_heads) == 2
@@ -135,14 +135,14 @@ def test_weights_that_do_not_fit_are_one_sentence(kind, weights, names, says, tm
     task = {"class_weights": weights} | ({"label_names": names} if names else {})
     recipe = task_recipe(tmp_path, f"{kind}_classification", task=task)
     with pytest.raises(UserError, match=says):
-        prepare_data(load_recipe(str(recipe))).objective.loss()
+        prepare_data(load_recipe(str(recipe))).learns().loss()
 
 
 def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path, prepare):
     rows = [{"text": f"a {i}", "labels": ["a", "b"] if i % 2 else ["a"]} for i in range(8)]
     data = prepare(kind="multi_label_classification", **on_rows(tmp_path, rows, class_weights="balanced"))
     with pytest.raises(UserError, match="every training example is of the class 'a'; give the weights as a list"):
-        data.objective.loss()
+        data.learns().loss()
 
 
 @pytest.mark.parametrize("family", ["encoder", "moe"])

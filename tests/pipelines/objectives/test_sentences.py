@@ -61,7 +61,7 @@ def test_equal_texts_of_a_batch_are_no_negatives_of_each_other(pairs, meanings, 
     batch = data.collator([data.rows["train"][number] for number in range(len(rows))])
     of_texts = [[letter in meaning for meaning in meanings].index(True) for letter in pairs.replace(" ", "")]
     states = torch.eye(len(meanings))[of_texts][:, None].expand(-1, batch["input_ids"].shape[1], -1)
-    loss = data.objective.loss()
+    loss = data.learns().loss()
     assert loss.total({"last_hidden_state": states}, batch) / loss.weight(batch) < 1e-6
 
 
@@ -97,7 +97,7 @@ def test_every_text_is_read_by_itself_and_labels_become_cosines(tmp_path, prepar
         for place, text in ((2 * i, row["text"]), (2 * i + 1, row["other"])):
             ids = batch["input_ids"][place][batch["attention_mask"][place].bool()].tolist()
             assert ids == read(text, truncation=True, max_length=40)["input_ids"]
-    data.objective.show(Console(width=500), train, 5, train[5])
+    data.reads.show(Console(width=500), data, train, 5, train[5])
     shown = capsys.readouterr().out.replace("·", " ")
     assert rows[5]["text"][:30] in shown and rows[5]["other"][:30] in shown and "cosine 1" in shown
 
@@ -106,7 +106,7 @@ def test_in_batch_negatives_need_no_labels(tmp_path, prepare):
     path = write_lines(tmp_path / "equal.jsonl", [{"text": f"a {i}", "other": f"b {i}"} for i in range(30)])
     given = [f"data.files={path}", "data.test_files=null", "task.label_field=null", "task.loss=in_batch_negatives"]
     data = prepare(*given, tokenizer=CHARACTERS)
-    assert all(row["labels"] == 1 for row in data.rows["train"]) and data.objective.scorer() is None
+    assert all(row["labels"] == 1 for row in data.rows["train"]) and not data.scores().reads_logits
 
 
 REFUSED = {

@@ -48,7 +48,7 @@ def test_by_default_at_least_500_of_5000_examples_are_held_back(tmp_path, there,
 def test_classes_come_from_the_data_where_the_recipe_names_none(tmp_path, prepare, label, names):
     path = reviews(tmp_path / "named.jsonl", 40, label=label)
     data = prepare("data.test_files=null", data={"files": str(path)})
-    fields = data.objective.config_fields()
+    fields = data.learns().config_fields()
     assert list(fields["id2label"].values()) == names and fields["label2id"] == {n: i for i, n in enumerate(names)}
     assert {int(row["labels"]) for row in data.rows["train"]} == {0, 1}
 
@@ -57,7 +57,7 @@ def test_numbers_with_gaps_are_as_many_classes_as_there_are_and_keep_their_names
     path = reviews(tmp_path / "numbers.jsonl", 40, label=lambda positive: 7 if positive else 3)
     data = {"files": str(path), "test_files": str(path)}
     trained = prepare(data=data, tokenizer=CHARACTERS)
-    fields = trained.objective.config_fields()
+    fields = trained.learns().config_fields()
     assert fields["num_labels"] == 2 and fields["id2label"] == {0: "3", 1: "7"}
     wanted = [json.loads(line)["label"] == 7 for line in path.read_text().splitlines()]
     assert [int(row["labels"]) for row in trained.rows["test"]] == wanted
@@ -139,7 +139,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
         sections["data"] = whole | {"validation_split": "validation", "test_split": "test"}
 
     def check(data, splits):
-        names = data.objective.label_names
+        names = data.names
         for split in splits:
             read = [(row["input_ids"], row["labels"].flatten()) for row in data.rows[split]]
             for ids, labels in read:
@@ -149,7 +149,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
                 assert names[number] == text, (split, names)
 
     check(data := prepare(kind=kind, **sections), data.rows)
-    assert data.objective.label_names == [*ORDERS[0], "grey"]
+    assert data.names == [*ORDERS[0], "grey"]
     for names in (ORDERS[1], ORDERS[3]):  # of a model that is measured on the last file
         recipe = load_recipe(str(task_recipe(tmp_path, kind, **sections)))
         config = SimpleNamespace(num_labels=3, id2label=dict(enumerate(names)))
@@ -188,8 +188,8 @@ def test_a_class_that_is_in_the_held_back_share_alone_is_a_class(tmp_path, prepa
     test = write_lines(tmp_path / "test.jsonl", [{"text": "a", "label": label(12)}])
     data = {"files": str(write_lines(path, rows)), "test_files": str(test)}
     prepared = prepare(data=data, tokenizer=CHARACTERS)
-    assert prepared.objective.label_names == sorted(["0", "1", "2", "9", "12"], key=label)
-    assert [prepared.objective.label_names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
+    assert prepared.names == sorted(["0", "1", "2", "9", "12"], key=label)
+    assert [prepared.names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
 
 
 # ---- mistakes
@@ -375,10 +375,10 @@ def test_a_batch_holds_its_rows_and_a_mask_only_where_something_is_padded(sizes,
 
 def test_mistakes_of_several_classes_say_the_class_that_was_missed_or_made_up(prepare):
     data = prepare(kind="multi_label_classification")
-    task, rows = data.objective, data.rows["test"]
+    scores, rows = data.scores(), data.rows["test"]
     true = torch.stack([rows[number]["labels"] for number in range(len(rows))])
-    task.compute_metrics(task.predictions(torch.tensor([[4.0, -5.0, -3.0]] * len(rows)), true).numpy())
-    report = task.class_report(rows, range(len(rows)), data.sources["test"])
+    scored = scores.scored(scores.predictions(torch.tensor([[4.0, -5.0, -3.0]] * len(rows)), true).numpy())
+    report = scores.class_report(scored, rows, range(len(rows)), data.sources["test"])
     assert "matrix" not in report and [one["name"] for one in report["classes"]] == ["animal", "colour", "person"]
     examples, sure = dict(data.sources["test"]), [one["confidence"] for one in report["mistakes"]]
     assert sure == sorted(sure, reverse=True) and len(sure) == 10

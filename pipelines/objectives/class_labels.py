@@ -1,0 +1,274 @@
+"""Labels that are classes: settings, the classes of the data and of the model's outputs, weights in the loss."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..lazy import torch
+from ..recipes.schema import ObjectiveSettings, doc
+from ..recipes.types import show
+from .base import Objective
+from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
+from .learns import Learns
+from .losses import WeightedClasses
+from .reads import Reads
+
+
+@dataclass
+class NamedClassSettings(ObjectiveSettings):
+    """Settings of all tasks whose labels are classes."""
+
+    label_names: list[str] | None = doc(
+        "names of the classes, in the order of their numbers; null: taken from the data"
+    )
+    class_weights: list[float] | Literal["balanced"] | None = doc(
+        "what each class counts in the loss, in the order of the classes (of several in a text: what having it counts, "
+        "beside not having it); balanced: the more, the rarer it is in the training examples, so that all classes "
+        "together count alike (of several: having one as much as not having it); null: 1"
+    )
+
+
+@dataclass
+class ClassSettings(NamedClassSettings):
+    """Settings of tasks with one class per example."""
+
+    label_field: str = doc("column that holds the class, a number or a name", "label")
+
+
+def check_classes(objective: Objective) -> None:
+    """Raise UserError for names or weights of classes that are none."""
+    check_names(objective.settings.label_names)
+    weights = objective.settings.class_weights
+    if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
+        raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
+
+
+def splits_with_weights(objective: Objective, splits: list[str]) -> list[str]:
+    """The splits that are needed to measure one, with `train` where class weights are computed from it."""
+    return [*splits, "train"] if objective.settings.class_weights == "balanced" and "train" not in splits else splits
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """The classes of a task, as found in the data of all splits.
+
+    column: that holds the class or classes of an example. classes: of the data. names: of the model's outputs, of which
+    several of the data's may be one. new_head: why a checkpoint's head is not kept; "": it is. counted: key of the
+    counts of classes in the rows' facts. type: of a row's label, as schema_of takes it. classes_in: (value, place) ->
+    (place, class) of each class in a column's value.
+    """
+
+    column: str
+    classes: Classes
+    names: list[str]
+    new_head: str = ""
+    counted: str = "classes"
+    type: str = "int32"
+    classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value
+
+    def of(self, row: dict, place: str) -> Any:
+        """The number of the class of an example. Raises UserError."""
+        return self.number(row[self.column], place)
+
+    def answer(self, row: dict, place: str) -> Any:
+        """What a language model is asked for: the label itself. Raises UserError."""
+        return self.of(row, place)
+
+    def number(self, value: Any, place: str) -> int:
+        """The number of the model's output for the class that a value means. Raises UserError."""
+        return self.outputs[self.classes.names[self.classes.number(value, place)]]
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """{name: number of the output}."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    def identity(self) -> list[str]:
+        """What labels depend on besides the examples; if it changes, the examples are encoded anew."""
+        return self.names
+
+    def facts(self, labels: Any) -> dict[str, Any]:
+        """Facts about a batch's labels, whose numbers are added up over all batches."""
+        return {self.counted: self.histogram(labels)}
+
+    def histogram(self, labels: Any) -> dict[str, int]:
+        """{name of a class: how often its number is in `labels`}."""
+        counts = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.names)).tolist()
+        return dict(zip(self.names, counts))
+
+    def words(self, facts: dict[str, Any]) -> str:
+        """The facts in words."""
+        return ", ".join(f"{name} {count:,}" for name, count in facts[self.counted].items())
+
+    def shown(self, label: Any) -> str:
+        """A row's label in words."""
+        return f"class {self.names[int(label)]}"
+
+
+def find_classes(
+    reads: Reads,
+    column: str,
+    field: str,
+    sources: dict,
+    cache: Path,
+    *,
+    classes_in: Callable = the_value,
+    learned: Callable[[list[str]], list[str]] = list,
+    kind: Callable[..., ClassLabels] = ClassLabels,
+) -> ClassLabels:
+    """The classes of the examples of all splits, numbered as the outputs of the recipe's model.
+
+    They are the recipe's task.label_names, or else those in the examples.
+
+    field: how errors name the column, `task.label_field='label'`. learned: the model's names for the classes in the
+    data, without repeats: it may learn several as one. kind: makes the labels.
+
+    Raises UserError for labels that are no classes, for fewer than two classes, for a model that is measured and has
+    other classes, for weights of another number, or for a metric of two classes with more.
+    """
+    objective, facts, recipe = reads.objective, reads.facts, reads.recipe
+    given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
+    if facts.measured is not None:
+        given = _names_of_model(reads, facts.measured, sources[facts.split].source.class_names(column), learned)
+
+    def named(names: list[str] | None) -> Classes:
+        return Classes(field, column, sources, cache, names, classes_in)
+
+    classes = named(given)
+    names = learned(classes.names)
+    if recipe.model.name_or_path is not None:
+        known = names_of_outputs(objective.facts.config)
+        in_order = given is not None or isinstance(weights, list)
+        classes, names, new_head = _as_checkpoint(recipe, classes, names, known, named, learned, in_order)
+    if isinstance(weights, list) and len(weights) != len(names):
+        raise UserError(f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}")
+    objective.check_metrics(names)
+    return kind(column, classes, names, new_head, classes_in=classes_in)
+
+
+def _names_of_model(reads: Reads, config: Any, stored: list[str] | None, learned: Callable) -> list[str]:
+    """The names of the data's classes where a model is measured, in the order of its outputs. stored: in the data.
+
+    Raises UserError where the recipe, or else the data, names other classes or another order.
+    """
+    recipe, known, given = reads.recipe, names_of_outputs(config), reads.settings.label_names
+    names = given or stored
+    outputs = known if names is None else learned(list(names))
+    if given is None and sorted(outputs) == sorted(known) and outputs != known:
+        names = None  # the same classes, which the data name, too
+    if names is None or outputs == known or (are_unnamed(known) and len(outputs) == len(known)):
+        return known if names is None else list(names)
+    raise UserError(
+        f"MODEL={recipe.model.name_or_path} tells {', '.join(known)} apart, but the classes of {recipe.name} "
+        f"are {', '.join(outputs)}; if they mean the same, in this order, add "
+        f"task.label_names='{json.dumps(known, ensure_ascii=False)}'"
+    )
+
+
+def _as_checkpoint(
+    recipe: Any,
+    classes: Classes,
+    names: list[str],
+    known: list[str],
+    named: Callable[[list[str]], Classes],
+    learned: Callable[[list[str]], list[str]],
+    in_order: bool,
+) -> tuple[Classes, list[str], str]:
+    """(classes, names, why the head is new): numbered as the checkpoint's outputs `known`, if these are the same ones.
+
+    named: makes the Classes of given names. in_order: the recipe says an order. Raises UserError where the recipe gives
+    the same names another order.
+    """
+    new_head, numbered = "", classes.numbered
+    if sorted(names) != sorted(known) and not numbered:
+        of_checkpoint = named(known)
+        values = range(len(classes.names)) if are_unnamed(classes.names) else classes.names
+        with suppress(UserError):  # of a class that the checkpoint does not have
+            numbers = {of_checkpoint.number(value, "") for value in values}
+            if len(numbers) == len(values) == len(known):
+                classes, names = of_checkpoint, learned(known)
+    if sorted(names) == sorted(known):
+        if in_order and names != known:
+            raise UserError(
+                f"model.name_or_path={recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
+                f"order; write task.label_names={show(known)}, and count them alike in data and weights"
+            )
+        names = known
+    elif not (numbered and are_unnamed(known) and len(names) == len(known)):
+        new_head = f"{recipe.model.name_or_path} tells {listed(known)} apart, not {listed(names)}"
+    return classes, names, new_head
+
+
+def names_of_outputs(config: Any) -> list[str]:
+    """The names of the classes in a config, in the order of the model's outputs."""
+    return [str(name) for _, name in sorted(config.id2label.items())]
+
+
+def try_classes(column: str, field: str, examples: list, classes_in: Callable = the_value) -> None:
+    """Raise UserError for examples (place, row) whose labels cannot be classes, before names are known."""
+    for place, row in examples:
+        for where, value in classes_in(row[column], place):
+            check_class(value, field, where)
+
+
+def with_class_notes(objective: Objective, rows: dict) -> dict:
+    """The rows of all splits, with notes on missing and rare classes."""
+    data = objective.recipe.data
+    has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
+    for split, one in rows.items():
+        counts = one.facts.get("classes") or {}
+        one.notes = [*one.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
+    return rows
+
+
+class LearnsClasses(Learns):
+    """The classes' names in the model's config, by which `pipeline()` answers, and their weights in the loss."""
+
+    @property
+    def new_head(self) -> str:
+        return self.data.labels.new_head
+
+    def config_fields(self) -> dict[str, Any]:
+        names = self.data.names
+        return {
+            **decoder_start(self.objective, self.tokenizer),
+            "num_labels": len(names),
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: number for number, name in enumerate(names)},
+            "problem_type": "single_label_classification",
+        }
+
+    def _weights(self) -> list[float]:
+        """The weight of each class: as set, or balanced. Raises UserError for a class without a training example."""
+        labels, weights = self.data.labels, self.settings.class_weights
+        if weights != "balanced":
+            return weights
+        facts = self.data.rows["train"].facts
+        counts = [facts[labels.counted].get(name, 0) for name in labels.names]
+        if 0 in counts:
+            raise UserError(
+                f"task.class_weights=balanced: no training example is of the class "
+                f"{labels.names[counts.index(0)]!r}; give the weights as a list"
+            )
+        return self._balanced(counts, facts["examples"])
+
+    def _balanced(self, counts: Sequence[int], examples: int) -> list[float]:
+        """n / (C n_c) for each of C classes, of which n_c (`counts`, none 0) of n training examples are.
+
+        King and Zeng 2001, section 4.2; scikit-learn's "balanced".
+        """
+        return [sum(counts) / (len(counts) * count) for count in counts]
+
+    def loss(self) -> Any:
+        return None if self.settings.class_weights is None else WeightedClasses(self._weights())
+
+
+def decoder_start(objective: Objective, tokenizer: Any) -> dict[str, Any]:
+    """In a fresh encoder-decoder the decoder's input begins with padding, as in pretraining."""
+    family = objective.facts.family
+    fresh = tokenizer is not None and family is not None and family.has_decoder
+    return {"decoder_start_token_id": tokenizer.pad_token_id} if fresh else {}

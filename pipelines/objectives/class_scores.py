@@ -1,0 +1,126 @@
+"""Scores of tasks whose labels are classes, and the report on single classes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ..lazy import np, torch
+from ..plugins import METRICS
+from .scores import Scored, Scores
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from ..data.rows import Rows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The model's answers in one pass over rows: arrays (N,) with an entry per answer, in the order of the rows.
+
+    There is one answer per example; with tags one per word, with several classes one per class of each example. given,
+    true: predicted and right class numbers, or 0 and 1. confidence: float32, the probability of the predicted answer.
+    rows: index of each answer's row in the pass, from 0; None: row i has answer i.
+    """
+
+    given: "np.ndarray"
+    true: "np.ndarray"
+    confidence: "np.ndarray"
+    rows: "np.ndarray | None" = None
+
+    def row(self, place: int) -> int:
+        """The index of the row that the answer at index `place` belongs to."""
+        return place if self.rows is None else int(self.rows[place])
+
+
+class ClassScores(Scores):
+    """Metrics of rows with one class.
+
+    unit: what the class report counts, where that is not rows.
+    """
+
+    reads_logits = True
+    unit: str = ""
+
+    def predictions(self, logits, labels):
+        """Logits (B, C), labels (B,) -> float32 (B, 3): predicted class, right class, the predicted one's probability.
+
+        (B, 2 + C), with the probabilities of all classes, where a metric needs them or `keeps_scores` is set.
+        """
+        shares = logits.float().softmax(-1)
+        if not self.keeps_scores and not any(METRICS[name].compares == "probabilities" for name in self.metrics):
+            shares = shares.amax(-1, keepdim=True)
+        return torch.cat([torch.stack([logits.argmax(-1), labels], dim=-1).float(), shares], dim=-1)
+
+    def scored(self, predictions) -> Scored:
+        """Metrics of the predictions of all rows, an array of shape (rows, 3) or (rows, 2 + C)."""
+        predicted, true = predictions[:, :2].astype("int32").T
+        judged = Judged(predicted, true, predictions[:, 2:].max(-1))
+        probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
+        return self.compare(predicted.tolist(), true.tolist(), probabilities, judged=judged)
+
+    def named(self, value: int) -> str:
+        return self.data.names[value]
+
+    # ---- the report on single classes after a pass over some rows
+
+    def class_report(
+        self, scored: Scored | None, rows: "Rows", numbers: Sequence[int], source: "Examples"
+    ) -> dict[str, Any] | None:
+        """{"unit", "classes", "matrix", "confused", "calibration", "mistakes"}, as metrics/class_report.py makes them.
+
+        unit: what is counted. mistakes: the most confident wrong answers, each {"row", "place", "confidence", "given",
+        "true"} and "text" or "image" (a PNG in base64). row: the row's number in the split. place: where the example
+        stands in the data, such as file and line.
+        """
+        from ..metrics.class_report import calibration, surest_mistakes
+
+        if scored is None:
+            return None
+        judged, right = scored.judged, scored.judged.given == scored.judged.true
+        chosen = surest_mistakes(judged.confidence, right)
+        if judged.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
+            numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
+        of_rows, places = [numbers[judged.row(place)] for place in chosen], {}
+        if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
+            places = places_of(source, [*self.data.reads.columns().values()][-1], of_rows)
+        return {
+            "unit": self.unit or f"{self.objective.row_noun}s",
+            **self._judged_classes(judged),
+            "calibration": calibration(judged.confidence, right),
+            "mistakes": [
+                {"row": number, "place": places.get(number), "confidence": float(judged.confidence[place])}
+                | dict(zip(("given", "true"), self._said(judged, place, rows[number])))
+                | self._as_read(judged, place, rows[number])
+                for place, number in zip(chosen, of_rows)
+            ],
+        }
+
+    def _judged_classes(self, judged: Judged) -> dict[str, Any]:
+        """ "classes", "matrix" and "confused" of the report."""
+        from ..metrics.class_report import confusion, per_class
+
+        names = self.data.names
+        return {"classes": per_class(names, judged.given, judged.true)} | confusion(names, judged.given, judged.true)
+
+    def _said(self, judged: Judged, place: int, row: dict) -> tuple[str, str]:
+        """(the model's answer, the right answer) in words. place: index into `judged`. row: the answer's row."""
+        return self.data.names[judged.given[place]], self.data.names[judged.true[place]]
+
+    def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
+        """The "text" or "image" of an answer's row, as the model reads it."""
+        return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
+
+
+def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:
+    """{number of an example: where it stands in the data, such as file and line}. column: the only one to be read."""
+    chosen = set(numbers)
+    counted = zip(range(max(chosen, default=-1) + 1), source.only(column))
+    return {number: place for number, (place, _) in counted if number in chosen}
+
+
+def texts_of_row(ids: Sequence[int], tokenizer) -> list[str]:
+    """The texts of a row as the model reads them: what lies between its special tokens."""
+    special = set(tokenizer.all_special_ids)
+    runs = [list(run) for is_special, run in groupby(ids, special.__contains__) if not is_special]
+    return [text for run in runs if (text := tokenizer.decode(run).strip())]

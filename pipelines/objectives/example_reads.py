@@ -1,0 +1,123 @@
+"""Reading of labelled examples with text: one row per example, of different lengths, padded in batches."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.cells import filled_text_of, text_of
+from ..storage.cache import sha
+from .data import Data
+from .reads import Reads
+from .tokens import UNLIMITED, pad_token_id, train_or_load
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Example, Examples
+
+
+class ReadsExamples(Reads):
+    """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
+
+    kind_of_rows: list[str] = []  # further parts of the cache key of stored rows
+
+    @abstractmethod
+    def columns(self) -> dict[str, str]:
+        """Recipe field -> column that is read; the last one holds the label or answer."""
+
+    def text_columns(self) -> dict[str, str]:
+        return self.columns()
+
+    def asked_columns(self, there) -> dict[str, str]:
+        return self.text_columns()
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        """The text in one of the `text_columns` of an example; raises UserError if there is none."""
+        return filled_text_of(row, column, field, place)
+
+    def open(self) -> "dict[str, Examples]":
+        from ..data.example_splits import open_examples
+
+        return open_examples(self.recipe.data, self.columns(), classes=self.objective.stratified_by)
+
+    def texts(self, source: "Examples") -> "Corpus":
+        from ..data.examples import ExampleTexts
+
+        columns = self.text_columns()
+
+        def render(place: str, row: dict) -> list[str]:
+            return [self.text_in(row, column, field, place) for field, column in columns.items()]
+
+        return ExampleTexts(source, render, {"texts": columns})
+
+    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+        if tokenizer.model_max_length > UNLIMITED:
+            tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
+        return Data(self.objective, self, tokenizer, self._labels(sources, cache), sources=sources)
+
+    def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
+        """What is to be known of the labels of all splits before one is encoded (Data.labels). Raises UserError."""
+        return None
+
+    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
+        for _ in self.texts(examples).documents():
+            pass
+        if data is not None:
+            for _ in self._batches(data, examples):
+                pass
+
+    @abstractmethod
+    def _batches(self, data: Data, examples: "Examples") -> Iterator[dict[str, list]]:
+        """Rows of the examples, by column, batch after batch. Raises UserError for an example that makes no row."""
+
+    @abstractmethod
+    def _facts(self, batch: dict[str, list]) -> dict:
+        """Facts about one of `_batches`, whose numbers are added up over all of them."""
+
+    def stored(
+        self,
+        data: Data,
+        source: "Examples",
+        cache: Path,
+        columns: dict[str, str],
+        *settings: Any,
+        make: Callable | None = None,
+        facts: Callable | None = None,
+        notes: Callable[[], list[str]] = list,
+    ) -> "EncodedExamples":
+        """The rows that `_batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
+
+        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make,
+        facts: used instead of `_batches` and `_facts`. notes: sentences for people, once all is encoded.
+        """
+        from ..data.example_store import encode_examples, schema_of
+        from ..data.examples import examples_fingerprint
+        from ..tokenizers.load import tokenizer_fingerprint
+
+        # The name of the rows in the cache, and part of a run's identity.
+        fingerprint = tokenizer_fingerprint(data.tokenizer)
+        key = sha([*self.kind_of_rows, examples_fingerprint(source), fingerprint, *settings])
+        make, facts = make or partial(self._batches, data), facts or self._facts
+        return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer, notes)
+
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        from ..data.length_batching import PaddingCollator
+
+        tokenizer = data.tokenizer
+        return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left")
+
+    # ---- questions to a language model
+
+    def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
+        columns = self.asked_columns(self.text_columns().values())
+        for place, row in source:
+            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
+            yield texts, self._true_answer(data, row, place)
+
+    def _true_answer(self, data: Data, row: dict, place: str) -> Any:
+        """The answer of an example, as a language model is asked for it; by default a text. Raises UserError."""
+        field, column = [*self.columns().items()][-1]
+        return self.text_in(row, column, field, place)
