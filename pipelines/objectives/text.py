@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
+from ..plugins import METRICS
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
 from ..words import working
+from .measuring import OF_PART
 from .old import Objective
 
 if TYPE_CHECKING:
@@ -176,9 +178,21 @@ class TokenPredictions:
         return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        from .perplexity import metrics_of_losses
+        """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}."""
+        from .perplexity import TokenLosses
 
-        return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
+        train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+        from ..open_tokenizer import vocabulary_size
+
+        losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
+        chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
+        results = {name: row.of_losses(losses) for name, row in chosen.items()}
+        for part in [name for name in result if name.startswith(OF_PART)]:
+            of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
+            of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
+            results |= {part: result[part]}
+            results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+        return results
 
 
 class TextObjective(TokenPredictions, Tokenized, Objective):
