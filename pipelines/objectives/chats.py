@@ -210,9 +210,12 @@ class AnswersChats(Answers):
 
     def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
-        self.finishes_on = "all" if objective.metrics_of_answers() else "one"
         self._encoder = data.labels or ChatEncoder(ChatTemplate(self.tokenizer))  # without rows there are no labels
         self._read = Conversations(self.settings)
+
+    @property
+    def finishes_on(self) -> str:
+        return "all" if self.objective.metrics_of_answers() else "one"
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts
