@@ -128,7 +128,7 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
 
 def parts_of(reads: Reads, sources: dict, data: Data | None) -> list[tuple[Reads, dict, Data | None]]:
     """(reads, {split: source}, data) of each part of several objectives that are learned together."""
-    from .parts import of_label
+    from .several import of_label
 
     of_parts = {} if data is None else data.parts
     return [

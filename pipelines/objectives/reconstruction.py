@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..lazy import np
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS
+from .data import Data
 from .showing import show_source_and_target
 from .text import TextObjective
 
@@ -49,7 +50,7 @@ class Reconstruction(TextObjective):
         return SourceTargetCollator(self.corrupt, self.tokenizer, self.seed, lengths)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        show_source_and_target(console, self, rows, number, row)
+        show_source_and_target(console, Data(self, self.Reads(self), self.processor), rows, number, row)
 
 
 class SourceTargetCollator:

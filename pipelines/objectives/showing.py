@@ -186,9 +186,9 @@ def shares_text(label, names: list[str]) -> str:
     return ", ".join(f"{share:.0%} {name}" for share, name in shares)
 
 
-def show_source_and_target(console, objective, rows, number: int, row: dict) -> None:
+def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
     """A row of an encoder-decoder: what is read and what has to be written."""
-    batch, documents = objective.collated(rows, number, row), rows.documents(number, row)
+    batch, documents = data.reads.collated(data, rows, number, row), rows.documents(number, row)
     source, target = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     title = f"row {number}: {len(source)} source tokens, {len(target)} target tokens"
     if documents:
@@ -197,4 +197,4 @@ def show_source_and_target(console, objective, rows, number: int, row: dict) -> 
     if documents:
         console.print(documents_line(documents), markup=False)
     for name, ids in (("source", source), ("target", target)):
-        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, objective.tokenizer)))
+        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, data.tokenizer)))

@@ -1,0 +1,195 @@
+"""Several objectives that one run learns: their parts, each with data and a loss of its own, and one tokenizer."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..data.documents import Corpus, Share
+from ..data.mixed_rows import MixedRows
+from ..data.rows import Rows
+from ..errors import UserError
+from ..recipes.schema import DataSection
+from ..recipes.types import show
+from .base import Objective
+from .data import Data
+from .reads import Reads
+
+MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
+
+
+class SeveralObjectives(Objective):
+    """An objective or task whose settings have `parts` with weights and data.
+
+    A subclass binds each part to a recipe of its own (`bound`). The rows of all parts share batches and one tokenizer,
+    and the log shows the loss of each part.
+
+    part_noun: the word for a part in messages. label_field: the setting of a part that names its losses and metrics.
+    reads_recipes_data: whether some part reads the data section of the recipe.
+    """
+
+    part_noun: ClassVar[str]
+    label_field: ClassVar[str]
+    reads_recipes_data: bool = False
+
+    @abstractmethod
+    def bound(self, part: Any) -> Objective:
+        """The objective or task with the settings `part`, bound to a recipe of its own."""
+
+    def label_of(self, part: Any) -> str:
+        return getattr(part, self.label_field)
+
+    def check_labels(self) -> None:
+        """Raise UserError for fewer than two parts, and for labels that are not names or occur twice."""
+        labels, where = [self.label_of(part) for part in self.settings.parts], f"{self.section}.parts"
+        if len(labels) < 2:
+            raise UserError(
+                f"{where} has {len(labels)} of the two or more {self.part_noun}s that {self.name} learns together"
+            )
+        for number, label in enumerate(labels):
+            if not re.fullmatch(r"\w+", label) or labels.index(label) != number:
+                raise UserError(
+                    f"{where}.{number}.{self.label_field}={show(label)} must be a name of letters, digits and _ that "
+                    f"no other has"
+                )
+
+    @cached_property
+    def parts(self) -> dict[str, Objective]:
+        """The parts by label; raises UserError as check_labels does."""
+        self.check_labels()
+        return {self.label_of(part): self.bound(part) for part in self.settings.parts}
+
+    @contextmanager
+    def of_part(self, label: str) -> Iterator[None]:
+        """Name the part in any UserError that the block raises."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.section}.parts, {label}: {error}") from error
+
+    def of_each(self, ask: Callable[[Objective], Any]) -> dict[str, Any]:
+        """{label: what `ask` returns for the part}; a UserError names the part."""
+        answers = {}
+        for label, part in self.parts.items():
+            with self.of_part(label):
+                answers[label] = ask(part)
+        return answers
+
+    # ---- the recipe
+
+    def data_sections(self) -> list[DataSection]:
+        return [part.recipe.data for part in self.parts.values()]
+
+    def check_data(self) -> None:
+        self.check_labels()
+        data = self.recipe.data
+        names = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
+        changed = sorted(name for name in names if getattr(data, name) != getattr(DataSection(), name))
+        if changed and not self.reads_recipes_data:
+            raise UserError(
+                f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
+            )
+        for number, part in enumerate(self.settings.parts):
+            if getattr(part.data, "cache_dir", None) is not None:
+                raise UserError(
+                    f"{self.section}.parts.{number}.data.cache_dir has no effect, all parts share one; set "
+                    f"data.cache_dir"
+                )
+        self.of_each(lambda part: part.check_data())
+
+
+class ReadsSeveral(Reads):
+    """The rows of several objectives, each read by its own Reads. A source is {label of a part: the part's source}."""
+
+    @cached_property
+    def parts(self) -> dict[str, Reads]:
+        """label -> the part's Reads."""
+        return {label: part.Reads(part) for label, part in self.objective.parts.items()}
+
+    def open(self) -> dict[str, dict]:
+        opened = {}
+        for label, part in self.parts.items():
+            with self.objective.of_part(label):
+                opened[label] = part.open()
+        splits: dict[str, dict] = {split: {} for split in ("train", "validation", "test")}
+        for label, sources in opened.items():
+            for split, source in sources.items():
+                splits[split][label] = source
+        return {split: sources for split, sources in splits.items() if sources}
+
+    def texts(self, source: dict[str, Any]) -> Corpus:
+        """The documents of all parts, in turn and equally much text of each; parts with the same text count once."""
+        return joined({label: self.parts[label].texts(of_part) for label, of_part in source.items()})
+
+    def prepared_parts(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any) -> dict[str, Data]:
+        """The data of each part, with the shared tokenizer. sources: as `open` returns them."""
+        parts = {}
+        for label, part in self.parts.items():
+            with self.objective.of_part(label):
+                parts[label] = part.prepare(of_label(sources, label), cache, progress, tokenizer)
+        return parts
+
+    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> Rows:
+        rows = {}
+        for label, of_part in source.items():
+            with self.objective.of_part(label):
+                rows[label] = self.parts[label].rows(data.parts[label], of_part, split, cache, progress)
+        weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
+        if split == "train" and not any(part.is_stream for part in rows.values()):
+            self._check_epoch(rows, weights)
+        return self._mixed(rows, weights if split == "train" else None)
+
+    def _check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
+        """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
+        rarest = max(rows, key=lambda label: len(rows[label]) / weights[label])
+        epoch = len(rows[rarest]) * sum(weights[label] / weights[rarest] for label in rows)
+        most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
+        if epoch > most:
+            raise UserError(
+                f"{self.objective.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of "
+                f"{epoch:.2g} rows, as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
+                f"{weights[rarest] * epoch / most:.2g}"
+            )
+
+    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
+        """Join the rows of all parts of one split. weights: as MixedRows takes them."""
+        return MixedRows(rows, weights)
+
+    def check_shares(self) -> None:
+        for label, part in self.parts.items():
+            with self.objective.of_part(label):
+                part.check_shares()
+
+    def prepare_share(
+        self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False
+    ) -> int:
+        made = 0
+        for label, of_part in source.items():
+            with self.objective.of_part(label):
+                part = data.parts[label]
+                made += self.parts[label].prepare_share(part, of_part, split, cache, share, progress)
+        return made
+
+    def show(self, console: Any, data: Data, rows: MixedRows, number: int, row: dict) -> None:
+        label, inside = rows.place(number)
+        console.print(f"{label}:", markup=False)
+        self.parts[label].show(console, data.parts[label], rows.parts[label], inside, row)
+
+
+def joined(corpora: dict[str, Corpus]) -> Corpus:
+    """The documents of several corpora, in turn and equally much text of each; equal corpora count once."""
+    from ..data.mixture_corpus import MixtureCorpus
+
+    different: dict[str, Corpus] = {}
+    for corpus in corpora.values():
+        different.setdefault(corpus.fingerprint(), corpus)
+    return next(iter(different.values())) if len(different) == 1 else MixtureCorpus("train", different)
+
+
+def of_label(splits: dict[str, dict], label: str) -> dict:
+    """The sources of one part: {split: source}."""
+    return {split: sources[label] for split, sources in splits.items() if label in sources}
