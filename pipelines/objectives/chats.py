@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,18 +12,17 @@ from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
+from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.cache import sha
 from ..words import at_limit, counted
 from .answering import continuations
 from .answers import Answers
-from .base import Objective, check_examples
-from .chat_templates import ChatTemplate
-from .chat_tokens import ChatEncoder, Encoded
-from .conversations import Conversations
+from .base import TOKENS, Objective, check_examples
+from .chat_templates import ChatTemplate, Encoded
 from .data import Data
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
-from .messages import TOOLS, VARIABLES, Chat
+from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
 from .tokens import check_prompts, need_tokens, train_or_load
 
@@ -48,11 +48,26 @@ OPTIONAL = {"input_field": "input", "tools_field": TOOLS, VARIABLES: VARIABLES} 
 DECODER = "AutoModelForCausalLM"
 
 
+@dataclass
+class ChatSettings(ObjectiveSettings):
+    """Settings of all tasks over conversations."""
+
+    prompt_field: str | None = doc(
+        "column of what is asked: a text, or a list of messages {role, content}", "instruction"
+    )
+    input_field: str | None = doc(
+        "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
+    )
+    tools_field: str | None = doc("column of the tools that may be called, a list or its JSON; null: none", TOOLS)
+    system: str | None = doc("text of a system message before each conversation that has none")
+    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
+
+
 class ReadsChats(Reads):
     """Rows of conversations. A subclass says which columns hold answers, and makes rows from encoded conversations.
 
     _noun: what a row is made from, in words. _columns: {column: type} of a training row, as schema_of takes them. The
-    data's labels are the ChatEncoder.
+    data's labels are the ChatTemplate.
     """
 
     _noun: ClassVar[str] = "conversation"
@@ -109,9 +124,9 @@ class ReadsChats(Reads):
         need_tokens(self.objective, tokenizer, eos="an end-of-text")
         if tokenizer.chat_template is None:
             tokenizer.chat_template = CHAT_TEMPLATE
-        encoder = ChatEncoder(ChatTemplate.with_ends(tokenizer))
-        encoder.check()
-        return Data(self.objective, self, tokenizer, encoder, sources=sources)
+        template = ChatTemplate.with_ends(tokenizer)
+        template.check()
+        return Data(self.objective, self, tokenizer, template, sources=sources)
 
     def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer."""
@@ -192,15 +207,15 @@ class LearnsChats(Learns):
 
     def adapt(self, model: Any) -> None:
         """Let generation stop at the tokens that end answers."""
-        config, encoder = model.generation_config, self.data.labels
+        config, template = model.generation_config, self.data.labels
         stops = config.eos_token_id if config.eos_token_id is not None else []
         stops = stops if isinstance(stops, list) else [stops]
-        ends = self.tokenizer.convert_tokens_to_ids(list(encoder.template.ends.values()))
+        ends = self.tokenizer.convert_tokens_to_ids(list(template.ends.values()))
         every = list(dict.fromkeys([*stops, *ends]))
         if every != stops:
             config.eos_token_id = every if len(every) > 1 else every[0]
         if config.pad_token_id is None:
-            config.pad_token_id = encoder.padding
+            config.pad_token_id = template.padding
 
 
 class AnswersChats(Answers):
@@ -210,7 +225,7 @@ class AnswersChats(Answers):
 
     def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
-        self._encoder = data.labels or ChatEncoder(ChatTemplate(self.tokenizer))  # without rows there are no labels
+        self._template = data.labels or ChatTemplate(self.tokenizer)  # a finished model is asked without rows
         self._read = Conversations(self.settings)
 
     @property
@@ -219,19 +234,19 @@ class AnswersChats(Answers):
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts
-        check_prompts(prompts, [len(self._encoder.prompt_ids(self._question(text))) for text in prompts], most)
+        check_prompts(prompts, [len(self._template.prompt_ids(self._question(text))) for text in prompts], most)
 
     def asked(self, row: dict, place: str) -> Chat:
         """The conversation up to the answer; raises UserError also where the chat template cannot write it."""
         chat = self._read.asked(place, row)
-        self._encoder.template.written(chat, place, self._read.left_out, add_generation_prompt=True)
+        self._template.written(chat, place, self._read.left_out, add_generation_prompt=True)
         return chat
 
     def notes(self) -> list[str]:
         return self._read.notes()
 
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
-        prompts = list(map(self._encoder.prompt_ids, asked))
+        prompts = list(map(self._template.prompt_ids, asked))
         return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
 
     def samples(self, finished: FinishedModel, splits: dict[str, Rows], scored: "Scored | None") -> list[dict]:
@@ -244,7 +259,7 @@ class AnswersChats(Answers):
                 (self._read.with_system(Chat.from_json(chat)), {"reference": answer})
                 for chat, answer in zip(questions, answers)
             ]
-        questions = [self._encoder.prompt_ids(chat) for chat, _ in prompts]
+        questions = [self._template.prompt_ids(chat) for chat, _ in prompts]
         texts = [self._sample(finished, ids) for ids in questions]
         return [
             {"prompt": chat[-1]["content"], "text": text} | reference for (chat, reference), text in zip(prompts, texts)

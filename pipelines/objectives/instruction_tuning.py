@@ -12,12 +12,11 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import continuations
-from .chat_tokens import Encoded
-from .chats import ChatTask, LearnsChats, ReadsChats
-from .conversations import ChatSettings, Conversations
+from .chat_templates import Encoded
+from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .finished_model import FinishedModel
-from .messages import ASSISTANT, Chat
+from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored, Scores
 from .showing import is_label, row_text
 

@@ -16,12 +16,11 @@ from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
 from ..words import watched
-from .chat_tokens import Encoded
-from .chats import ChatTask, LearnsChats, ReadsChats
-from .conversations import ChatSettings, Conversations
+from .chat_templates import Encoded
+from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .losses import OwnLoss
-from .messages import ASSISTANT, Chat, not_learned
+from .messages import ASSISTANT, Chat, Conversations, not_learned
 from .scores import Scored, Scores
 from .showing import sequence_text
 
