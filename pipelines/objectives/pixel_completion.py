@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..storage.atomic import replaced_file
-from .measuring import evenly_spread
+from .scores import evenly_spread
 
 SCALE = 6  # each pixel is drawn as a square of this side
 GAP = 2  # pixels between two images, drawn as large

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 
 from ...errors import UserError, first_line
-from ...objectives.measuring import evenly_spread
+from ...objectives.scores import evenly_spread
 from ...recipes.checks import FOLLOWS_VALIDATIONS
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
