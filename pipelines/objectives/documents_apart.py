@@ -1,13 +1,12 @@
 """Whether a native model keeps the documents of a packed row apart, as our own families do."""
 
-import copy
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.families import FAMILIES
 
-from ..data.rows import Rows
+from ..data.rows import Rows, packed_row
 from ..errors import UserError
 from ..positions import position_tables
 from .base import Objective
@@ -40,11 +39,8 @@ def check_documents_apart(
 
 
 def names_sent(objective: Objective, splits: Iterable[Rows]) -> Collection[str]:
-    """Names of the inputs that the objective's collator makes of a packed row: the last row, which may be padded."""
-    rows = min((rows for rows in splits if rows.is_packed), key=lambda rows: rows.is_stream)
-    if rows.is_stream:
-        return objective.collated(rows, 0, next(iter(copy.deepcopy(rows)))).keys()
-    return objective.collated(rows, len(rows) - 1, rows[len(rows) - 1]).keys()
+    """Names of the inputs that the objective's collator makes of a packed row."""
+    return objective.collated(*packed_row(splits)).keys()
 
 
 def begin_behind_padding(model) -> None:

@@ -79,8 +79,7 @@ class Measuring:
 
     def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
         """(names of the parts of `rows`, function from a row's number to its part): each part's loss is logged."""
-        parts = getattr(rows, "parts", None)  # rows of a plug-in may have no such attribute
-        return (list(parts), lambda number: rows.place(number)[0]) if parts else None
+        return (list(rows.parts), lambda number: rows.place(number)[0]) if rows.parts else None
 
     def metrics_of_validations(self) -> list[str]:
         """The recipe's metrics that validations during training measure; others need the finished model."""

@@ -7,7 +7,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS, pad, row_ids
+from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import rich_text, torch
@@ -18,8 +19,7 @@ from ..recipes.types import show
 from .base import FamiliesWith, Objective
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
-from .mixture_stream import PLACE, Place, PlacedStream
-from .parts import MixedRows, SeveralParts
+from .parts import SeveralParts
 from .text import TextObjective
 
 # What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
@@ -185,10 +185,8 @@ class Mixture(SeveralParts, TextObjective):
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.share_tokenizer(splits, cache, progress)
 
-    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
-        if any(part.is_stream for part in rows.values()):
-            return PlacedStream(rows, weights, self.seed)
-        return PlacedRows(rows, weights)
+    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
+        return mixed(rows, weights, self.seed, is_placed=True)
 
     def collator(self, packed: bool) -> "JointCollator":
         collators, pad = self.of_each(lambda part: part.collator(packed)), self.pad_token_id
@@ -211,7 +209,7 @@ class Mixture(SeveralParts, TextObjective):
 
     # ---- measuring
 
-    def samples(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
         of_speaker = {split: rows.parts[self.speaker] for split, rows in splits.items() if self.speaker in rows.parts}
         return self.parts[self.speaker].samples(finished, of_speaker)
 
@@ -227,24 +225,10 @@ class Mixture(SeveralParts, TextObjective):
         lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
         return rich_text.Text("\n").join(lines)
 
-    def show(self, console, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
+    def show(self, console, rows: Rows, number: int, row: dict) -> None:
         place = row[PLACE]
         console.print(f"{place.part}:", markup=False)
         self.parts[place.part].show(console, rows.parts[place.part], place.number, row | own_row(row))
-
-
-class PlacedRows(MixedRows):
-    """Rows with their Place, which tells the collator their part; `facts` counts rows, not examples."""
-
-    def __init__(self, parts: dict[str, Rows], weights: dict[str, float] | None):
-        super().__init__(parts, weights)
-        self.facts["rows"] = self.facts.pop("examples")
-
-    def __getitem__(self, number: int) -> dict:
-        name, inside, turn = self.turn(number)
-        rows = self.parts[name]
-        turns = 0 if rows.is_endless else -(-self.counts[name] // len(rows))
-        return rows[inside] | {PLACE: Place(name, inside, turn, turns)}
 
 
 def own_row(row: dict) -> dict:

@@ -8,7 +8,7 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
 from .finished_model import FinishedModel
-from .parts import MixedRows, SeveralParts, of_label
+from .parts import OrderedRows, SeveralParts, of_label
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .translation import Translation, WritingSettings
 
@@ -103,12 +103,12 @@ class MultiTask(SeveralParts, Translation):
     def metrics_of_answers(self) -> list[str]:
         return [f"{metric}_{name}" for name, part in self.parts.items() for metric in part.metrics_of_answers()]
 
-    def unanswered(self, rows: MixedRows, numbers: Sequence[int]) -> list[str]:
+    def unanswered(self, rows: OrderedRows, numbers: Sequence[int]) -> list[str]:
         present = {rows.place(number)[0] for number in numbers}
         missing = {name: part for name, part in self.parts.items() if name not in present}
         return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
-    def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
+    def measure(self, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
         from ..metrics.significance import keep, kept_comparisons
 

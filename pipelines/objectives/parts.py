@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.documents import Corpus, Share
-from ..data.mixed_rows import MixedRows
+from ..data.ordered_rows import OrderedRows, mixed
 from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import DataSection
@@ -127,21 +127,21 @@ class SeveralParts:
                 part.given_tokenizer = self.processor
                 part.prepare(of_label(splits, label), cache, progress)
 
-    def rows(self, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
+    def rows(self, source: dict, split: str, cache: Path, progress: bool = False) -> Rows:
         rows = {}
         for label, part_source in source.items():
             with self.of_part(label):
                 rows[label] = self.parts[label].rows(part_source, split, cache, progress)
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
-        if split == "train" and not any(part.is_stream for part in rows.values()):
+        if split == "train":
             self.check_epoch(rows, weights)
         return self.mixed(rows, weights if split == "train" else None)
 
     def check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
         """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
-        rarest = max(rows, key=lambda label: len(rows[label]) / weights[label])
-        epoch = len(rows[rarest]) * sum(weights[label] / weights[rarest] for label in rows)
-        most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
+        rarest = max(rows, key=lambda label: rows[label].in_epoch / weights[label])
+        epoch = rows[rarest].in_epoch * sum(weights[label] / weights[rarest] for label in rows)
+        most = max(MOST_ROWS, 10 * sum(part.in_epoch for part in rows.values()))  # without bound beside a stream
         if epoch > most:
             raise UserError(
                 f"{self.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of {epoch:.2g} rows, "
@@ -159,13 +159,13 @@ class SeveralParts:
                 made += self.parts[label].prepare_share(part_source, split, cache, share, progress)
         return made
 
-    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
-        """Join the rows of all parts of one split. weights: as MixedRows takes them."""
-        return MixedRows(rows, weights)
+    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
+        """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
+        return mixed(rows, weights, self.seed)
 
     # ---- measuring
 
-    def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
+    def show(self, console, rows: OrderedRows, number: int, row: dict) -> None:
         label, inside = rows.place(number)
         console.print(f"{label}:", markup=False)
         self.parts[label].show(console, rows.parts[label], inside, row)

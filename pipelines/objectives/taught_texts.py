@@ -54,16 +54,17 @@ class TaughtTexts(Taught):
         self.further_texts()  # so that a missing file is reported now
 
     def for_training(self, rows, sources, cache: Path):
-        from ..data.reference import Joined, WithReference, answered
+        from ..data.ordered_rows import joined
+        from ..data.reference import WithReference, answered
 
         rows, further = super().for_training(rows, sources, cache), self.further_texts()
-        joined, asked_sources = rows["train"], [sources["train"]]
+        train, asked_sources = rows["train"], [sources["train"]]
         if further is not None:
             self.without_labels = True
             more = self.rows(further, further.split, cache)
             self.without_labels = False
-            joined, asked_sources = Joined([joined, more]), [*asked_sources, further]
-            joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
+            train, asked_sources = joined([train, more]), [*asked_sources, further]
+            train.notes = [*train.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
         identity = sha([self.taught, self.teacher.identity, *self.how_answered()])
         texts = (self.asked_of_teacher(row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
@@ -75,7 +76,7 @@ class TaughtTexts(Taught):
             print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
         self.teacher.let_go()
         self.lesson = self.made_lesson()
-        return rows | {"train": WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))}
+        return rows | {"train": WithReference(train, numbers, sha([identity, numbers[0].shape[-1]]))}
 
     def how_answered(self) -> list[str]:
         """What else, beside the teacher, its answers depend on."""

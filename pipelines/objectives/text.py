@@ -181,7 +181,7 @@ class TokenPredictions:
         """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}."""
         from .perplexity import TokenLosses
 
-        train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+        train = train if train is not None and train.stores else None  # of streams and examples no text is stored
         from ..open_tokenizer import vocabulary_size
 
         losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(self.tokenizer))
@@ -259,26 +259,19 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
     def mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
         """Join the rows of several sources of a split: by their weights for training, else each row once."""
-        from ..data.mixed_rows import SourceRows
-        from ..data.mixture_order import MixtureOrder, shares_of
+        from ..data.ordered_rows import sources_once, weighed
 
         if split != "train":
-            return SourceRows(found)
+            return sources_once(found)
         data = self.recipe.data
         weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
-        if self.is_streamed(split):
-            from .mixture_stream import PlacedStream
-
-            return PlacedStream(found, weights, self.seed)
-        tokens, documents = ({name: rows.facts[of] for name, rows in found.items()} for of in ("tokens", "documents"))
-        shares = shares_of(weights, data.weights_by, tokens, documents)
-        return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
+        return weighed(found, weights, data.weights_by, self.seed)
 
     def rows_of(self, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
         from ..data.packing import StreamingPackedDataset
 
         section = self.settings
-        if self.is_streamed(split):
+        if split == "train" and self.recipe.data.streaming:
             options = {"tail": section.tail, "shifts_labels": self.shifts_labels} | self.marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
@@ -295,7 +288,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             return self.pack(store, "pad", overlap=self.evaluation_overlap)
 
     def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
-        if self.is_streamed(split):
+        if split == "train" and self.recipe.data.streaming:
             return 0
         sources = source.sources.values() or [source]
         return sum(self.tokenization(corpus, cache).make_share(share, progress) for corpus in sources)
@@ -311,9 +304,6 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     def batch_widths(self) -> tuple[int, int]:
         """(tokens of a row that the model reads, labels of a row) of the widest batch."""
         return self.settings.sequence_length, self.settings.sequence_length
-
-    def is_streamed(self, split: str) -> bool:
-        return split == "train" and self.recipe.data.streaming
 
     def tokenization(self, source: "Corpus", cache: Path):
         """The tokenisation of a split, which makes its token store."""
@@ -333,9 +323,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return PackedDataset(store, self.row_length, tail=tail, **options)
 
     def describe(self, rows: "Rows") -> str:
-        from ..data.packing import packing_report
-
-        return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+        return rows.packing_report()
 
     def show(
         self, console, rows: "Rows", number: int, row: dict, documents: list | None = None, marked: Sequence[int] = ()

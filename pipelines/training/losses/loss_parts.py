@@ -5,29 +5,27 @@ from typing import Any
 
 import torch
 from anyformer.modeling.lm_head import chunks, cross_entropy, shift_left
-from torch.utils.data import Subset
 
 from ...data.batch_keys import IGNORE_INDEX
 
 
 def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
-    """(names of the parts, number of a row -> its part) of rows or of a torch Subset of them; None: no parts.
+    """(names of the parts, sample id -> its part) of rows as they are trained or measured; None: no parts.
 
-    Numbers beyond the last row are those of rows without labels that only fill a batch; they go to the first part.
+    Sample ids of rows without labels that only fill a batch go to the first part.
 
-    parts_of: as Objective.parts_of; None: there are no parts.
+    parts_of: as Objective.parts_of; None: there are no parts. rows: as in data/sample_ids.py; None: there are none.
     """
-    if parts_of is None or rows is None:
-        return None
-    chosen = rows.indices if isinstance(rows, Subset) else None
-    parts = parts_of(rows if chosen is None else rows.dataset)
+    parts = None if parts_of is None or rows is None else parts_of(rows.split)
     if parts is None:
         return None
     names, part_of = parts
-    if getattr(rows, "is_stream", False) or getattr(rows, "is_endless", False):
-        return list(names), part_of
-    chosen = range(len(rows)) if chosen is None else chosen
-    return list(names), lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
+
+    def part_of_id(number: int) -> str:
+        inside = rows.number_in_split(number)
+        return names[0] if inside is None else part_of(inside)
+
+    return list(names), part_of_id
 
 
 class PartLosses:

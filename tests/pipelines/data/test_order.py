@@ -5,28 +5,27 @@ Where an order is to change: `GOLDEN=write pytest -n 0 tests/pipelines/data/test
 
 import json
 import os
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from anyformer import AnyformerDecoderForCausalLM
-from anyformer.pipelines.data.batch_keys import EPOCH, POSITION, ROW_IDS, row_ids
-from anyformer.pipelines.data.endless import EndlessStream, decoded
+from anyformer.pipelines.data.batch_keys import EPOCH, PLACE, POSITION, ROW_IDS, row_ids
+from anyformer.pipelines.data.cursor import Cursor, decoded
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler
-from anyformer.pipelines.data.mixed_rows import MixedRows, SourceRows
-from anyformer.pipelines.data.mixture_order import MixtureOrder
-from anyformer.pipelines.data.reference import Joined
-from anyformer.pipelines.data.rows import Rows
-from anyformer.pipelines.data.sample_ids import NO_ROW, PaddedEvalDataset, with_sample_ids
-from anyformer.pipelines.data.staged_rows import StagedRows
-from anyformer.pipelines.objectives.mixture import PlacedRows
-from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
+from anyformer.pipelines.data.mixed_stream import MixedStream
+from anyformer.pipelines.data.ordered_rows import joined as joined_rows
+from anyformer.pipelines.data.ordered_rows import mixed, passes, sources_once, weighed
+from anyformer.pipelines.data.ordered_rows import staged as staged_rows
+from anyformer.pipelines.data.rows import Rows, Streamed
+from anyformer.pipelines.data.sample_ids import NO_ROW, evaluation_rows, training_rows
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset, Subset
 from training_steps import small_arguments
+
+from anyformer import AnyformerDecoderForCausalLM
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "orders.json"
 WEIGHTS = {"web": 2.0, "code": 1.0, "wiki": 0.5}
@@ -58,21 +57,16 @@ class Numbers(Rows, Dataset):
         return [(self.inside(number), 0, 11)]
 
 
-class Passes(Rows):
+class Passes(Streamed):
     """A stream: each pass gives its numbers in order."""
 
-    is_stream = True
-
     def __init__(self, name: str, size: int):
-        self.size, self.fingerprint, self.name, self.epoch = size, name, name, 0
+        self.size, self.fingerprint, self.name = size, name, name
 
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        for number in range(self.size):
-            ids = {ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(self.epoch)}
-            yield row_of(number, self.name) | ids
+    def pass_from(self, number, place=None, seed=0):
+        for row in range(self.size):
+            ids = {ROW_IDS: torch.tensor(row), EPOCH: torch.tensor(number)}
+            yield row_of(row, self.name) | ids, None
 
 
 def stores() -> dict[str, Rows]:
@@ -80,12 +74,16 @@ def stores() -> dict[str, Rows]:
 
 
 def by_shares(parts, weights=WEIGHTS, seed=3):
-    return SourceRows(parts, MixtureOrder({name: len(rows) for name, rows in parts.items()}, weights, seed))
+    return weighed(parts, weights, "tokens", seed)
+
+
+def placed_rows(parts, weights):
+    return mixed(parts, weights, 0, is_placed=True)
 
 
 def passes_of(rows, epochs: int) -> dict:
-    """What a loader reads in each epoch: (source, number in it, its epoch, sample id, place), and what is said of it."""
-    read = with_sample_ids(rows)
+    """What a loader reads in each epoch: [source, number in it, epoch, sample id, place], and what is said."""
+    read = training_rows(rows)
     found = []
     for epoch in range(epochs):
         read.set_epoch(epoch)
@@ -103,7 +101,7 @@ def shown(row: dict) -> list:
 
 
 def single():
-    return {"rows": [[shown(row) for row in map(with_sample_ids(stores()["web"]).__getitem__, range(7))]]}
+    return {"rows": [[shown(row) for row in map(training_rows(stores()["web"]).__getitem__, range(7))]]}
 
 
 def shares():
@@ -113,42 +111,43 @@ def shares():
 
 
 def sources_of_validation():
-    return passes_of(SourceRows(stores()), 1)
+    return passes_of(sources_once(stores()), 1)
 
 
 def parts_by_weight():
-    rows = MixedRows(stores(), WEIGHTS)
+    rows = mixed(stores(), WEIGHTS, 0)
     return passes_of(rows, 2) | {"shares": rows.shares(), "counts": rows.counts}
 
 
 def parts_once():
-    rows = MixedRows({"a": Numbers("a", 2, np.array([3, 9])), "b": Numbers("b", 3, np.array([4, 2, 7]))}, None)
+    rows = mixed({"a": Numbers("a", 2, np.array([3, 9])), "b": Numbers("b", 3, np.array([4, 2, 7]))}, None, 0)
     return passes_of(rows, 1) | {"lengths": rows.row_lengths.tolist()}
 
 
 def part_that_goes_on():
     inner = by_shares({"web": Numbers("web", 7), "wiki": Numbers("wiki", 3)})
-    return passes_of(PlacedRows({"text": inner, "code": Numbers("code", 4)}, {"text": 1.0, "code": 3.0}), 4)
+    return passes_of(placed_rows({"text": inner, "code": Numbers("code", 4)}, {"text": 1.0, "code": 3.0}), 4)
 
 
 def placed():
-    return passes_of(PlacedRows({"a": Numbers("a", 3), "b": Numbers("b", 5)}, {"a": 2.0, "b": 1.0}), 2)
+    return passes_of(placed_rows({"a": Numbers("a", 3), "b": Numbers("b", 5)}, {"a": 2.0, "b": 1.0}), 2)
 
 
 def joined():
-    rows = Joined([Numbers("a", 3, np.array([4, 9, 1])), Numbers("b", 2, np.array([7, 7]))])
+    rows = joined_rows([Numbers("a", 3, np.array([4, 9, 1])), Numbers("b", 2, np.array([7, 7]))])
     said = {"fingerprint": rows.fingerprint, "facts": rows.facts, "name": rows.name, "notes": rows.notes}
-    read = with_sample_ids(rows)
+    read = training_rows(rows)
     return {"rows": [shown(read[i]) for i in range(5)], "lengths": rows.row_lengths.tolist(), "said": said}
 
 
 def staged(rows, shares, counts):
-    found = StagedRows(rows, shares, counts, 5)
-    read = with_sample_ids(found)
-    passes = [found.passes(stage, trained) for stage, count in enumerate(counts) for trained in (0, count // 2, count)]
+    found = staged_rows(rows, shares, counts, 5)
+    read = training_rows(found)
+    begins = zip(rows, accumulate(counts, initial=0), counts)
+    done = [passes(found, one, first + trained) for one, first, n in begins for trained in (0, n // 2, n)]
     tokens = [found.tokens_before(number) for number in (0, 3, 10, len(found))]
     places = [[*found.place(number), found.documents(number)] for number in range(len(found))]
-    said = {"passes": passes, "tokens": tokens, "places": places, "said": [found.fingerprint, found.name]}
+    said = {"passes": done, "tokens": tokens, "places": places, "said": [found.fingerprint, found.name]}
     return {"rows": [shown(read[index]) for index in range(len(found))]} | said
 
 
@@ -165,7 +164,7 @@ def stages_of_a_mixture():
 
 def stages_of_parts():
     inner = by_shares({"web": Numbers("web", 7), "wiki": Numbers("wiki", 3)})
-    rows = PlacedRows({"text": inner, "code": Numbers("code", 4)}, {"text": 1.0, "code": 1.0})
+    rows = placed_rows({"text": inner, "code": Numbers("code", 4)}, {"text": 1.0, "code": 1.0})
     return staged([rows, rows], [None, None], [9, 30])
 
 
@@ -176,9 +175,9 @@ def evaluation():
         "longest first": Numbers("a", 5, np.array(lengths)),
         "as they are": Numbers("a", 5),
         "some": Subset(Numbers("a", 9, np.arange(9)), [1, 4, 8]),
-        "sources": SourceRows({"a": Numbers("a", 3), "b": Numbers("b", 2)}),
+        "sources": sources_once({"a": Numbers("a", 3), "b": Numbers("b", 2)}),
     }.items():
-        padded = PaddedEvalDataset(rows, 4)
+        padded = evaluation_rows(rows, 4)
         found[name] = [shown(padded[index]) for index in range(len(padded))]
     return found
 
@@ -193,9 +192,8 @@ def by_length():
 
 
 def stream_of(rows, position=None):
-    stream = EndlessStream(rows)
-    if position is not None:
-        stream.load_state_dict(position)
+    stream = Cursor(rows)
+    stream.position = stream.position if position is None else position
     return stream
 
 
@@ -217,7 +215,7 @@ def stream():
 
 
 def mixture():
-    return PlacedStream({"a": Passes("a", 9), "b": Numbers("b", 5), "c": Passes("c", 7)}, {"a": 2, "b": 1, "c": 0.5}, 3)
+    return MixedStream({"a": Passes("a", 9), "b": Numbers("b", 5), "c": Passes("c", 7)}, {"a": 2, "b": 1, "c": 0.5}, 3)
 
 
 def stream_of_a_mixture():
@@ -229,7 +227,7 @@ def stream_of_a_mixture():
 def stream_of_mixtures():
     def make():
         goes_on = by_shares({"web": Numbers("web", 5), "wiki": Numbers("wiki", 3)})
-        return PlacedStream({"in": mixture(), "out": goes_on}, {"in": 1.0, "out": 2.0}, 4)
+        return MixedStream({"in": mixture(), "out": goes_on}, {"in": 1.0, "out": 2.0}, 4)
 
     return streamed(make, 45, [0, 7, 30])
 
@@ -262,7 +260,7 @@ TRAINED = {
     "plain": lambda: Numbers("a", 9),
     "by length": lambda: Numbers("a", 23, np.arange(23) % 7),
     "shares": lambda: by_shares(stores()),
-    "goes on": lambda: PlacedRows({"in": by_shares(stores()), "out": Numbers("a", 4)}, None),
+    "goes on": lambda: placed_rows({"in": by_shares(stores()), "out": Numbers("a", 4)}, None),
     "stream": lambda: mixture(),
 }
 
