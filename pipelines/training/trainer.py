@@ -357,21 +357,15 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.own_rates | self.engine.norms_of_parts())
             logs.update(self.throughput.collect(self.accelerator.reduce))
-            logs.update(self.source_tokens())
+            # Computed from the step's number, so that a resumed run needs no stored counts.
+            tokens = self.bare_rows.tokens_before(self.rows_trained(self.state.global_step))
+            logs.update({f"tokens_{name}": count for name, count in tokens.items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
                 logs.update(self.part_losses.collect(self.accelerator.reduce))
             self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
-
-    def source_tokens(self) -> dict[str, int]:
-        """{"tokens_news": 12345}: trained tokens of each source; {} for rows without sources.
-
-        They are computed from the step's number, so a resumed run needs no stored counts.
-        """
-        tokens = self.bare_rows.tokens_before(self.rows_trained(self.state.global_step))
-        return {f"tokens_{name}": count for name, count in tokens.items()}
 
     def rows_trained(self, steps: int) -> int:
         """The number of rows that the first steps train."""

@@ -102,8 +102,7 @@ class StagedTraining:
 
     def passes(self, step: int) -> float:
         """Passes over the rows of the current stage's length, after `step` steps of the run."""
-        number = self.current.first + (step - self.current.stage.begin) * self.current.per_step
-        return passes(self.rows, self.current.rows, number)
+        return passes(self.rows, self.current.rows, self.trained(step))
 
     def trained(self, steps: int) -> int:
         """The number of rows that the first steps of the run train."""
