@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from functools import partial
 
 from ..errors import UserError
 from ..recipes.global_batch import rows_per_step
@@ -30,14 +31,14 @@ def run(args) -> None:
     recipe = recipe_of(args)
     say_loading()
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
-    from ..training.log.source_tokens import sources_of_run, steps_of_run
+    from ..training.log.source_tokens import sources_of_run
 
     begun, shown = time.monotonic(), sys.stdout.isatty()
     if share is None:
         data = prepare_data(recipe, progress=shown, for_training=True)
         train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
-        trained = train.trained_by(steps_of_run(train, per_step, recipe), per_step)
-        sources = [] if recipe.stages else sources_of_run(train, trained)
+        tokens_after = partial(train.tokens_after, per_step=per_step)
+        sources = [] if recipe.stages else sources_of_run(train, per_step, recipe, tokens_after)
         for split, text in [*describe_data(data), *sources]:
             print(f"{split}: {text}")
     else:

@@ -3,21 +3,18 @@
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import UserError
 from ..storage.atomic import write_atomically
 from .batch_keys import POSITION
-from .rows import Rows, Streamed
+from .rows import BEGINNING, Streamed, passes_from
 
 FILE = "stream.json"
 WIDTH = 1024  # bytes; a position is padded to a multiple of it
-BEGINNING = {"pass": 0}
 
 
 class Cursor(IterableDataset):
@@ -76,22 +73,6 @@ class Cursor(IterableDataset):
         latest = accelerator.gather(self._latest[None])[-1]  # the last process has the last rows of a batch
         if accelerator.is_main_process:
             write_atomically(folder / FILE, json.dumps(decoded(latest)))
-
-
-def passes_from(rows: Rows, position: dict = BEGINNING, seed: int = 0) -> Iterator[tuple[dict, dict]]:
-    """The rows from a position on, pass after pass, each with the position after it.
-
-    seed: of the order of rows that are no stream.
-    """
-    while True:
-        number, done = position["pass"], position.get("rows", 0)
-        again = 0 if "state" in position else done  # rows that are made once more, as no place is known
-        for row, place in islice(rows.pass_from(number, position.get("state"), seed), again, None):
-            done += 1
-            yield row, {"pass": number, "rows": done} | ({} if place is None else {"state": place})
-        if not done:
-            raise UserError(f"data: {rows.name} gives no row to train on.")
-        position = {"pass": number + 1}
 
 
 def with_positions(collator: Callable[[list[dict]], dict], rows: list[dict]) -> dict[str, Any]:

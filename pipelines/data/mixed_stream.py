@@ -9,12 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
+from ..lazy import torch
 from .batch_keys import EPOCH, PLACE, ROW_IDS
-from .cursor import BEGINNING, passes_from
 from .order import Place
-from .rows import Rows, Streamed
+from .rows import BEGINNING, Rows, Streamed, passes_from
 
 
 class MixedStream(Streamed):

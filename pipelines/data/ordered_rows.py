@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from torch.utils.data import Dataset
-
 from ..lazy import np
 from ..storage.cache import sha
 from .batch_keys import EPOCH, PLACE
 from .mixed_stream import MixedStream
 from .order import Draw, Order, Place, shares_of
-from .rows import Rows, Streamed
+from .rows import Rows, Streamed, steps_of_epoch
 
 SIZES = ("documents", "tokens", "bytes")  # facts that are added up
 
 
-class OrderedRows(Rows, Dataset):
+class OrderedRows(Rows):
     """Rows of several sources in the order of an Order, which alone knows what stands at a number.
 
     Where an order goes on from epoch to epoch, numbers beyond the last one are the rows of further epochs; so a
@@ -68,9 +66,14 @@ class OrderedRows(Rows, Dataset):
         """Each source's share of the rows."""
         return {name: count / len(self) for name, count in self.counts.items()}
 
-    def tokens_before(self, number: int) -> dict[str, int]:
+    def tokens_after(self, steps: int, per_step: int) -> dict[str, int]:
         if self.order.seed is None:  # at random in each epoch: what came before is not known
             return {}
+        epochs, rest = divmod(steps, steps_of_epoch(len(self), per_step))
+        return self.tokens_before(epochs * len(self) + min(rest * per_step, len(self)))  # an epoch's last may be short
+
+    def tokens_before(self, number: int) -> dict[str, int]:
+        """The tokens of each source in the rows before a number, through all epochs."""
         total = dict.fromkeys(self.parts, 0)
         for drawn in self.order.drawn_by_stretch(number):
             for source, count in drawn.items():

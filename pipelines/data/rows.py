@@ -1,12 +1,16 @@
-"""The interface of a split's rows to the training. Standard library only."""
+"""The interface of a split's rows to the training."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from ..errors import UserError
 from ..lazy import np, torch
 from .batch_keys import EPOCH, ROW_IDS
+
+BEGINNING = {"pass": 0}  # the position in rows that are read pass after pass
 
 
 class Rows:
@@ -76,13 +80,8 @@ class Rows:
         """A number that no row of any epoch has; rows with this number only fill up a batch."""
         return 2**62 if self.number_in(1, 0) else len(self)
 
-    def trained_by(self, steps: int, per_step: int) -> int:
-        """The number of rows, through all epochs, that the first steps train; an epoch's last step may be short."""
-        epochs, rest = divmod(steps, steps_of_epoch(len(self), per_step))
-        return epochs * len(self) + min(rest * per_step, len(self))
-
-    def tokens_before(self, number: int) -> dict[str, int]:
-        """The tokens of each source in the training rows before a number; {} for rows that are not mixed of sources."""
+    def tokens_after(self, steps: int, per_step: int) -> dict[str, int]:
+        """The tokens of each source that the first steps of a run train; {} for rows that are not mixed of sources."""
         return {}
 
     # ---- reading
@@ -142,9 +141,6 @@ class Streamed(Rows):
         """As of all rows, but the order is the stream's. A place of None: it is found again by counting rows."""
         return ((row, None) for row in self)
 
-    def trained_by(self, steps: int, per_step: int) -> int:
-        return steps * per_step
-
     def samples(self, wanted: int) -> list[int]:
         """No row: those of a stream cannot be read by number."""
         return []
@@ -171,6 +167,22 @@ class PlainRows(Rows):
 def steps_of_epoch(rows: float, per_step: int) -> int | None:
     """Optimizer steps of one pass over so many rows; None where their number is not known, as Rows.in_epoch says."""
     return max(1, -(-rows // per_step)) if rows < math.inf else None
+
+
+def passes_from(rows: Rows, position: dict = BEGINNING, seed: int = 0) -> Iterator[tuple[dict, dict]]:
+    """The rows from a position on, pass after pass, each with the position after it.
+
+    seed: of the order of rows that are no stream.
+    """
+    while True:
+        number, done = position["pass"], position.get("rows", 0)
+        again = 0 if "state" in position else done  # rows that are made once more, as no place is known
+        for row, place in islice(rows.pass_from(number, position.get("state"), seed), again, None):
+            done += 1
+            yield row, {"pass": number, "rows": done} | ({} if place is None else {"state": place})
+        if not done:
+            raise UserError(f"data: {rows.name} gives no row to train on.")
+        position = {"pass": number + 1}
 
 
 def packed_row(splits: Iterable[Rows]) -> tuple[Rows, int, dict]:

@@ -358,8 +358,7 @@ class AnyformerTrainer(Trainer):
             logs.update(self.own_rates | self.engine.norms_of_parts())
             logs.update(self.throughput.collect(self.accelerator.reduce))
             # Computed from the step's number, so that a resumed run needs no stored counts.
-            tokens = self.bare_rows.tokens_before(self.rows_trained(self.state.global_step))
-            logs.update({f"tokens_{name}": count for name, count in tokens.items()})
+            logs.update({f"tokens_{name}": n for name, n in self.source_tokens(self.state.global_step).items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
@@ -367,9 +366,9 @@ class AnyformerTrainer(Trainer):
             self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
 
-    def rows_trained(self, steps: int) -> int:
-        """The number of rows that the first steps train."""
-        return self.bare_rows.trained_by(steps, rows_of(self.args))
+    def source_tokens(self, steps: int) -> dict[str, int]:
+        """The tokens of each source that the first steps train; {} for rows without sources."""
+        return self.bare_rows.tokens_after(steps, rows_of(self.args))
 
     def log_final(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the finished model that its evaluation has not logged yet."""

@@ -23,7 +23,7 @@ from ..engines.elastic import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
 from ..stages.stage_run import StageRun
-from .source_tokens import sources_of_run, steps_of_run
+from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -72,7 +72,7 @@ def backend_words(trainer) -> str:
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
     """Print model, data, settings of a step and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
-    per_step, rows = rows_of(arguments), trainer.bare_rows
+    per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
@@ -88,7 +88,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
-        *sources_of_run(rows, trainer.rows_trained(steps_of_run(rows, per_step, recipe))),
+        *sources_of_run(trainer.bare_rows, per_step, recipe, trainer.source_tokens),
         ("step", plan),
         *describe_stages(stages),
         *([] if does is None else [("optimizers", does)]),

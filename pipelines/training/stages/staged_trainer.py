@@ -58,8 +58,8 @@ class StagedTrainer(AnyformerTrainer):
         new = {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": run.stage.steps}
         super()._run_epoch(*args, epoch=epoch, **(kwargs | new))
 
-    def rows_trained(self, steps):
-        return self.stages.trained(steps)
+    def source_tokens(self, steps):
+        return self.stages.rows.tokens_before(self.stages.trained(steps))
 
     def create_optimizer(self, model=None):
         fresh = self.optimizer is None
