@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from functools import partial
 
 from ..errors import UserError
 from ..recipes.global_batch import rows_per_step
@@ -36,7 +37,9 @@ def run(args) -> None:
     if share is None:
         data = prepare_data(recipe, progress=shown, for_training=True)
         train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
-        for split, text in [*describe_data(data), *sources_of_run(train, per_step, recipe)]:
+        tokens_after = partial(train.tokens_after, per_step=per_step)
+        sources = [] if recipe.stages else sources_of_run(train, per_step, recipe, tokens_after)
+        for split, text in [*describe_data(data), *sources]:
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)

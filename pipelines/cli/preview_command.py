@@ -20,20 +20,6 @@ def run(args) -> None:
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run    # one step of it; then without --dry-run")
 
 
-def rows_to_show(train, wanted: int) -> list[int]:
-    """Evenly spread rows, one of which holds several documents if any row does."""
-    from ..objectives.showing import spread
-
-    chosen = spread(len(train), wanted)
-    if not train.is_packed or any(len(train.documents(i)) > 1 for i in chosen):
-        return chosen
-    packed = next((i for i in range(len(train)) if len(train.documents(i)) > 1), None)
-    if packed is None:
-        return chosen
-    nearest = min(range(len(chosen)), key=lambda n: abs(chosen[n] - packed))
-    return sorted({*chosen[:nearest], packed, *chosen[nearest + 1 :]})
-
-
 def preview(recipe, rows: int) -> None:
     """Print `rows` rows of the training data of a recipe; nothing is trained."""
     from rich.console import Console
@@ -45,6 +31,5 @@ def preview(recipe, rows: int) -> None:
     print_facts(console, describe_data(data))
     console.print(data.objective.legend())
     train = data.rows["train"]
-    numbered = zip(range(rows), train) if train.is_stream else ((i, train[i]) for i in rows_to_show(train, rows))
-    for number, row in numbered:
+    for number, row in train.previewed(rows):
         data.reads.show(console, data, train, number, row)

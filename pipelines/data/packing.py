@@ -7,7 +7,8 @@ it exactly once. For all other objectives the slices follow each other without r
 """
 
 from collections import deque
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from ..words import counted
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
 from .documents import Corpus
 from .encoding import Encoder
-from .rows import Rows
-from .shuffled_corpus import FILES_AT_ONCE, ShuffledCorpus
+from .rows import Rows, Streamed
+from .shuffled_documents import FILES_AT_ONCE, shuffled_documents
 from .token_store import TokenStore, framed, framing_tokens
 
 Tail = Literal["drop", "pad"]
@@ -196,19 +197,28 @@ class PackedDataset(Rows, Dataset):
         _, end = self._bounds(-1)
         return int(self.store.offsets[np.searchsorted(self.store.offsets, 1)]) < end
 
+    def packing_report(self) -> str:
+        """A line for people: content of the rows, and how full they are."""
+        store = self.store
+        return (
+            f"{counted(len(self), 'row')} of {self.sequence_length} tokens from "
+            f"{counted(store.num_documents, 'document')} of {store.name} ({counted(store.num_tokens, 'token')}, "
+            f"{store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), {self.fill_rate:.1%} filled"
+        )
 
-class StreamingPackedDataset(Rows, IterableDataset):
+
+class StreamingPackedDataset(Streamed, IterableDataset):
     """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
 
-    An iteration is one pass, from the first document on or from where load_state_dict says; training makes it endless
-    (data/endless.py). With several workers only the first one yields, so that the order is the same for any number of
-    them; it still tokenises in parallel to training. shuffle_buffer: documents are read in an order that `seed` and the
-    pass determine (shuffled_corpus.py); None: in corpus order. A row also carries its sample id (`row_ids`, its number
-    in the pass) and the `epoch`, which set_epoch sets; both have shape (), and a collator's randomness depends on them.
+    An iteration is one pass, which `set_epoch` numbers; training reads pass after pass (cursor.py). With several
+    workers only the first one yields, so that the order is the same for any number of them; it still tokenises in
+    parallel to training. shuffle_buffer: documents are read in an order that `seed` and the pass determine
+    (shuffled_documents.py); None: in corpus order. A row also carries its sample id (`row_ids`, its number in the pass)
+    and the pass (`epoch`); both have shape (), and a collator's randomness depends on them.
     Raises UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
     """
 
-    is_packed = is_stream = True
+    is_packed = True
 
     def __init__(
         self,
@@ -231,14 +241,11 @@ class StreamingPackedDataset(Rows, IterableDataset):
         self.pad_token_id = tokenizer.pad_token_id or 0
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
-        self._start: dict = {}  # where the next iteration begins
-        self._place: dict = {}  # where the row after the latest one begins
         self._buffer, self._seed = shuffle_buffer, seed
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
 
     @property
-    def sources(self) -> int:
-        """The number of places in files of which a position consists."""
+    def num_places(self) -> int:
         return min(FILES_AT_ONCE, self.corpus.num_shards) if self._buffer else 1
 
     def report(self) -> dict:
@@ -251,6 +258,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """The documents are numbered within the row; each begins where the positions restart."""
+        if row is None:
+            return []
         parts = document_parts(row["position_ids"].numpy())
         return [(part, 0, end - begin) for part, (begin, end) in enumerate(parts)]
 
@@ -258,34 +267,31 @@ class StreamingPackedDataset(Rows, IterableDataset):
         """Set the epoch of the next iteration; Trainer and accelerate call this."""
         self._epoch.fill_(epoch)
 
-    def state_dict(self) -> dict:
-        """The place where the row after the latest one begins, as JSON; {} before a pass's first row.
-
-        rows: how many rows of the pass come before it. document: the corpus's place before the document in which it
-        begins. offset: its first token in that document. The method has the name that torchdata gives it.
-        """
-        return self._place
-
-    def load_state_dict(self, state: dict) -> None:
-        """Begin the next iteration at this place, without reading documents before it; later ones are whole passes."""
-        self._start = self._place = state
-
     def __iter__(self):
         worker = get_worker_info()
-        if worker is not None and worker.id > 0:
-            return
-        start, self._start = self._start, {}
-        epoch = self._epoch.clone()
-        for number, (arrays, document, offset) in enumerate(self._rows(start), start=start.get("rows", 0)):
-            self._place = {"rows": number + 1, "document": document, "offset": offset}
-            yield arrays | {ROW_IDS: torch.tensor(number), EPOCH: epoch}
+        if worker is None or worker.id == 0:
+            yield from (row for row, _ in self.pass_from(int(self._epoch)))
 
-    def _rows(self, place: dict):
+    def pass_from(self, number: int, place: Any = None, seed: int = 0):
+        """place: where the row after the latest one begins; no document before it is read.
+
+        rows: how many rows of the pass come before it. document: the corpus's place before the document in which it
+        begins. offset: its first token in that document.
+        """
+        rows = self._rows(number, place or {})
+        for row_number, (arrays, document, offset) in enumerate(rows, start=(place or {}).get("rows", 0)):
+            ids = {ROW_IDS: torch.tensor(row_number), EPOCH: torch.tensor(number)}
+            yield arrays | ids, {"rows": row_number + 1, "document": document, "offset": offset}
+
+    def packing_report(self) -> str:
+        return "a stream, tokenised and packed while training"
+
+    def _rows(self, number: int, place: dict):
         """(row, corpus's place before the document in which the next row begins, its first token there) of each row."""
         length, overlap = self.sequence_length, int(self.shifts_labels)
         held, borders = np.empty(0, dtype=np.int64), []  # the unfinished row; where documents begin in it
         rows, total, offset, end = place.get("rows", 0), 0, place.get("offset", 0), None
-        for before, after, tokens in self._documents(place.get("document")):
+        for before, after, tokens in self._documents(number, place.get("document")):
             end = after
             total += len(tokens)
             tokens, skipped, offset = tokens[offset:], offset, 0
@@ -309,15 +315,15 @@ class StreamingPackedDataset(Rows, IterableDataset):
         elif not rows:
             raise too_short(self.corpus.name, length, total)
 
-    def _documents(self, place):
+    def _documents(self, number: int, place):
         """(the corpus's place before it, the one after it, its tokens int64) of each document from a place on."""
-        corpus = self.corpus
+        documents = self.corpus.documents_from
         if self._buffer:
-            corpus = ShuffledCorpus(corpus, self._buffer, [self._seed, int(self._epoch)])
+            documents = partial(shuffled_documents, self.corpus, self._buffer, [self._seed, number])
         places = deque([place])  # documents are read ahead of those that are encoded
 
         def read():
-            for document, after in corpus.documents_from(place):
+            for document, after in documents(place):
                 places.append(after)
                 yield document
 
@@ -327,16 +333,6 @@ class StreamingPackedDataset(Rows, IterableDataset):
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         borders = np.array(borders, dtype=np.int64)
         return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
-
-
-def packing_report(dataset: PackedDataset) -> str:
-    """A line for people: content of the rows, and how full they are."""
-    store, length = dataset.store, dataset.sequence_length
-    return (
-        f"{counted(len(dataset), 'row')} of {length} tokens from {counted(store.num_documents, 'document')} of "
-        f"{store.name} ({counted(store.num_tokens, 'token')}, "
-        f"{store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), {dataset.fill_rate:.1%} filled"
-    )
 
 
 def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 
 from ..storage.cache import cached_folder, sha
 from ..words import counted, watched
@@ -42,16 +42,6 @@ class WithReference(Rows, Dataset):
     def texts(self, column: str) -> list[str]:
         """A column of raw texts, in the order of the rows."""
         return self.rows.texts(column)
-
-
-class Joined(Rows, ConcatDataset):
-    """The encoded rows of several sources one after the other; facts and notes are the first one's."""
-
-    def __init__(self, parts: list):
-        super().__init__(parts)
-        self.fingerprint = sha([rows.fingerprint for rows in parts])
-        self.name, self.facts, self.notes = parts[0].name, parts[0].facts, parts[0].notes
-        self.row_lengths = np.concatenate([rows.row_lengths for rows in parts])
 
 
 def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[[list], np.ndarray]) -> np.ndarray:

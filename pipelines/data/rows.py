@@ -1,22 +1,31 @@
-"""The interface of a split's rows to the training. Standard library only."""
+"""The interface of a split's rows to the training."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from ..errors import UserError
+from ..lazy import np, torch
+from .batch_keys import EPOCH, ROW_IDS
+
+BEGINNING = {"pass": 0}  # the position in rows that are read pass after pass
+
 
 class Rows:
-    """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors (or, of a stream, iteration alone).
+    """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors.
 
     A subclass sets `fingerprint`, `name` and, as far as it differs, the rest.
 
     fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
-    is_stream: whether rows can only be iterated. notes: sentences a user should read. parts: name -> the rows that
-    these are made of, if any: `place(number)` then begins with the name. is_ordered: whether rows are in training order
-    already, so that they are read one after the other. is_endless: whether numbers beyond the last one are the rows of
-    further epochs. stores: the TokenStores of plain text.
+    notes: sentences a user should read. parts: name -> the rows that these are made of, if any: `place(number)` then
+    begins with the name. stores: the TokenStores of plain text.
+
+    The other methods say how rows are ordered and counted. Rows that are read through an Order (ordered_rows.py) and
+    streams override them.
     """
 
     fingerprint: str
@@ -24,12 +33,10 @@ class Rows:
     facts: dict[str, Any] = {}
     row_lengths = None
     is_packed = False
-    is_stream = False
     notes: tuple[str, ...] | list[str] = ()
     parts: Mapping[str, "Rows"] = MappingProxyType({})
-    is_ordered = False
-    is_endless = False
     stores: Sequence[Any] = ()
+    num_places = 1  # of which a position in the rows consists, where they are streamed from several files
 
     def report(self) -> dict[str, Any]:
         """What run.json holds of the split: its identity, facts and notes."""
@@ -40,10 +47,18 @@ class Rows:
         """What a resumed run compares: the fingerprint."""
         return self.fingerprint
 
-    @property
-    def beyond(self) -> int:
-        """A number that no row of any epoch has; rows with this number only fill up a batch."""
-        return 2**62 if self.is_endless else len(self)
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        """The documents in row `number`: (document, its first token in the row, number of tokens); [] if unknown.
+
+        row: the row itself, which alone says it where rows are streamed.
+        """
+        return []
+
+    def place(self, number: int) -> tuple[str, int]:
+        """(part, number in it) of a row; rows without parts are one without a name."""
+        return "", number
+
+    # ---- numbers
 
     def inside(self, index: int) -> int:
         """The number, from 0, of a row that may be counted from the end. Raises IndexError where there is none."""
@@ -51,6 +66,131 @@ class Rows:
             raise IndexError(f"row {index} of {len(self)}")
         return index % len(self)
 
-    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        """The documents in row `number`: (document, its first token in the row, number of tokens); [] if unknown."""
+    @property
+    def in_epoch(self) -> float:
+        """The number of rows in an epoch; infinity where a stream has no known length."""
+        return len(self)
+
+    def number_in(self, epoch: int, place: int) -> int:
+        """The number of the row at a place of an epoch: the place itself where each epoch has the same rows."""
+        return place
+
+    @property
+    def beyond(self) -> int:
+        """A number that no row of any epoch has; rows with this number only fill up a batch."""
+        return 2**62 if self.number_in(1, 0) else len(self)
+
+    def tokens_after(self, steps: int, per_step: int) -> dict[str, int]:
+        """The tokens of each source that the first steps of a run train; {} for rows that are not mixed of sources."""
+        return {}
+
+    # ---- reading
+
+    def sampler(self, per_step: int, seed: int, at_random: Callable[[], Iterable[int]]) -> Iterable[int]:
+        """The order in which an epoch trains the rows: at random, unless it matters which rows share a step.
+
+        per_step: rows of an optimizer step.
+        """
+        if self.row_lengths is None:
+            return at_random()
+        from .length_batching import LengthGroupedSampler
+
+        # Grouped by optimizer step: its rows do not depend on the number of processes and micro-batches.
+        return LengthGroupedSampler(self.row_lengths, per_step, seed)
+
+    def pass_from(self, number: int, place: Any = None, seed: int = 0) -> Iterator[tuple[dict, Any]]:
+        """The rows of pass `number` after a place, each with its number, its epoch and the place after it, as JSON.
+
+        None is the beginning. The order depends on the seed and the pass.
+        """
+        done = (place or {"rows": 0})["rows"]
+        order = np.random.default_rng((seed, number)).permutation(len(self))[done:].tolist()
+        for index in order:
+            done, row = done + 1, self.number_in(number, index)
+            yield self[row] | {ROW_IDS: torch.tensor(row), EPOCH: torch.tensor(number)}, {"rows": done}
+
+    # ---- looking
+
+    def samples(self, wanted: int) -> list[int]:
+        """Numbers of some rows, evenly spread from first to last, so that a mixture's last part is shown, too."""
+        wanted = min(wanted, len(self))
+        return sorted({round(i * (len(self) - 1) / max(1, wanted - 1)) for i in range(wanted)})
+
+    def previewed(self, wanted: int) -> Iterator[tuple[int, dict]]:
+        """(number, row) of evenly spread rows, one of which holds several documents if any row does."""
+        chosen = self.samples(wanted)
+        if self.is_packed and not any(len(self.documents(i)) > 1 for i in chosen):
+            packed = next((i for i in range(len(self)) if len(self.documents(i)) > 1), chosen[0])
+            nearest = min(range(len(chosen)), key=lambda n: abs(chosen[n] - packed))
+            chosen = sorted({*chosen[:nearest], packed, *chosen[nearest + 1 :]})
+        return ((number, self[number]) for number in chosen)
+
+
+class Streamed(Rows):
+    """Rows that can only be read one after the other, pass after pass; each says its number (`row_ids`) and epoch.
+
+    A subclass overrides `__iter__`, if all passes are alike, or `pass_from`.
+    """
+
+    in_epoch = math.inf
+
+    def __iter__(self) -> Iterator[dict]:
+        return (row for row, _ in self.pass_from(0))
+
+    def pass_from(self, number: int, place: Any = None, seed: int = 0) -> Iterator[tuple[dict, Any]]:
+        """As of all rows, but the order is the stream's. A place of None: it is found again by counting rows."""
+        return ((row, None) for row in self)
+
+    def samples(self, wanted: int) -> list[int]:
+        """No row: those of a stream cannot be read by number."""
         return []
+
+    def previewed(self, wanted: int) -> Iterator[tuple[int, dict]]:
+        return zip(range(wanted), self)
+
+
+class PlainRows(Rows):
+    """A sequence of rows that does not say more of itself, such as a list, as Rows."""
+
+    fingerprint = name = ""
+
+    def __init__(self, rows: Sequence[dict]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict:
+        return self.rows[number]
+
+
+def steps_of_epoch(rows: float, per_step: int) -> int | None:
+    """Optimizer steps of one pass over so many rows; None where their number is not known, as Rows.in_epoch says."""
+    return max(1, -(-rows // per_step)) if rows < math.inf else None
+
+
+def passes_from(rows: Rows, position: dict = BEGINNING, seed: int = 0) -> Iterator[tuple[dict, dict]]:
+    """The rows from a position on, pass after pass, each with the position after it.
+
+    seed: of the order of rows that are no stream.
+    """
+    while True:
+        number, done = position["pass"], position.get("rows", 0)
+        again = 0 if "state" in position else done  # rows that are made once more, as no place is known
+        for row, place in islice(rows.pass_from(number, position.get("state"), seed), again, None):
+            done += 1
+            yield row, {"pass": number, "rows": done} | ({} if place is None else {"state": place})
+        if not done:
+            raise UserError(f"data: {rows.name} gives no row to train on.")
+        position = {"pass": number + 1}
+
+
+def packed_row(splits: Iterable[Rows]) -> tuple[Rows, int, dict]:
+    """A split with packed rows, the number of one of them and the row: the last, which may be padded.
+
+    Of a stream it is the first row; another split is preferred. splits: some of them packed.
+    """
+    rows = min((rows for rows in splits if rows.is_packed), key=lambda rows: isinstance(rows, Streamed))
+    if isinstance(rows, Streamed):
+        return rows, 0, next(iter(rows))
+    return rows, len(rows) - 1, rows[len(rows) - 1]

@@ -4,30 +4,37 @@ An objective's randomness then depends on (seed, epoch, row id) alone: resuming,
 nothing.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments
 
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
-from .endless import EndlessStream
+from .cursor import Cursor
+from .rows import PlainRows, Rows, Streamed
 
 NO_ROW = None  # index of a filler row, for a process that has no other
 FILLED_UP = 64  # rows; an evaluation batch up to this size is filled up, and has the shape of the run's other batches
 
 
-class DatasetWithSampleIds(Dataset):
-    """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
+class NumberedRows(Dataset):
+    """Rows as a loader reads them: each carries its number and the epoch, which is set by `set_epoch`.
 
-    Rows that differ in each epoch (Rows.is_endless) are numbered on through all epochs. The index NO_ROW gives a copy
-    of the first row without labels, with a number that no row has.
+    Rows that differ in each epoch are numbered on through all epochs (Rows.number_in). The index NO_ROW, and each
+    beyond the last row, gives a copy of the first row without labels, with a number that no row has.
+
+    rows: also a torch Subset, whose rows are numbered anew. split: the whole of which they are.
+    The methods below `set_epoch` are called by a training; those of rows that are streamed do more (cursor.py).
     """
 
-    def __init__(self, rows: Dataset):
-        self.rows = rows
+    def __init__(self, rows):
+        self.rows: Rows = rows if isinstance(rows, Rows) else PlainRows(rows)
+        is_part = isinstance(rows, Subset)
+        self.split, self.chosen = (rows.dataset, rows.indices) if is_part else (self.rows, None)
         # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -36,20 +43,44 @@ class DatasetWithSampleIds(Dataset):
 
     def __getitem__(self, index):
         epoch = int(self._epoch)
-        if index is NO_ROW:
-            return without_labels(self.rows[0]) | {ROW_IDS: getattr(self.rows, "beyond", len(self)), EPOCH: epoch}
-        number = int(index) + epoch * len(self) * getattr(self.rows, "is_endless", False)
+        if index is NO_ROW or index >= len(self):
+            number = self.rows.beyond if index is NO_ROW else index
+            return without_labels(self.rows[0]) | {ROW_IDS: number, EPOCH: epoch}
+        number = self.rows.number_in(epoch, int(index))
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
+
+    def number_in_split(self, number: int) -> int | None:
+        """The number in the split of the row with a sample id; None: it is a filler's."""
+        if number >= self.rows.beyond:
+            return None
+        return number if self.chosen is None else self.chosen[number]
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
 
+    def enter(self, settings: dict) -> None:
+        """Change what a trainer is made of (its keyword arguments) as far as the rows ask for it."""
 
-def with_sample_ids(rows):
-    """The rows for training: with sample ids; streams (Rows.is_stream), which number their rows themselves, endless."""
-    if getattr(rows, "is_stream", False):
-        return EndlessStream(rows)
-    return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
+    def begin(self, checkpoint: str | Path | None) -> None:
+        """Called when the training begins, or goes on from a checkpoint."""
+
+    def begin_loading(self, loader) -> None:
+        """Called with the loader of the training."""
+
+    def trained(self, batch: dict) -> None:
+        """Called for each batch of the training; takes out of it what the model does not see."""
+
+    def epoch(self, counted: float | None) -> float | None:
+        """The epoch that is trained. counted: as Trainer counts it."""
+        return counted
+
+    def save(self, folder: Path, accelerator) -> None:
+        """Write into a checkpoint's folder what resuming takes; all processes must call this."""
+
+
+def training_rows(rows):
+    """A split's rows as a training reads them."""
+    return Cursor(rows) if isinstance(rows, Streamed) else NumberedRows(rows)
 
 
 def without_labels(row: dict) -> dict:
@@ -58,39 +89,25 @@ def without_labels(row: dict) -> dict:
     return row | words | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 
-def evaluation_order(rows: Dataset) -> list[int]:
-    """The order in which an evaluation takes some rows: the longest first where they have `row_lengths`."""
-    lengths = getattr(rows, "row_lengths", None)
-    return list(range(len(rows))) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+def evaluation_rows(rows, multiple: int) -> Subset:
+    """Rows as an evaluation reads them: the longest first where they have `row_lengths`, so that batches hold little
+    padding, then fillers up to a multiple of `multiple`.
 
-
-class PaddedEvalDataset(Dataset):
-    """Rows with sample ids, then copies of the first one without labels, up to a multiple of `multiple`.
-
-    Every process then evaluates equally many rows, and none is counted twice. They come in evaluation_order, so that
-    batches hold little padding.
+    Every process then evaluates equally many rows, and none is counted twice.
     """
-
-    def __init__(self, rows: Dataset, multiple: int):
-        self.rows, self.length = rows, -(-len(rows) // multiple) * multiple
-        self.order = evaluation_order(rows)
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        number = self.order[index] if index < len(self.rows) else index
-        row = self.rows[number] if index < len(self.rows) else without_labels(self.rows[0])
-        return row | {ROW_IDS: number, EPOCH: 0}
+    numbered = NumberedRows(rows)
+    lengths = numbered.rows.row_lengths
+    order = range(len(numbered)) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+    return Subset(numbered, [*order, *range(len(numbered), -(-len(numbered) // multiple) * multiple)])
 
 
 @contextmanager
-def evaluation_batches(arguments: TrainingArguments, rows: Dataset) -> Iterator[PaddedEvalDataset]:
-    """Yields the rows, padded for evaluation batches of the arguments, which in the block are no larger than needed."""
+def evaluation_batches(arguments: TrainingArguments, rows) -> Iterator[Subset]:
+    """Yields evaluation_rows for batches of the arguments, which in the block are no larger than needed."""
     asked = arguments.per_device_eval_batch_size
     needed = max(FILLED_UP, -(-len(rows) // arguments.world_size))
     arguments.per_device_eval_batch_size = min(asked, needed)
     try:
-        yield PaddedEvalDataset(rows, arguments.eval_batch_size * arguments.world_size)
+        yield evaluation_rows(rows, arguments.eval_batch_size * arguments.world_size)
     finally:
         arguments.per_device_eval_batch_size = asked

@@ -12,6 +12,7 @@ from ..accounting.devices import Devices
 from ..accounting.flops import active_parameters
 from ..accounting.plan import plan_run
 from ..accounting.step_memory import planned_config
+from ..data.rows import steps_of_epoch
 from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.differences import resume_difference
@@ -21,7 +22,6 @@ from ..reporting.plots import can_plot, plot_scaling
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
-from ..training.arguments import steps_of_epoch
 from ..training.run import train
 from ..words import counted
 from .ladder import Rung

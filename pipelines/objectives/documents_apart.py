@@ -1,13 +1,12 @@
 """Whether a native model keeps the documents of a packed row apart, as our own families do."""
 
-import copy
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.families import FAMILIES
 
-from ..data.rows import Rows
+from ..data.rows import Rows, packed_row
 from ..errors import UserError
 from ..positions import position_tables
 from .data import Data
@@ -38,11 +37,8 @@ def check_documents_apart(model, name: str, data: Data, splits: Iterable[Rows], 
 
 
 def names_sent(data: Data, splits: Iterable[Rows]) -> Collection[str]:
-    """Names of the inputs that the data's collator makes of a packed row: the last row, which may be padded."""
-    rows = min((rows for rows in splits if rows.is_packed), key=lambda rows: rows.is_stream)
-    if rows.is_stream:
-        return data.reads.collated(data, rows, 0, next(iter(copy.deepcopy(rows)))).keys()
-    return data.reads.collated(data, rows, len(rows) - 1, rows[len(rows) - 1]).keys()
+    """Names of the inputs that the data's collator makes of a packed row."""
+    return data.reads.collated(data, *packed_row(splits)).keys()
 
 
 def begin_behind_padding(model) -> None:

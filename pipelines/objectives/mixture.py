@@ -7,7 +7,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS, pad, row_ids
+from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import rich_text, torch
@@ -19,8 +20,7 @@ from .base import FamiliesWith
 from .data import Data
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
-from .mixture_stream import PLACE, Place, PlacedStream
-from .parts import MixedRows, ReadsParts, SeveralObjectives
+from .parts import ReadsParts, SeveralObjectives
 from .scores import Scored
 from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective
 from .tokens import pad_token_id
@@ -84,10 +84,8 @@ class ReadsMixture(ReadsParts):
         in_stream = any(part.recipe.data.streaming for part in self.objective.parts.values())
         return part.Reads(part, in_stream=in_stream)
 
-    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
-        if any(part.is_stream for part in rows.values()):
-            return PlacedStream(rows, weights, self.seed)
-        return PlacedRows(rows, weights)
+    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
+        return mixed(rows, weights, self.seed, is_placed=True)
 
     def collator(self, data: Data, packed: bool) -> "JointCollator":
         widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
@@ -98,7 +96,7 @@ class ReadsMixture(ReadsParts):
             widths=widths if any(reads._has_one_width for reads in self._parts.values()) else None,
         )
 
-    def show(self, console: Any, data: Data, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
+    def show(self, console: Any, data: Data, rows: Rows, number: int, row: dict) -> None:
         place = row[PLACE]
         console.print(f"{place.part}:", markup=False)
         of_part = data.parts[place.part], rows.parts[place.part], place.number, row | own_row(row)
@@ -119,7 +117,7 @@ class LearnsParts(LearnsText):
 class SpeakerAnswers(Continues):
     """Prompts, which the first part answers that continues any."""
 
-    def samples(self, finished: FinishedModel, splits: dict[str, MixedRows], scored: Scored | None) -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows], scored: Scored | None) -> list[dict]:
         speaker = self.objective.speaker
         of_speaker = {split: rows.parts[speaker] for split, rows in splits.items() if speaker in rows.parts}
         return self.data.parts[speaker].answers().samples(finished, of_speaker, scored)
@@ -245,20 +243,6 @@ class Mixture(SeveralObjectives):
     def legend(self):
         lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
         return rich_text.Text("\n").join(lines)
-
-
-class PlacedRows(MixedRows):
-    """Rows with their Place, which tells the collator their part; `facts` counts rows, not examples."""
-
-    def __init__(self, parts: dict[str, Rows], weights: dict[str, float] | None):
-        super().__init__(parts, weights)
-        self.facts["rows"] = self.facts.pop("examples")
-
-    def __getitem__(self, number: int) -> dict:
-        name, inside, turn = self.turn(number)
-        rows = self.parts[name]
-        turns = 0 if rows.is_endless else -(-self.counts[name] // len(rows))
-        return rows[inside] | {PLACE: Place(name, inside, turn, turns)}
 
 
 def own_row(row: dict) -> dict:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..data.documents import Corpus
+from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
 from .base import check_examples
 from .data import Data
 from .finished_model import FinishedModel
-from .parts import MixedRows, ReadsParts, SeveralObjectives, of_label
+from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .writing import LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer, pair_collator
@@ -61,13 +62,13 @@ class ReadsTasks(ReadsParts):
 class TaskScores(Scores):
     """The metrics of each task, with its name behind them."""
 
-    def unanswered(self, rows: MixedRows, numbers: Sequence[int]) -> list[str]:
+    def unanswered(self, rows: OrderedRows, numbers: Sequence[int]) -> list[str]:
         present = {rows.place(number)[0] for number in numbers}
         missing = {name: part for name, part in self.objective.parts.items() if name not in present}
         return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
     def of_answers(
-        self, answers: WritesTexts, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train
+        self, answers: WritesTexts, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train
     ) -> Scored:
         """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
         from ..metrics.significance import keep, kept_comparisons

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.documents import Corpus, Share
-from ..data.mixed_rows import MixedRows
+from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import DataSection
@@ -148,21 +148,21 @@ class ReadsParts(Reads):
                 parts[label] = reads.prepare(of_label(sources, label), cache, progress, tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources, parts=parts)
 
-    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
+    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> Rows:
         rows = {}
         for label, part_source in source.items():
             with self.objective.of_part(label):
                 rows[label] = self._parts[label].rows(data.parts[label], part_source, split, cache, progress)
         weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
-        if split == "train" and not any(part.is_stream for part in rows.values()):
+        if split == "train":
             self._check_epoch(rows, weights)
         return self._mixed(rows, weights if split == "train" else None)
 
     def _check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
         """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
-        rarest = max(rows, key=lambda label: len(rows[label]) / weights[label])
-        epoch = len(rows[rarest]) * sum(weights[label] / weights[rarest] for label in rows)
-        most = max(MOST_ROWS, 10 * sum(map(len, rows.values())))
+        rarest = max(rows, key=lambda label: rows[label].in_epoch / weights[label])
+        epoch = rows[rarest].in_epoch * sum(weights[label] / weights[rarest] for label in rows)
+        most = max(MOST_ROWS, 10 * sum(part.in_epoch for part in rows.values()))  # without bound beside a stream
         if epoch > most:
             raise UserError(
                 f"{self.objective.section}.parts, {rarest}: weight={show(weights[rarest])} makes an epoch of "
@@ -170,9 +170,9 @@ class ReadsParts(Reads):
                 f"{weights[rarest] * epoch / most:.2g}"
             )
 
-    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
-        """Join the rows of all parts of one split. weights: as MixedRows takes them."""
-        return MixedRows(rows, weights)
+    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
+        """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
+        return mixed(rows, weights, self.seed)
 
     def check_shares(self) -> None:
         self.objective.of_each(lambda part: part.Reads(part).check_shares())
@@ -187,7 +187,7 @@ class ReadsParts(Reads):
                 made += self._parts[label].prepare_share(*of_part)
         return made
 
-    def show(self, console: Any, data: Data, rows: "MixedRows", number: int, row: dict) -> None:
+    def show(self, console: Any, data: Data, rows: Rows, number: int, row: dict) -> None:
         label, inside = rows.place(number)
         console.print(f"{label}:", markup=False)
         self._parts[label].show(console, data.parts[label], rows.parts[label], inside, row)

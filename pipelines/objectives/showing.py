@@ -17,12 +17,6 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # as SentencePiece names the bytes 
 SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
 
-def spread(total: int, wanted: int) -> list[int]:
-    """`wanted` row numbers, evenly spread from first to last, so that a mixture's last part is shown, too."""
-    wanted = min(wanted, total)
-    return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
-
-
 def legend(words: str) -> "rich_text.Text":
     """A legend from words in rich's markup, which may name these styles: [predicted]text[/], [unpredicted], [padding].
 

@@ -81,13 +81,14 @@ class TaughtTexts(Teaching):
     def for_training(
         self, data: Data, rows: "dict[str, Rows]", sources: "dict[str, Examples]", cache: Path
     ) -> "tuple[dict[str, Rows], Lesson]":
-        from ..data.reference import Joined, WithReference, answered
+        from ..data.ordered_rows import joined
+        from ..data.reference import WithReference, answered
 
-        joined, asked_sources, further = rows["train"], [sources["train"]], self._further_texts()
+        train, asked_sources, further = rows["train"], [sources["train"]], self._further_texts()
         if further is not None:
             more = self.reads.rows(data, further, further.split, cache, labelled=False)
-            joined, asked_sources = Joined([joined, more]), [*asked_sources, further]
-            joined.notes = [*joined.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
+            train, asked_sources = joined([train, more]), [*asked_sources, further]
+            train.notes = [*train.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
         identity = sha([self.objective.taught, self.teacher.identity, *self._how_answered()])
         texts = (self._asked(data, row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
@@ -98,7 +99,7 @@ class TaughtTexts(Teaching):
         if self.teacher.cut:
             print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
         self.teacher.let_go()
-        taught = WithReference(joined, numbers, sha([identity, numbers[0].shape[-1]]))
+        taught = WithReference(train, numbers, sha([identity, numbers[0].shape[-1]]))
         return rows | {"train": taught}, self._lesson()
 
 

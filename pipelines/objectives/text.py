@@ -89,26 +89,19 @@ class ReadsText(Reads):
 
     def _mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
         """Join the rows of several sources of a split: by their weights for training, else each row once."""
-        from ..data.mixed_rows import SourceRows
-        from ..data.mixture_order import MixtureOrder, shares_of
+        from ..data.ordered_rows import sources_once, weighed
 
         if split != "train":
-            return SourceRows(found)
+            return sources_once(found)
         data = self.recipe.data
         weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
-        if self._is_streamed(split):
-            from .mixture_stream import PlacedStream
-
-            return PlacedStream(found, weights, self.seed)
-        tokens, documents = ({name: rows.facts[of] for name, rows in found.items()} for of in ("tokens", "documents"))
-        shares = shares_of(weights, data.weights_by, tokens, documents)
-        return SourceRows(found, MixtureOrder({name: len(rows) for name, rows in found.items()}, shares, self.seed))
+        return weighed(found, weights, data.weights_by, self.seed)
 
     def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
         from ..data.packing import StreamingPackedDataset
 
         section = self.settings
-        if self._is_streamed(split):
+        if split == "train" and self.recipe.data.streaming:
             options = {"tail": section.tail, "shifts_labels": self.objective.shifts_labels} | self._marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
@@ -138,7 +131,7 @@ class ReadsText(Reads):
     def prepare_share(
         self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False
     ) -> int:
-        if self._is_streamed(split):
+        if split == "train" and self.recipe.data.streaming:
             return 0
         sources = source.sources.values() or [source]
         return sum(self._tokenization(data, corpus, cache).make_share(share, progress) for corpus in sources)
@@ -152,9 +145,6 @@ class ReadsText(Reads):
     def _marks_around(self) -> dict[str, bool]:
         """Whether bos and eos tokens stand around each document."""
         return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
-
-    def _is_streamed(self, split: str) -> bool:
-        return split == "train" and self.recipe.data.streaming
 
     @property
     def _row_length(self) -> int:
@@ -175,9 +165,7 @@ class ReadsText(Reads):
     # ---- words
 
     def describe(self, data: Data, rows: "Rows") -> str:
-        from ..data.packing import packing_report
-
-        return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+        return rows.packing_report()
 
     def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
@@ -229,7 +217,7 @@ def metrics_of_losses(
     from ..open_tokenizer import vocabulary_size
     from .perplexity import TokenLosses
 
-    train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+    train = train if train is not None and train.stores else None  # of streams and examples no text is stored
     losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(tokenizer))
     chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
     results = {name: row.of_losses(losses) for name, row in chosen.items()}

@@ -54,21 +54,13 @@ def data_ranks(section: TrainingSection, world_size: int) -> int:
     return max(1, world_size // sharing_rows(section.parallelism))
 
 
-def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> int | None:
-    """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known.
-
-    per_step: rows of a step; the last step of an epoch may have fewer.
-    """
+def total_steps(section: TrainingSection, per_epoch: int | None) -> int | None:
+    """Optimizer steps of the whole run, or None where neither max_steps nor the steps of an epoch are known."""
     if section.max_steps > 0:
         return section.max_steps
-    if rows is None:
+    if per_epoch is None:
         return None
-    return int(-(-section.num_train_epochs * steps_of_epoch(rows, per_step) // 1))
-
-
-def steps_of_epoch(rows: int, per_step: int) -> int:
-    """Optimizer steps of one pass over the rows."""
-    return max(1, -(-rows // per_step))
+    return int(-(-section.num_train_epochs * per_epoch // 1))
 
 
 def rows_of(arguments: TrainingArguments) -> int:
@@ -104,7 +96,7 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
-    total = total_steps(section, None, per_step)
+    total = total_steps(section, None)
     if total is not None:
         check_schedule(section, total)
     values = values_of(recipe, micro_batch, accumulated, total, device)

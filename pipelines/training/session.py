@@ -9,7 +9,7 @@ from functools import partial
 from transformers import TrainingArguments
 
 from ..adapters import weights_identity
-from ..data.rows import Rows
+from ..data.rows import Rows, steps_of_epoch
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
@@ -23,7 +23,7 @@ from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
 from ..storage.cache import sha
 from ..storage.record import data_identity
-from .arguments import data_ranks, rows_of, steps_of_epoch, total_steps, training_arguments
+from .arguments import data_ranks, rows_of, total_steps, training_arguments
 from .checkpoints.going_on import with_values_of_run
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
@@ -104,16 +104,15 @@ class Session:
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]
         folder.data, folder.rows_per_step = self.data.facts, rows_of(self.arguments)
-        recipe = self.settle(None if rows.is_stream else steps_of_epoch(len(rows), folder.rows_per_step))
-        folder.total_steps = partial(
-            total_steps, rows=None if rows.is_stream else len(rows), per_step=folder.rows_per_step
-        )
+        per_epoch = steps_of_epoch(rows.in_epoch, folder.rows_per_step)
+        recipe = self.settle(per_epoch)
+        folder.total_steps = partial(total_steps, per_epoch=per_epoch)
         total = folder.total_steps(recipe.training)
         if total is not None:
             check_schedule(recipe.training, total)
         check_rows_can_be_shared(recipe, rows)
         batch = self.arguments.train_batch_size * data_ranks(recipe.training, self.arguments.world_size)
-        if self.arguments.dataloader_drop_last and not rows.is_stream and len(rows) < batch:
+        if self.arguments.dataloader_drop_last and rows.in_epoch < batch:
             raise UserError(
                 f"training.parallelism={words_of(recipe.training.parallelism)} needs whole batches of {batch} rows, "
                 f"and the data has {len(rows)}; lower training.per_device_train_batch_size"

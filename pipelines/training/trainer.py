@@ -13,14 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
-from ..data.endless import PositionCollator
-from ..data.length_batching import LengthGroupedSampler
-from ..data.sample_ids import evaluation_batches, with_sample_ids
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.sample_ids import evaluation_batches, training_rows
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
 from ..objectives.learns import Learns
@@ -35,7 +32,6 @@ from .arguments import refusals, rows_of
 from .checkpoints.checkpoint_staging import CheckpointStaging, SaveTheBest, locate_best
 from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
-from .checkpoints.stream_position import StreamPosition
 from .checkpoints.weight_average import WeightAverage, load_average
 from .engines.elastic import draw_anew, processes_of
 from .engines.engine import Engine
@@ -52,7 +48,6 @@ from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
 from .learning_rate import begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
-from .log.source_tokens import source_tokens
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, plain, save_adapted_config
@@ -121,14 +116,11 @@ class AnyformerTrainer(Trainer):
         self.logits_of = None if learns is None else learns.logits_of()
         self.own_optimizer, self.shifts_labels = own_optimizer(section), learns is None or learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
-        self.bare_rows = kwargs.get("train_dataset")
-        parts = None if self.engine.shares_rows else parts_of_rows(self.bare_rows)
+        self.rows = kwargs["train_dataset"] = training_rows(kwargs.get("train_dataset") or ())
+        self.bare_rows = self.rows.rows
+        self.rows.enter(kwargs)
+        parts = None if self.engine.shares_rows else parts_of_rows(self.rows)
         self.part_losses = None if parts is None else PartLosses(*parts, self.shifts_labels)
-        kwargs["train_dataset"] = with_sample_ids(self.bare_rows)
-        self.position = StreamPosition(kwargs["train_dataset"])
-        if self.position.stream is not None:
-            kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
-            kwargs["args"].ignore_data_skip = True  # a resumed stream seeks its position itself
         with self.engine.entered(kwargs), warnings.catch_warnings():
             # Trainer warns that it does not smooth several labels; our loss of them does (losses.SeveralLabels).
             warnings.filterwarnings("ignore", "Label smoothing is not compatible", UserWarning)
@@ -163,7 +155,7 @@ class AnyformerTrainer(Trainer):
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
         audits = section.audit_samples and self.counts_rows
-        self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
+        self.audit = SampleAudit(folder, self.rows, self.args.process_index) if audits else None
         callbacks = (
             self.padding,
             self.watchdog,
@@ -199,22 +191,14 @@ class AnyformerTrainer(Trainer):
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
-        if self.position.stream is not None:
-            # A DataLoader draws a random number whenever iteration begins, and a resumed run begins once more. With a
-            # generator of its own it does not change the state of the global one.
-            loader.base_dataloader.generator = torch.Generator()
+        self.rows.begin_loading(loader)
         self.engine.share_rows(loader)
         share_out_in_full_rounds(loader)  # after share_rows, which sets how many processes read different rows
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
-        if getattr(self.bare_rows, "is_ordered", False):
-            return SequentialSampler(self.train_dataset)
-        lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
-        if lengths is None:
-            return super()._get_train_sampler(train_dataset)
-        # Grouped by optimizer step: its rows do not depend on the number of processes and micro-batches.
-        self.epochs.sampler = LengthGroupedSampler(lengths, rows_of(self.args), self.args.seed)
+        at_random = partial(super()._get_train_sampler, train_dataset)
+        self.epochs.sampler = self.bare_rows.sampler(rows_of(self.args), self.args.seed, at_random)
         return self.epochs.sampler
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
@@ -247,7 +231,7 @@ class AnyformerTrainer(Trainer):
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
             self.args.eval_on_start = False  # the start was measured; another validation would count for the patience
-        for part in (self.position, self.steps, self.resumed, self.average):
+        for part in (self.rows, self.steps, self.resumed, self.average):
             if part is not None:
                 part.begin(resume_from_checkpoint or None)
         self.throughput.start()
@@ -302,10 +286,9 @@ class AnyformerTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = self._rows = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
-        self.position.trained(inputs.pop(POSITION, None))
+        self.rows.trained(inputs)
         if self.audit is not None:
-            epoch = int(self.state.epoch or 0) if self.position.stream is None else self.position.passes
-            self.audit.trained(self.state.global_step + 1, epoch, rows)
+            self.audit.trained(self.state.global_step + 1, int(self.rows.epoch(self.state.epoch) or 0), rows)
         self.throughput.add_batch(self.model, inputs)
         self.steps.remember(self.state.global_step + 1, self._tr_loss, self.summed)
         by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
@@ -365,21 +348,25 @@ class AnyformerTrainer(Trainer):
     # ---- the log
 
     def log(self, logs, start_time=None):
-        if self.position.stream is not None:
-            self.state.epoch = float(self.position.passes)  # Trainer counts all steps of a stream as one epoch
+        self.state.epoch = self.rows.epoch(self.state.epoch)
         if "loss" in logs or "train_loss" in logs:
             self.steps.count_steps(logs, self.state)
         if "loss" in logs:
             self.guard.check()
             logs.update(self.own_rates | self.engine.norms_of_parts())
             logs.update(self.throughput.collect(self.accelerator.reduce))
-            logs.update(source_tokens(self.bare_rows, rows_of(self.args), self.state.global_step))
+            # Computed from the step's number, so that a resumed run needs no stored counts.
+            logs.update({f"tokens_{name}": n for name, n in self.source_tokens(self.state.global_step).items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
                 logs.update(self.part_losses.collect(self.accelerator.reduce))
             self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
+
+    def source_tokens(self, steps: int) -> dict[str, int]:
+        """The tokens of each source that the first steps train; {} for rows without sources."""
+        return self.bare_rows.tokens_after(steps, rows_of(self.args))
 
     def log_final(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the finished model that its evaluation has not logged yet."""
@@ -463,7 +450,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check_weights(self.model, self.state.global_step)
             with self.staging.stage(self.args, name) as staged:
                 super()._save_checkpoint(model, trial)
-                self.position.save(staged, self.accelerator)
+                self.rows.save(staged, self.accelerator)
                 if self.args.should_save:
                     self.steps.save(staged)
                     if self.average is not None:

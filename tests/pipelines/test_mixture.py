@@ -8,11 +8,10 @@ import pytest
 import torch
 import transformers
 import yaml
-from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
-from anyformer.pipelines.data.sample_ids import with_sample_ids
+from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS
+from anyformer.pipelines.data.sample_ids import training_rows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.mixture import own_row
-from anyformer.pipelines.objectives.mixture_stream import PLACE
 from anyformer.pipelines.objectives.prepare import described, prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES, OWN_BATCHES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
@@ -97,7 +96,7 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
     path = mixture(family)
     data = prepare_data(load_recipe(str(path)))
     train, parts = data.rows["train"], PARTS[family]
-    rows = with_sample_ids(train)
+    rows = training_rows(train)
     rows.set_epoch(1)
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:40]
     batch = data.collator([rows[number] for number in chosen])
@@ -108,7 +107,7 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
         assert len(own) == len(train.parts[label])
         turns = -(-train.counts[label] // len(own))
         for place in (place for place, row in enumerate(chosen) if train.place(row)[0] == label):
-            _, inside, turn = train.turn(chosen[place])
+            _, inside, turn = train.draw(chosen[place])
             row = own[inside] | {ROW_IDS: inside, EPOCH: turns + turn}
             single = data_alone.collator_of(True)([row])
             (ids, labels, positions), (ours, ours_labels, ours_positions) = trimmed(single, 0), trimmed(batch, place)
@@ -146,7 +145,7 @@ def test_an_epoch_holds_every_row_the_parts_by_weight_and_other_changes_each_tim
     data = prepare_data(load_recipe(str(mixture(parts=parts))))
     train, validation = data.rows["train"], data.rows["validation"]
     sizes = {label: len(rows) for label, rows in train.parts.items()}
-    turns = Counter(train.turn(number) for number in range(len(train)))
+    turns = Counter(train.draw(number) for number in range(len(train)))
     assert set(turns.values()) == {1}  # so that no row is changed twice in the same way
     assert {(label, inside) for label, inside, _ in turns} == {(n, i) for n, size in sizes.items() for i in range(size)}
     assert train.counts["middles"] == 2 * train.counts["causal"] and sizes["middles"] < train.counts["middles"]
@@ -172,7 +171,7 @@ def test_a_part_of_several_sources_goes_on_in_them_in_each_epoch(mixture, tmp_pa
     path = mixture(parts=parts)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"data": {}}))
     data = prepare_data(load_recipe(str(path)))
-    rows, sources = with_sample_ids(data.rows["train"]), data.rows["train"].parts["causal"]
+    rows, sources = training_rows(data.rows["train"]), data.rows["train"].parts["causal"]
     read = []
     for epoch in range(3):
         rows.set_epoch(epoch)

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS
-from anyformer.pipelines.data.endless import EndlessStream
-from anyformer.pipelines.data.rows import Rows
-from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream, Shuffled
+from anyformer.pipelines.data.batch_keys import EPOCH, PLACE, ROW_IDS
+from anyformer.pipelines.data.cursor import Cursor
+from anyformer.pipelines.data.mixed_stream import MixedStream
+from anyformer.pipelines.data.rows import Rows, Streamed
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
@@ -21,11 +21,10 @@ from test_streams import rows_from, steps_of, write
 
 
 class Counted(Rows):
-    """Rows of numbers; streamed ones say their place, the number of rows that came."""
+    """Rows of numbers."""
 
-    def __init__(self, name, count, is_stream=False):
-        self.name, self.fingerprint, self.count, self.is_stream = name, name, count, is_stream
-        self.epoch = 0
+    def __init__(self, name, count):
+        self.name, self.fingerprint, self.count = name, name, count
 
     def __len__(self):
         return self.count
@@ -33,20 +32,21 @@ class Counted(Rows):
     def __getitem__(self, number):
         return {"input_ids": torch.tensor(number)}
 
-    def set_epoch(self, epoch):
-        self.epoch = epoch
 
-    def __iter__(self):
-        for number in range(self.count):
-            yield self[number] | {ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(self.epoch)}
+class Passes(Streamed, Counted):
+    """A stream of numbers; its places are the number of rows that came."""
+
+    def pass_from(self, number, place=None, seed=0):
+        for done in range(place or 0, self.count):
+            yield self[done] | {ROW_IDS: torch.tensor(done), EPOCH: torch.tensor(number)}, done + 1
 
 
 WEIGHTS = {"a": 2.0, "b": 1.0, "c": 0.5}
 
 
 def stream():
-    parts = {"a": Counted("a", 9, True), "b": Counted("b", 5), "c": Counted("c", 7, True)}
-    return EndlessStream(PlacedStream(parts, WEIGHTS, seed=3))
+    parts = {"a": Passes("a", 9), "b": Counted("b", 5), "c": Passes("c", 7)}
+    return Cursor(MixedStream(parts, WEIGHTS, seed=3))
 
 
 def test_shares_hold_at_every_point_and_each_part_comes_whole_in_every_pass_of_its_own():
@@ -67,21 +67,20 @@ def test_shares_hold_at_every_point_and_each_part_comes_whole_in_every_pass_of_i
 
 
 def test_a_part_that_is_a_stream_of_several_sources_finds_the_documents_of_its_rows():
-    outer = PlacedStream({"in": stream().rows, "out": Counted("d", 4)}, {"in": 1.0, "out": 1.0}, seed=3)
+    outer = MixedStream({"in": stream().rows, "out": Counted("d", 4)}, {"in": 1.0, "out": 1.0}, seed=3)
     for _, row in zip(range(20), outer):
         assert (row[PLACE].inner is None) == (row[PLACE].part == "out")
         assert outer.documents(0, row) == []
 
 
 def test_rows_that_differ_in_each_epoch_are_numbered_on():
-    rows = Shuffled(Counted("d", 4), seed=3)
-    rows.rows.is_endless = True
-    rows.set_epoch(2)
-    assert sorted(int(row["input_ids"]) for row in rows) == [8, 9, 10, 11]
+    rows = Counted("d", 4)
+    rows.number_in = lambda epoch, place: 4 * epoch + place
+    assert sorted(int(row["input_ids"]) for row, _ in rows.pass_from(2)) == [8, 9, 10, 11]
 
 
 def test_from_every_place_in_a_mixture_the_same_rows_follow():
-    class Placed(EndlessStream):
+    class Placed(Cursor):
         def __iter__(self):
             return (
                 {name: torch.as_tensor(value) for name, value in row.items() if name != PLACE}

@@ -10,7 +10,7 @@ from pydoc_data.topics import topics
 import pytest
 import yaml
 from anyformer.pipelines.data import tokenization
-from anyformer.pipelines.data.sample_ids import with_sample_ids
+from anyformer.pipelines.data.sample_ids import training_rows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from processes import run_ranks
@@ -64,12 +64,12 @@ def test_another_weight_another_order_and_another_length_tokenise_nothing_again(
 def test_rows_keep_the_shares_and_an_epoch_goes_on_in_each_source_where_the_last_one_was(sources):
     train = prepare_data(load_recipe(str(sources()))).rows["train"]
     drawn, seen = Counter(), set()
-    rows = with_sample_ids(train)
+    rows = training_rows(train)
     for epoch in range(3):
         rows.set_epoch(epoch)
         for index in range(len(rows)):
             row = rows[index]
-            name, inside, turn = train.turn(row["row_ids"])
+            name, inside, turn = train.draw(row["row_ids"])
             assert row["input_ids"].equal(train.parts[name][inside]["input_ids"])
             drawn[name] += 1
             seen.add((name, inside, turn))

@@ -9,9 +9,10 @@ import pytest
 import torch
 from anyformer.pipelines.data import hub_datasets
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.endless import EndlessStream, decoded, encoded
+from anyformer.pipelines.data.cursor import Cursor, decoded, encoded
 from anyformer.pipelines.data.packing import StreamingPackedDataset
-from anyformer.pipelines.data.shuffled_corpus import ShuffledCorpus
+from anyformer.pipelines.data.rows import Streamed
+from anyformer.pipelines.data.shuffled_documents import shuffled_documents
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
@@ -66,7 +67,7 @@ def tokenizer(stream_folder, tmp_path):
 def rows_from(stream, number, position=None):
     """[(row of plain numbers, the position after it)] of the next rows."""
     if position is not None:
-        stream.load_state_dict(json.loads(json.dumps(position)))
+        stream.position = json.loads(json.dumps(position))
     found = []
     for row, _ in zip(stream, range(number)):
         plain = {name: value.tolist() for name, value in row.items() if name != "position"}
@@ -80,7 +81,7 @@ def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind
     def stream():
         corpus = corpus_of(stream_folder, kind)
         settings = {"add_bos": False, "add_eos": True, "shifts_labels": shifts_labels}
-        return EndlessStream(StreamingPackedDataset(corpus, tokenizer, 48, tail, **settings))
+        return Cursor(StreamingPackedDataset(corpus, tokenizer, 48, tail, **settings))
 
     one_pass = len(list(stream().rows))
     rows = rows_from(stream(), 2 * one_pass + 5)
@@ -95,8 +96,8 @@ def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind
 
 def test_shuffled_documents_come_in_another_order_in_each_pass_and_go_on_from_every_place(stream_folder):
     def of_pass(number, place=None):
-        corpus = ShuffledCorpus(corpus_of(stream_folder, "shuffled"), 7, [1, number])
-        return [(document.text, json.loads(json.dumps(after))) for document, after in corpus.documents_from(place)]
+        documents = shuffled_documents(corpus_of(stream_folder, "shuffled"), 7, [1, number], place)
+        return [(document.text, json.loads(json.dumps(after))) for document, after in documents]
 
     section = DataSection(dataset=str(stream_folder), streaming=True, validation_fraction=0.3, shuffle_buffer=7)
     held = [document.text for document in open_corpora(section)["validation"].documents()]
@@ -112,7 +113,7 @@ def test_shuffled_documents_come_in_another_order_in_each_pass_and_go_on_from_ev
 
 def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(stream_folder, tokenizer, monkeypatch):
     settings = {"add_bos": False, "add_eos": True, "shuffle_buffer": 7, "seed": 3}
-    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "shuffled"), tokenizer, 48, **settings))
+    stream = Cursor(StreamingPackedDataset(corpus_of(stream_folder, "shuffled"), tokenizer, 48, **settings))
     rows = rows_from(stream, 100)  # two passes
     assert {row["epoch"] for row, _ in rows} >= {0, 1} and all("state" in position for _, position in rows)
     read, original = [], hub_datasets.text_document
@@ -120,7 +121,7 @@ def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(st
     for number in (12, 30, len(rows) - 9):
         position = rows[number][1]
         key, block = [3, position["pass"]], position["state"]["document"]["block"]
-        order = [one.text for one in ShuffledCorpus(corpus_of(stream_folder, "shuffled"), 7, key).documents()]
+        order = [one.text for one, _ in shuffled_documents(corpus_of(stream_folder, "shuffled"), 7, key)]
         read.clear()
         assert rows_from(stream, 2, position) == rows[number + 1 : number + 3]
         assert block > 0 and read and not {*read} & {*order[: 7 * block]}
@@ -129,7 +130,7 @@ def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(st
 def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monkeypatch):
     """A place is found in its file: of a long stream all would be fetched again otherwise."""
     settings = {"add_bos": False, "add_eos": True}
-    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
+    stream = Cursor(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
     one_pass = len(list(stream.rows))
     *_, (_, position) = rows_from(stream, one_pass - 3)
     read, original = [], hub_datasets.text_document
@@ -142,7 +143,7 @@ def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monke
 def test_workers_neither_lose_rows_nor_move_the_position(stream_folder, tokenizer, workers):
     """A data set of several files gives each worker some of them, and one worker alone is asked."""
     settings = {"add_bos": False, "add_eos": True}
-    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
+    stream = Cursor(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
     expected = rows_from(stream, 12)
     loader = DataLoader(stream, batch_size=None, num_workers=workers)
     for (row, position), got in zip(expected, loader):
@@ -255,14 +256,22 @@ def test_a_stream_goes_on_with_other_numbers_of_processes(workers, shuffle_buffe
     assert set(seen.values()) == {1} and len(seen) == 12 * 8
 
 
-class Nothing(list):
-    is_stream, name = True, "nothing"
+class Listed(Streamed):
+    """The rows of a list in each pass, without places."""
+
+    name = "nothing"
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
 
 
 def test_a_stream_without_rows_ends_in_a_sentence_and_one_without_states_is_counted():
     with pytest.raises(UserError, match="data: nothing gives no row"):
-        next(iter(EndlessStream(Nothing())))
-    stream = EndlessStream(Nothing([{"input_ids": torch.tensor(number)} for number in range(3)]))
+        next(iter(Cursor(Listed())))
+    stream = Cursor(Listed(*({"input_ids": torch.tensor(number)} for number in range(3))))
     found = rows_from(stream, 7)
     assert [row["input_ids"] for row, _ in found] == [0, 1, 2, 0, 1, 2, 0]
     for place in range(5):

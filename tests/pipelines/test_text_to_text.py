@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from anyformer.pipelines.data.ordered_rows import mixed
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.finished_model import SAMPLES
-from anyformer.pipelines.objectives.parts import MixedRows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
 from anyformer.pipelines.objectives.writing import WritesTexts
@@ -94,7 +94,7 @@ def test_an_epoch_holds_every_row_and_the_parts_by_weight(tmp_path):
     assert tokenizer.decode(row["labels"], skip_special_tokens=True) in ("5.0", "4.8", "0.0", "0.2")
     lengths = [len(train[i]["input_ids"]) + len(train[i]["labels"]) for i in range(len(train))]
     assert lengths == train.row_lengths.tolist()
-    other = MixedRows(train.parts, {"de": 1, "mood": 1, "like": 1})
+    other = mixed(train.parts, {"de": 1, "mood": 1, "like": 1}, 0)
     with pytest.raises(UserError, match=r"task\.parts, like: weight=1e-300 makes an epoch of 8\.1e\+301 rows"):
         prepare_data(load_recipe(str(tmp_path / "mixed.yaml"), ["task.parts.2.weight=1e-300"]))
     assert other.fingerprint != train.fingerprint and other.counts == dict.fromkeys(sizes, max(sizes.values()))

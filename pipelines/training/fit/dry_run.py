@@ -8,12 +8,13 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
+from ...data.rows import Rows
 from ...errors import UserError, first_line
 from ...objectives.scores import evenly_spread
 from ...recipes.checks import FOLLOWS_VALIDATIONS
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
-from ..arguments import data_ranks, total_steps, training_arguments
+from ..arguments import data_ranks, steps_of_epoch, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
 from ..stages.stage_run import StageRun
@@ -49,16 +50,14 @@ def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
 
-def trial_recipe(
-    recipe: Recipe, rows: int | None, arguments: TrainingArguments, folder: str, micro_batch: int
-) -> Recipe:
+def trial_recipe(recipe: Recipe, rows: Rows, arguments: TrainingArguments, folder: str, micro_batch: int) -> Recipe:
     """The recipe with its schedule and batch, but without trackers, validations and average of checkpoints.
 
     A step is one forward pass, because gradient accumulation needs no more memory. arguments: those of the run.
     micro_batch: rows of that forward pass.
     """
     ranks = data_ranks(recipe.training, arguments.world_size)
-    steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, ranks))
+    steps = total_steps(recipe.training, steps_of_epoch(rows.in_epoch, rows_per_step(recipe.training, ranks)))
     changed: dict = dict(
         output_dir=folder,
         max_steps=steps if steps is not None else recipe.training.max_steps,
@@ -88,7 +87,7 @@ def try_step(session, model) -> tuple:
         recipe, rows, data, micro_batch = run.stage.recipe, run.rows, run.data, run.micro_batch
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
-        trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder, micro_batch)
+        trial = trial_recipe(recipe, rows, arguments, folder, micro_batch)
         step = OneStep()
         with one_sentence(session, run):
             trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, data)
@@ -101,7 +100,7 @@ def try_step(session, model) -> tuple:
             "loss": next((entry["loss"] for entry in trainer.state.log_history if "loss" in entry), math.nan),
             "finite": step.finite,
             "where": "" if run is None else f" of stage {run.stage.number + 1}",
-            "rows": batch if rows.is_stream else min(batch, len(rows)),
+            "rows": min(batch, rows.in_epoch),
             "other losses": {},
         }
         for split, others in data.rows.items():

@@ -19,14 +19,13 @@ class SampleAudit(TrainerCallback):
 
     Args:
         output_dir: of the run.
-        rows: the training rows; rows with larger numbers only fill the batches of a process.
+        rows: as they are trained (data/sample_ids.py); sample ids of no row only fill the batches of a process.
         process: number of this process.
     """
 
     def __init__(self, output_dir: str | Path, rows, process: int):
         self.folder, self.rows = Path(output_dir) / FOLDER, rows
         self.path = self.folder / f"{process}.jsonl"
-        self._beyond = None if getattr(rows, "is_stream", False) else getattr(rows, "beyond", len(rows))
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Delete lines of steps after the resumed one; the first process also does it for processes that are gone."""
@@ -39,13 +38,11 @@ class SampleAudit(TrainerCallback):
 
     def trained(self, step: int, epoch: int, rows) -> None:
         """Record the rows of a forward pass in step `step`. rows: their sample ids."""
-        numbers = [int(row) for row in rows]
-        if self._beyond is not None:
-            numbers = [number for number in numbers if number < self._beyond]
+        numbers = [number for number in map(int, rows) if self.rows.number_in_split(number) is not None]
         if not numbers:
             return
         line = {"step": step, "epoch": epoch, "rows": numbers}
-        documents = [] if self._beyond is None else [self.rows.documents(number) for number in numbers]
+        documents = [self.rows.rows.documents(number) for number in numbers]
         if any(documents):
             line["documents"] = documents
         with self.path.open("a", encoding="utf-8") as file:

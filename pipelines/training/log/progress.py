@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from torch.utils.data import Dataset, Subset
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ...data.sample_ids import NumberedRows
 from ...recipes.optimizer_rows import RATES
 from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
@@ -46,15 +46,15 @@ def with_split_names(logs: dict) -> dict:
     return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
 
 
-def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
+def describe_evaluation(logs: dict, rows: NumberedRows | None = None) -> str:
     """`validation loss 0.3512  accuracy 0.8620  on 32 of 1,821 rows`. rows: those that were evaluated, if known."""
     words = [f"validation loss {logs['validation_loss']:.4f}"]
     for key, value in logs.items():
         name = key.removeprefix("validation_")
         if name != "loss" and is_metric(key):
             words.append(f"{name.replace('_', ' ')} {short_metric(value)}")
-    if isinstance(rows, Subset):
-        words.append(f"on {len(rows):,} of {len(rows.dataset):,} rows")
+    if rows is not None and len(rows) < len(rows.split):
+        words.append(f"on {len(rows):,} of {len(rows.split):,} rows")
     return "  ".join(words)
 
 
@@ -122,7 +122,7 @@ class ProgressLine(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "validation_loss" in logs and self.training:
-            rows = getattr(getattr(eval_dataloader, "dataset", None), "rows", None)  # of a PaddedEvalDataset
+            rows = getattr(getattr(eval_dataloader, "dataset", None), "dataset", None)  # of evaluation_rows
             self.console.print(f"step {state.global_step}  {describe_evaluation(logs, rows)}")
         if "loss" not in logs:
             return

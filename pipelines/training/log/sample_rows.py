@@ -7,7 +7,6 @@ import torch
 from rich.console import Console
 
 from ...objectives.data import Data
-from ...objectives.showing import spread
 from ...reporting.run_log import ROWS_FILE
 from ...storage.atomic import write_atomically
 from ..checkpoints.run_folder import RunFolder
@@ -18,16 +17,17 @@ SHOWN, MOST_CHARACTERS = 3, 20_000
 def record_rows(folder: RunFolder, data: Data) -> None:
     """Write SHOWN rows as text, and whether they are pictures.
 
-    A resumed run keeps its rows.json. Rows of a stream are not read, because a row that is read is not trained on.
+    A resumed run keeps its rows.json. Rows of a stream are not shown.
     """
     path, train = folder.path / ROWS_FILE, data.rows["train"]
-    if path.exists() or train.is_stream:
+    numbers = train.samples(SHOWN)
+    if path.exists() or not numbers:
         return
     with torch.random.fork_rng(devices=[]):  # collators may draw random numbers
         console = Console(file=StringIO(), force_terminal=True, color_system="standard", soft_wrap=True, width=100)
         console.print(data.objective.legend())
         legend, rows = taken(console), []
-        for number in spread(len(train), SHOWN):
+        for number in numbers:
             data.reads.show(console, data, train, number, train[number])
             rows.append(taken(console))
         record = {"legend": legend, "rows": rows, "is_picture": "pixel_values" in train[0]}

@@ -89,7 +89,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
-        *sources_of_run(trainer.bare_rows, per_step, recipe),
+        *sources_of_run(trainer.bare_rows, per_step, recipe, trainer.source_tokens),
         ("step", plan),
         *describe_stages(stages),
         *([] if does is None else [("optimizers", does)]),

@@ -26,13 +26,13 @@ class EvaluationSums:
             predictions without a -100 in the order of the rows, even if batches were grouped by length or shared by
             processes. `counts_rows`: whether the rows of this process
             count; among processes that read the same rows only those of one do.
-        dataset: the PaddedEvalDataset; its `order` is used for batches that do not hold the numbers of their rows.
+        dataset: of data/sample_ids.py; its order is used for batches that do not hold the numbers of their rows.
     """
 
     def __init__(self, trainer, dataset):
         device = float64_device(trainer.args.device)
-        parts = None if trainer.engine.shares_rows else parts_of_rows(dataset.rows)
-        self.order = chain(dataset.order, repeat(len(dataset.order)))
+        parts = None if trainer.engine.shares_rows else parts_of_rows(dataset.dataset)
+        self.order = chain(dataset.indices, repeat(len(dataset)))
         self.counts, self.told_apart_by = trainer.counts_rows, trainer.parts.told_apart_by
         self.scores = trainer.scores if trainer.scores is not None and trainer.scores.reads_logits else None
         self.sums, self.parts, self.part_losses = torch.zeros(2, dtype=torch.float64, device=device), {}, None
@@ -94,7 +94,7 @@ class EvaluationSums:
         if self.part_losses is not None:
             metrics |= self.part_losses.collect(accelerator.reduce)
         if self.predictions:
-            # All processes have equally many rows (PaddedEvalDataset), filled up with rows without labels. If there is
+            # All processes have equally many rows (evaluation_rows), filled up with rows without labels. If there is
             # a prediction per label, their number differs between processes, so they are padded.
             local = torch.cat(self.predictions), torch.cat(self.numbers)
             predictions, numbers = (

@@ -5,29 +5,26 @@ from typing import Any
 
 import torch
 from anyformer.modeling.lm_head import chunks, cross_entropy, shift_left
-from torch.utils.data import Subset
 
 from ...data.batch_keys import IGNORE_INDEX
 
 
 def parts_of_rows(rows) -> tuple[list[str], Callable[[int], str]] | None:
-    """(names of the parts, number of a row -> its part) of rows or of a torch Subset of them; None: no parts.
+    """(names of the parts, sample id -> its part) of rows as they are trained or measured; None: no parts.
 
-    Numbers beyond the last row are those of rows without labels that only fill a batch; they go to the first part.
+    Sample ids of rows without labels that only fill a batch go to the first part.
+
+    rows: as in data/sample_ids.py.
     """
-    chosen = rows.indices if isinstance(rows, Subset) else None
-    whole = rows if chosen is None else rows.dataset
-    names = list(getattr(whole, "parts", ()))  # rows of a plug-in may have no such attribute
+    names = list(getattr(rows.split, "parts", ()))  # rows of a plug-in may have no such attribute
     if not names:
         return None
 
-    def part_of(number: int) -> str:
-        return whole.place(number)[0]
+    def part_of_id(number: int) -> str:
+        inside = rows.number_in_split(number)
+        return names[0] if inside is None else rows.split.place(inside)[0]
 
-    if getattr(rows, "is_stream", False) or getattr(rows, "is_endless", False):
-        return names, part_of
-    chosen = range(len(rows)) if chosen is None else chosen
-    return names, lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
+    return names, part_of_id
 
 
 class PartLosses:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...data.mixture_order import shares_of
+from ...data.order import shares_of
+from ...data.ordered_rows import OrderedRows, passes, staged
 from ...data.rows import Rows
-from ...data.staged_rows import StagedRows
 from ...objectives.data import Data
 from ...recipes.global_batch import micro_batches
 from ...recipes.stage_plan import LENGTH, Stage
@@ -69,10 +69,10 @@ def stage_runs(found: list[tuple[Stage, Data, Rows]], ranks: int, per_step: int)
     return runs
 
 
-def rows_of_run(runs: list[StageRun], seed: int) -> StagedRows:
+def rows_of_run(runs: list[StageRun], seed: int) -> OrderedRows:
     """The rows of the whole run in the order of its steps."""
     shares = [shares_in(run) for run in runs]
-    return StagedRows([run.rows for run in runs], shares, [len(run.numbers) for run in runs], seed)
+    return staged([run.rows for run in runs], shares, [len(run.numbers) for run in runs], seed)
 
 
 def shares_in(run: StageRun) -> dict[str, float] | None:
@@ -91,7 +91,7 @@ class StagedTraining:
     runs: the stages. collator: data -> the collator for its rows.
     """
 
-    def __init__(self, runs: list[StageRun], rows: StagedRows, collator: Callable[[Data], Callable]):
+    def __init__(self, runs: list[StageRun], rows: OrderedRows, collator: Callable[[Data], Callable]):
         self.runs, self.rows, self.collator = runs, rows, collator
         self.current = runs[0]
         self._decay: list[float] = []  # weight decay of each parameter group by the recipe's training section
@@ -102,12 +102,12 @@ class StagedTraining:
 
     def passes(self, step: int) -> float:
         """Passes over the rows of the current stage's length, after `step` steps of the run."""
-        stage = self.current.stage
-        return self.rows.passes(stage.number, (step - stage.begin) * self.current.per_step)
+        return passes(self.rows, self.current.rows, self.trained(step))
 
-    def tokens(self, step: int) -> dict[str, int]:
-        """Trained tokens of each source after `step` steps of the run."""
-        return self.rows.tokens_before(self.current.first + (step - self.current.stage.begin) * self.current.per_step)
+    def trained(self, steps: int) -> int:
+        """The number of rows that the first steps of the run train."""
+        run = self.at(steps)
+        return run.first + (steps - run.stage.begin) * run.per_step
 
     def work(self, steps: int) -> int:
         """The maximum number of tokens in the first `steps` steps of the run."""

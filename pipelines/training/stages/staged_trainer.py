@@ -58,6 +58,9 @@ class StagedTrainer(AnyformerTrainer):
         new = {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": run.stage.steps}
         super()._run_epoch(*args, epoch=epoch, **(kwargs | new))
 
+    def source_tokens(self, steps):
+        return self.stages.rows.tokens_before(self.stages.trained(steps))
+
     def create_optimizer(self, model=None):
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
@@ -73,5 +76,4 @@ class StagedTrainer(AnyformerTrainer):
         self.state.epoch = self.stages.passes(self.state.global_step)
         if "loss" in logs:
             logs["stage"] = self.stages.current.stage.number + 1
-            logs |= {f"tokens_{name}": count for name, count in self.stages.tokens(self.state.global_step).items()}
         super().log(logs, start_time)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from anyformer.pipelines.data.length_batching import PaddingCollator
-from anyformer.pipelines.data.sample_ids import NO_ROW, DatasetWithSampleIds
+from anyformer.pipelines.data.sample_ids import NO_ROW, NumberedRows
 from anyformer.pipelines.training.engines.even_batches import share_out_in_full_rounds
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
@@ -260,7 +260,7 @@ def test_a_process_without_rows_adds_nothing_to_the_gradient(make_trainer, name)
 def test_in_every_epoch_each_row_is_trained_once_in_the_step_of_one_process(processes):
     """Of any number of rows, batch size and number of accumulated batches."""
     for number, size, accumulated in itertools.product((1, 2, 3, 5, 7, 12, 24), (1, 3), (1, 2)):
-        rows = DatasetWithSampleIds([{"labels": torch.tensor(i)} for i in range(number)])
+        rows = NumberedRows([{"labels": torch.tensor(i)} for i in range(number)])
         steps = []  # rows of each step, of all processes
         for process in range(processes):
             loader = DataLoader(rows, batch_size=size, collate_fn=lambda found: [int(row["labels"]) for row in found])

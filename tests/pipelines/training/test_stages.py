@@ -8,10 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.data.mixed_rows import SourceRows
-from anyformer.pipelines.data.mixture_order import MixtureOrder
+from anyformer.pipelines.data.ordered_rows import staged, weighed
 from anyformer.pipelines.data.rows import Rows
-from anyformer.pipelines.data.staged_rows import StagedRows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
@@ -215,9 +213,9 @@ class Numbers(Rows):
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=5), st.integers(0, 3))
 def test_rows_of_one_length_are_all_trained_before_one_is_again_whatever_the_borders(stages, seed):
     lengths, counts = zip(*stages)
-    rows = StagedRows([Numbers(length) for length in lengths], [None] * len(stages), counts, seed)
+    rows = staged([Numbers(length) for length in lengths], [None] * len(stages), counts, seed)
     assert len(rows) == sum(counts)
-    whole = {length: StagedRows([Numbers(length)], [None], [sum(counts)], seed) for length in lengths}
+    whole = {length: staged([Numbers(length)], [None], [sum(counts)], seed) for length in lengths}
     met = {length: [] for length in lengths}
     for number, length in enumerate(length for length, count in stages for _ in range(count)):
         assert rows[number] == whole[length][len(met[length])]  # as without the other stages
@@ -228,8 +226,7 @@ def test_rows_of_one_length_are_all_trained_before_one_is_again_whatever_the_bor
 
 def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
     parts, weights = {"web": Numbers(7), "code": Numbers(5)}, [{"web": 1}, {"web": 1, "code": 3}, {"code": 1}]
-    order = MixtureOrder({name: len(rows) for name, rows in parts.items()}, {"web": 1, "code": 1}, 0)
-    rows = StagedRows([SourceRows(parts, order)] * 4, [None, *weights], [6, 4, 8, 4], seed=3)
+    rows = staged([weighed(parts, {"web": 1, "code": 1}, "tokens", 0)] * 4, [None, *weights], [6, 4, 8, 4], seed=3)
     drawn = [rows.place(number) for number in range(len(rows))]
     counts = [Counter(name for name, _ in drawn[begin:end]) for begin, end in ((0, 6), (6, 10), (10, 18), (18, 22))]
     assert counts == [{"web": 3, "code": 3}, {"web": 4}, {"web": 2, "code": 6}, {"code": 4}]

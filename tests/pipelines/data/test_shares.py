@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from anyformer.pipelines.data.mixture_order import MixtureOrder, permuted, shares_of
+from anyformer.pipelines.data.order import WITHOUT_END, Order, permuted, shares_of
 
 WITHIN = 1.0  # rows; of four sources or more 1.3
 MIXTURES = {
@@ -19,7 +19,7 @@ MIXTURES = {
 @pytest.mark.parametrize("name", MIXTURES)
 def test_every_number_keeps_the_shares_and_sources_are_read_whole_before_they_come_again(name):
     sizes, weights = MIXTURES[name]
-    order, drawn, seen = MixtureOrder(sizes, weights, seed=1), Counter(), {}
+    order, drawn, seen = Order.by_shares(sizes, weights, seed=1), Counter(), {}
     for number in range(1500):
         assert order.drawn_before(number) == {source: drawn[source] for source in sizes}
         source, row, turn = order.draw(number)
@@ -36,22 +36,22 @@ def test_every_number_keeps_the_shares_and_sources_are_read_whole_before_they_co
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_no_source_gives_a_row_twice_before_the_first_repeated_number(name):
-    order = MixtureOrder(*MIXTURES[name], seed=1)
-    end = order.first_repeated()
+    order = Order.by_shares(*MIXTURES[name], seed=1)
+    end = order.length
     assert {turn for *_, turn in map(order.draw, range(end))} == {0} and order.draw(end).turn == 1
 
 
 def test_other_shares_go_on_in_each_source_where_the_first_ones_stopped():
     """A stage: the rows of each source are those of a run that kept the first shares, for longer or shorter."""
     sizes, weights = MIXTURES["two"]
-    first = MixtureOrder(sizes, weights, seed=1)
-    second = MixtureOrder(sizes, {"a": 1, "b": 4}, seed=1, drawn=first.drawn_before(100))
-    mixed = [*map(first.draw, range(100)), *map(second.draw, range(100))]
+    first = Order.by_shares(sizes, weights, seed=1)
+    both = Order(sizes, [(weights, 100), ({"a": 1, "b": 4}, WITHOUT_END)], seed=1)
+    mixed = [both.draw(number) for number in range(200)]
     of_first = list(map(first.draw, range(600)))
     for source in sizes:
         own = [draw for draw in mixed if draw.source == source]
         assert own == [draw for draw in of_first if draw.source == source][: len(own)]
-    assert second.drawn_before(0) == first.drawn_before(100) != second.drawn_before(100)
+    assert both.drawn_before(100) == first.drawn_before(100) and both.drawn_before(200) != first.drawn_before(200)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 64, 65, 1000])
