@@ -25,7 +25,7 @@ from ..storage.checksums import hashed_files
 from ..words import counted, working
 from .contamination import TestSets, shared_notes
 from .documents import Document, Skipped, Source
-from .validation_split import first_documents
+from .parts import first_documents
 from .word_sequences import words_of
 
 _FORMAT = 1  # raise it when the same settings leave out other documents

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..data.cells import filled_text_of
 from ..data.documents import UTF8, Limits
-from ..data.examples import ExampleFiles
 from ..data.file_formats import encoding_notes, format_of
-from ..data.hub_datasets import HubSource
+from ..data.file_reader import FileReader
+from ..data.hub_reader import HubReader
 from ..data.patterns import find_files
+from ..data.reader import ExampleView, View
 from ..data.remote_files import with_local_copies
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
@@ -107,14 +109,11 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
     return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
 
 
-class PairFiles(ExampleFiles):
-    """Files of pairs, whose columns are not a task's."""
+class PairView(ExampleView):
+    """Rows of pairs, whose columns are not a task's. where: the setting that names them."""
 
-    def missing_column(self, there: list[str], place: str) -> UserError | None:
-        for column in self.columns:
-            if column not in there:
-                return UserError(f"{self.field}: {place} has no column {column!r}{did_you_mean(column, there)}")
-        return None
+    def lacks(self, field: str, column: str, there: list[str], place: str, noun: str) -> UserError:
+        return UserError(f"{self.where}: {place} has no column {column!r}{did_you_mean(column, there)}")
 
 
 def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
@@ -126,12 +125,13 @@ def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]
     path = paths[0]
     available = None if format_of(path) is None else format_of(path).columns(field, path)
     if available is None:
-        first = next(iter(ExampleFiles(str(path), {}, limits, field).items()), (None, {}))[1]
+        first = next(FileReader(field, str(path), ExampleView({}, limits)).items(), (None, {}))[1]
         if isinstance(first, UserError):
             raise first
         available = list(first)
     say(encoding_notes(field, paths, limits))
-    return available, lambda columns: PairFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+    view = partial(PairView, limits=limits, where=field)
+    return available, lambda columns: FileReader(field, patterns, view(dict(zip(columns, columns)))).items()
 
 
 def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
@@ -142,7 +142,7 @@ def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
         with loading(f"{field}={settings.dataset!r}"):
             names = datasets.get_dataset_config_names(settings.dataset)
     sections = {name: SourceSection(dataset=settings.dataset, config_name=name, split=settings.split) for name in names}
-    tables = {name: HubSource(each, limits, "split", None, where=where).rows for name, each in sections.items()}
+    tables = {name: HubReader(each, "split", View({}, limits, where)).table for name, each in sections.items()}
 
     def rows(columns: list[str]) -> Iterator[tuple[str, dict]]:
         for name, table in tables.items():

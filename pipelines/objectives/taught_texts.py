@@ -39,15 +39,16 @@ class TaughtTexts(Taught):
 
     def further_texts(self):
         """The examples of teacher.files; None without teacher.files."""
-        from ..data.examples import ExampleFiles, Examples
+        from ..data.examples import Examples
+        from ..data.file_reader import FileReader
+        from ..data.reader import ExampleView
         from ..data.remote_files import with_local_copies
 
         files, data, field = self.recipe.teacher.files, self.recipe.data, self.files_setting
         if not files:
             return None
-        limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
         patterns = with_local_copies(files, field, data.cache_dir)
-        return Examples("further", ExampleFiles(patterns, self.text_columns(), limits, field))
+        return Examples("further", FileReader(field, patterns, ExampleView(self.text_columns(), Limits.of(data))))
 
     def before_training(self) -> None:
         super().before_training()
