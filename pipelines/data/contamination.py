@@ -15,10 +15,10 @@ from ..recipes.suite_file import is_suite, read_suite
 from ..words import counted
 from .documents import Corpus, Limits
 from .file_reader import FileReader
-from .parts import SourceCorpus
 from .plain_text import PlainText
 from .reader import TextView
 from .remote_files import with_local_copies
+from .source_parts import SourceCorpus
 from .word_sequences import sequences_of, words_of
 
 FIELD = "data.clean.decontaminate"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from ..plugins import SOURCES
@@ -11,9 +11,11 @@ from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder, kept_value
 from .documents import Corpus, Limits, Source
 from .mixture_corpus import MixtureCorpus
-from .opening import open_texts
-from .parts import SourceCorpus, completed
+from .opening import open_reader
 from .patterns import real_paths
+from .plain_text import PlainText
+from .reader import TextView
+from .source_parts import SourceCorpus, completed
 from .splits import SPLITS, STREAM_WINDOW, VALIDATION, Split
 
 
@@ -112,10 +114,9 @@ class _Opener:
         """The source that the section names for a split; None: it names none. without: files that globs leave out."""
         if section.source and split == "train":
             return SOURCES[section.source](self.limits, where)
-        cache, streaming = self.data.cache_dir, self.data.streaming
-        return open_texts(
-            section, split, self.limits, where=where, cache_dir=cache, streaming=streaming, without=without
-        )
+        view = TextView(section.text_field, replace(self.limits, encoding=section.encoding), where)
+        plain, cache, streaming = PlainText(section.document), self.data.cache_dir, self.data.streaming
+        return open_reader(section, split, view, cache_dir=cache, streaming=streaming, without=without, other=plain)
 
     def _clean(self, source: Source, section: SourceSection) -> Source:
         """The source without the documents that data.clean leaves out."""

@@ -20,9 +20,9 @@ from ..storage.cache import kept_value
 from ..words import counted
 from .cells import IfThere, texts_of
 from .documents import Corpus, Document, Limits, counted_from
-from .examples import Example, Examples
+from .examples import Examples
 from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
-from .reader import ExampleView, Reader, Row, check_some
+from .reader import Example, ExampleView, Reader, Row, check_some
 from .sentences import sentences_of
 from .splits import VALIDATION, Split
 
@@ -160,7 +160,7 @@ class EntityKinds(Reader):
         self.source, self.name = source, f"{source.name} (entity_kinds)"
 
     def rows_from(self, place: Any = None) -> Iterator[tuple[Row, Any]]:
-        for (where, row), after in self.source.items_from(place):
+        for _, (where, row), after in self.source.read_from(place):
             try:
                 row = row if isinstance(row, UserError) else entity_kinds(row, self.columns, where)
             except UserError as error:

@@ -172,14 +172,15 @@ class Source(Divisible):
 
         A subclass overrides this method or the next one.
         """
-        return (item for item, _ in self.items_from())
+        return (item for _, item, _ in self.read_from())
 
-    def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
-        """items() after a place, each with the place after it, as JSON; None is the beginning.
+    def read_from(self, place: Any = None) -> Iterator[tuple[Any, Document | Skipped, Any]]:
+        """items() after a place, as (row, item, place after it). A place is JSON, None the beginning.
 
-        By default a place is a number of items, and those before it are read again; a subclass may be faster.
+        row: what the item was made of; None where a source has no rows (reader.py). By default a place is a number of
+        items, and those before it are read again; a subclass may be faster.
         """
-        return counted_from(place, self.items())
+        return ((None, item, after) for item, after in counted_from(place, self.items()))
 
     def notes(self) -> list[str]:
         """Sentences a user should read about what the source itself leaves out."""

@@ -11,9 +11,10 @@ from ..storage.cache import kept_value
 from .derived import open_derived
 from .documents import Limits
 from .examples import Examples
-from .opening import open_rows
+from .file_reader import FileReader
+from .opening import open_reader
 from .patterns import real_paths
-from .reader import GROUPS, Reader
+from .reader import GROUPS, ExampleView, Reader
 from .splits import TRAIN, VALIDATION, Split, planned_parts
 
 # By default at least AT_LEAST examples are held back if there are ENOUGH; of MANY or more, 5 % are more than that.
@@ -25,7 +26,8 @@ def open_examples(
     columns: dict[str, str],
     *,
     classes: str | None = None,
-    open_rows: Callable = open_rows,
+    image_column: str | None = None,
+    read_files: Callable = FileReader,
 ) -> dict[str, Examples]:
     """The examples of the splits that the section configures: `train`, and `validation` and `test` if there are any.
 
@@ -34,7 +36,7 @@ def open_examples(
     With test_fraction, stratify or group_field the split is planned (splits.py).
     Globs for training leave out the other splits' files. max_documents bounds the training source before it is split.
     classes: the column of the classes, for a stratified split.
-    open_rows: opens what the section names for one split.
+    image_column, read_files: as open_reader takes them.
 
     With data.derive the examples are derived from the data (derived.py).
 
@@ -44,13 +46,12 @@ def open_examples(
         return open_derived(
             data,
             columns,
-            lambda: open_examples(replace(data, derive=None), columns, classes=classes, open_rows=open_rows),
+            lambda: open_examples(replace(data, derive=None), columns, classes=classes),
         )
     if data.group_field is not None:
         columns = columns | {GROUPS: data.group_field}
-    limits = Limits.of(data)
-
-    opened = partial(open_rows, data, columns=columns, limits=limits, cache_dir=data.cache_dir)
+    view, images = ExampleView(columns, Limits.of(data)), {"image_column": image_column, "read_files": read_files}
+    opened = partial(open_reader, data, view=view, cache_dir=data.cache_dir, **images)
     others = {split: opened(split) for split in ("validation", "test")}
     sources = {"train": opened("train", without=real_paths(*others.values()))} | others
     rule = rule_of(data, sources, classes)

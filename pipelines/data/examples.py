@@ -10,29 +10,21 @@ from typing import Any
 from ..errors import UserError
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
+from .bad_rows import left_out_notes
 from .documents import Corpus, Document, SkipCounts
-from .parts import Part
-from .reader import Read
+from .reader import Example
+from .source_parts import Part
 from .splits import VALIDATION
-
-# (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
-Example = tuple[str, dict[str, Any]]
 
 
 class Examples(Part):
     """The examples of one part of a source, which is a Reader.
 
-    files: the state, before hashing, of each file that the latest examples_fingerprint() hashed. left_out: {number in
-    the source: BadRow} of rows that are left out; left_out_words: how many of them for which reasons.
+    files: the state, before hashing, of each file that the latest examples_fingerprint() hashed.
     """
 
     files: States = {}
-    left_out_words: str | None = None
     _watch: Callable[[dict], None] | None = None
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.left_out: dict[int, Any] = {}
 
     def __iter__(self) -> Iterator[Example]:
         for _, (place, row) in self.numbered():
@@ -41,10 +33,6 @@ class Examples(Part):
             if self._watch is not None:
                 self._watch(row)
             yield place, row
-
-    def numbered(self) -> Iterator[tuple[int, Read]]:
-        """(number in the source, what was read) of each example."""
-        return ((index, read) for index, read, _ in self.numbered_from() if index not in self.left_out)
 
     def watched(self, watch: Callable[[dict], None]) -> "Examples":
         """The same examples; `watch` is called with each row before it is yielded."""
@@ -60,7 +48,7 @@ class Examples(Part):
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the examples have been iterated."""
-        return [*self.source.notes(), *([self.left_out_words] if self.left_out_words else [])]
+        return [*self.source.notes(), *left_out_notes(self.left_out.values())]
 
     def identity(self) -> Any:
         rule, is_planned = self.rule, self.rule is not None and self.rule.planned is not None

@@ -40,16 +40,19 @@ class FileReader(Reader):
     ):
         super().__init__(view)
         self.field, self.other, self.image_column = field, other, image_column
-        files = find_files(field, patterns, without)
-        self.paths = list(files)
-        self.name = name_of_files(self.paths) if files else ""
-        for path, pattern in files.items():
-            view.check_kind(field, path, pattern)
-            self.check(path)
+        self._patterns = find_files(field, patterns, without)
+        self.paths = list(self._patterns)
+        self.name = name_of_files(self.paths) if self.paths else ""
+        self.check()
 
-    def check(self, path: Path) -> None:
-        """Raise UserError for a file that cannot be opened, or without the columns."""
-        contents.value(path, f"opens: {type(self.view).__name__} {self.columns} {self.limits.encoding}", self._opens)
+    def check(self) -> None:
+        for path in self.paths:
+            self.view.check_kind(self.field, path, self._patterns[path])
+            self.check_opens(path)
+
+    def check_opens(self, path: Path) -> None:
+        seen = f"{type(self.view).__name__} {self.columns} {self.limits.encoding}"
+        contents.value(path, f"opens: {seen}", self._opens)
 
     def _opens(self, path: Path) -> None:
         field, file_format = self.field, format_of(path)
@@ -76,9 +79,9 @@ class FileReader(Reader):
         kind = format_of(path) or self.other
         has_own_paths = self.image_column is not None and kind.has_own_paths
         names = self.names_in(path) if self.view.names_classes else {}
+        file, name, counts = str(path), path.name, kind.counts
         for number, values in kind.rows(self.field, path, self.columns_in(path, kind), self.limits_of(path)):
-            place = str(path) if number is None else f"{path}, {kind.counts} {number}"
-            source = path.name if number is None else f"{path.name}:{number}"
+            place, source = (file, name) if number is None else (f"{file}, {counts} {number}", f"{name}:{number}")
             if has_own_paths and isinstance(values, dict):
                 values = self._with_own_path(values, path)
             yield Row(place, source, values, names)

@@ -42,10 +42,13 @@ class HubReader(Reader):
         self.field, self.place = f"{self.where}.dataset", f"{self.dataset} ({self.split})"
         self.name = self.dataset if isinstance(view, TextView) else self.place
         self.table = self._load()
+        self.check()
+        if image_column is not None and isinstance(self.table.features.get(image_column), datasets.Image):
+            self.table = self.table.cast_column(image_column, datasets.Image(decode=False))
+
+    def check(self) -> None:
         if self.table.features is not None:  # those of a stream may be unknown before its first row
-            view.check_columns(cell_names(self.table.features), self.place)
-            if isinstance(self.table.features.get(image_column), datasets.Image):
-                self.table = self.table.cast_column(image_column, datasets.Image(decode=False))
+            self.view.check_columns(cell_names(self.table.features), self.place)
 
     def rows_from(self, place: list | None = None) -> Iterator[tuple[Row, Any]]:
         """place: the number of rows; of a stream [rows, state of the datasets object].

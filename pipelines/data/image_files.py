@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash, contents
 from ..words import counted
-from .documents import Limits
 from .example_splits import open_examples
 from .examples import Examples
 from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
-from .hub_reader import HubReader
-from .opening import files_of, split_field_of
 from .patterns import find_files
-from .reader import GROUPS, ExampleView, Reader
+from .reader import GROUPS, ExampleView
 from .remote_files import is_copy
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -68,7 +64,7 @@ class ImageFiles(FileReader):
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
         )
 
-    def check(self, path: Path) -> None:
+    def check_opens(self, path: Path) -> None:
         """Each is opened when it is hashed, and not twice."""
 
     def identity(self) -> Any:
@@ -127,31 +123,20 @@ def open_images(data: DataSection, columns: dict[str, str], classes: str | None 
 
     Images of a data set on the Hub or in a folder (also a folder of image folders) stay encoded until `decode`.
     """
-    return open_examples(data, columns, classes=classes, open_rows=open_image_rows)
+    images = {"image_column": columns["image_field"], "read_files": read_images}
+    return open_examples(data, columns, classes=classes, **images)
 
 
-def open_image_rows(
-    section: SourceSection,
-    split: str,
-    columns: dict[str, str],
-    limits: Limits,
-    *,
-    cache_dir: str | None = None,
-    without: Collection[str] = (),
-) -> Reader | None:
-    """As open_rows: image files if the first file is one, else tables of them. A folder stands for all files in it."""
-    image = columns["image_field"]
-    if files := files_of(section, split, "data", cache_dir, without):
-        field, patterns = files
-        patterns = [patterns] if isinstance(patterns, str) else patterns
-        patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
-        found = list(find_files(field, patterns, without))
-        first = next((path for path in found if path.name.lower() not in LEFT_BY_WINDOWS), found[0])
-        if not is_image_file(first):
-            view = ExampleView(columns, limits)
-            return ImageTable(field, patterns, view, without=without, image_column=image)
-        if is_copy(first):
-            raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
-        return ImageFiles(field, found, ImageView(columns, limits))
-    split_field = split_field_of(section, split)
-    return HubReader(section, split_field, ExampleView(columns, limits), image_column=image) if split_field else None
+def read_images(
+    field: str, patterns: str | list[str], view: ExampleView, *, without: Collection[str] = (), **options: Any
+) -> FileReader:
+    """Image files if the first file is one, else tables of them. A folder stands for all files in it."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
+    found = list(find_files(field, patterns, without))
+    first = next((path for path in found if path.name.lower() not in LEFT_BY_WINDOWS), found[0])
+    if not is_image_file(first):
+        return ImageTable(field, patterns, view, without=without, **options)
+    if is_copy(first):
+        raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
+    return ImageFiles(field, found, ImageView(view.columns, view.limits))

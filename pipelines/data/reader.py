@@ -14,7 +14,9 @@ from .file_formats import FILE_FORMATS, format_of, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
 from .plain_text import check_is_text
 
-# (place, row), or in place of the row the error of one that cannot be used, after which a reader goes on.
+# (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
+Example = tuple[str, dict[str, Any]]
+# The same, or in place of the row the error of one that cannot be used, after which a reader goes on.
 Read = tuple[str, dict[str, Any] | UserError]
 GROUPS = "group_field"  # the setting of the data section that names the column of groups
 SOME = 100  # first rows, of which at least one must be readable
@@ -177,16 +179,22 @@ class Reader(Source):
     def rows_from(self, place: Any = None) -> Iterator[tuple[Row, Any]]:
         """Every row after a place, also one that cannot be read, each with the place after it, as JSON."""
 
-    def items_from(self, place: Any = None) -> Iterator[tuple[Any, Any]]:
-        """rows_from, as the view sees them: every row that is read passes here once, with all its columns."""
+    def read_from(self, place: Any = None) -> Iterator[tuple[Row, Any, Any]]:
         for row, after in self.rows_from(place):
-            yield self.view(row, self.field), after
+            yield row, self.view(row, self.field), after
+
+    def check(self) -> None:
+        """Raise UserError where the place cannot be read, or lacks the view's columns."""
+
+    def seeing(self, view: View) -> Self:
+        """The same rows for another use."""
+        reader = copy.copy(self)
+        reader.view = view
+        return reader
 
     def only(self, *columns: str | None) -> "Reader":
         """The same rows with these columns alone; the others need not be read."""
-        reader = copy.copy(self)
-        reader.view = self.view.only(*columns)
-        return reader
+        return self.seeing(self.view.only(*columns))
 
     def named(self) -> list[dict[str, list[str]]]:
         """For each file {column: names of its classes}, where the data itself carries them (`datasets.ClassLabel`)."""

@@ -81,7 +81,7 @@ class Unlabelled(FileReader):
             names = ", ".join(map(str, self.paths[:3]))
             raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
 
-    def check(self, path: Path) -> None:
+    def check_opens(self, path: Path) -> None:
         check_opens(FIELD, path)
 
     def __iter__(self) -> Iterator[Asked]:

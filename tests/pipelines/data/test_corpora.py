@@ -14,7 +14,7 @@ from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
-from anyformer.pipelines.data.parts import SourceCorpus
+from anyformer.pipelines.data.source_parts import SourceCorpus
 from anyformer.pipelines.data.splits import Split
 from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.errors import UserError

@@ -12,7 +12,7 @@ from anyformer.pipelines.data import encoded_stream, encoding, token_store, toke
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.data.parts import SourceCorpus
+from anyformer.pipelines.data.source_parts import SourceCorpus
 from anyformer.pipelines.data.tokenization import Share, Tokenization
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums

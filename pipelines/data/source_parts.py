@@ -1,7 +1,8 @@
 """The rows of one part of a source: of a part for training, validation or test; and a corpus of such documents."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import UserError
@@ -10,31 +11,42 @@ from .splits import TRAIN, VALIDATION, Split
 
 
 class Part:
-    """Of a source's first `most` rows those of one part. split: its name. rule: says which they are; None: all."""
+    """Of a source's first `most` rows those of one part. split: its name. rule: says which they are; None: all.
+
+    left_out: {number in the source: BadRow} of rows that cannot be used and are left out.
+    """
+
+    left_out: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, split: str, source: Source, *, rule: Split | None = None, most: int | None = None):
         self.split, self.source, self.rule, self.most = split, source, rule, most
         self.name = source.name
 
     def numbered_from(self, place: list | None = None) -> Iterator[tuple[int, Any, list]]:
-        """(number in the source, item, place after it) of every row; items are what the source's items_from gives.
+        """(number in the source, item, place after it) of every row; items are what the source's read_from gives.
 
         place: [rows read of the source, those of them that count, the source's place]; skipped ones do not count.
         """
         first, count, start = place or (0, 0, None)
-        last = (
-            self.rule.window if self.rule is not None and self.split == VALIDATION else None
-        )  # none is held back after
+        # Behind the window nothing is held back, and so nothing is read.
+        last = self.rule.window if self.rule is not None and self.split == VALIDATION else None
         if count == self.most or (last is not None and first >= last):
             return
-        for index, (item, after) in enumerate(self.source.items_from(start), start=first):
+        # Every row that anyone reads passes here: `row` has all its columns, `item` says what was made of it.
+        for index, (_row, item, after) in enumerate(self.source.read_from(start), start=first):
             count += not isinstance(item, Skipped)
             if self._holds(index, item):
                 yield index, item, [index + 1, count, after]
             if count == self.most or index + 1 == last:
                 return  # without asking a stream for one more
 
+    def numbered(self) -> Iterator[tuple[int, Any]]:
+        """(number in the source, item) of every row."""
+        return ((index, item) for index, item, _ in self.numbered_from())
+
     def _holds(self, index: int, item: Any) -> bool:
+        if index in self.left_out:
+            return False
         if self.rule is None or (self.rule.cut and isinstance(item, Document)):
             return True
         return self.rule.part(index, item.source if self.rule.by_name else "") == self.split
@@ -51,7 +63,7 @@ class SourceCorpus(Part, Corpus):
             if isinstance(item, Skipped):
                 self.skipped.add(item)
             else:
-                yield (item if self.rule is None or not self.rule.cut else self._my_end(item)), after
+                yield self._my_end(item) if self.rule is not None and self.rule.cut else item, after
 
     @property
     def num_shards(self) -> int:
@@ -104,18 +116,6 @@ def nearest_cut(text: str, position: int) -> int:
     return position
 
 
-def first_documents(items: Iterable[Document | Skipped], number: int | None) -> Iterator[Document | Skipped]:
-    """The items up to the `number`-th document; skipped ones do not count."""
-    for item in items:
-        if number is not None and isinstance(item, Document):
-            if number == 0:
-                return
-            number -= 1
-        yield item
-        if number == 0:
-            return  # without asking a stream for one more
-
-
 def completed(rule: Split | None, source: Source, most: int | None) -> Split | None:
     """The rule, completed so that both parts have a document; None stays None.
 
@@ -124,7 +124,7 @@ def completed(rule: Split | None, source: Source, most: int | None) -> Split | N
     skipped = SkipCounts()
 
     def names() -> Iterator[tuple[int, str]]:
-        for index, item in enumerate(first_documents(source.items(), most)):
+        for index, item in Part(TRAIN, source, most=most).numbered():
             if isinstance(item, Skipped):
                 skipped.add(item)
             else:
