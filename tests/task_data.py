@@ -5,6 +5,10 @@ import random
 from pathlib import Path
 
 import yaml
+from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.file_reader import FileReader
+from anyformer.pipelines.data.plain_text import PlainText
+from anyformer.pipelines.data.reader import TextView
 
 GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "poor", "dull"]
 CHARACTERS = {"type": "char", "vocab_size": None}  # a tokenizer section for texts too short to learn merges from
@@ -22,6 +26,11 @@ def on_rows(folder: Path, rows: list[dict] | Path, **task) -> dict:
     path = rows if isinstance(rows, Path) else write_lines(folder / "rows.jsonl", rows)
     data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
     return {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+
+
+def documents_in(path, document: str, limits: Limits) -> FileReader:
+    """The documents of plain text files."""
+    return FileReader("data.files", str(path), TextView("text", limits), other=PlainText(document))
 
 
 def texts(corpus) -> list[str]:

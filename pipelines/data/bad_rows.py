@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from ..errors import UserError
 from ..words import counted
 from .documents import in_batches
-from .examples import Example, Examples
+from .reader import Example
+from .source_parts import Part
 
 NAMED = 20  # bad rows that an error names
 
@@ -35,7 +36,7 @@ class BadRow(NamedTuple):
         return f"{column[1]} {fault}" if column else fault
 
 
-def bad_rows_of(examples: Examples, attempt: Callable[[Probe], None]) -> list[BadRow]:
+def bad_rows_of(examples: Part, attempt: Callable[[Probe], None]) -> list[BadRow]:
     """The rows of a split that cannot be read, or for which `attempt` raises a UserError."""
     bad = []
     for batch in in_batches(examples.numbered()):
@@ -70,13 +71,15 @@ def refusal(found: list[BadRow], error: UserError) -> UserError:
     return UserError("\n  ".join(lines))
 
 
-def reasons(found: list[BadRow]) -> str:
+def reasons(found: Collection[BadRow]) -> str:
     """The number of rows for each reason: `2 'text' holds null, not text; 1 not valid JSON`."""
     return "; ".join(f"{number:,} {reason}" for reason, number in Counter(row.reason for row in found).most_common())
 
 
-def leave_out(examples: Examples, found: list[BadRow]) -> None:
+def leave_out(examples: Part, found: list[BadRow]) -> None:
     """Leave these rows out of the split, in addition to those left out already."""
-    examples.left_out.update({row.index: row for row in found})
-    rows = list(examples.left_out.values())
-    examples.left_out_words = f"{counted(len(rows), 'row')} left out (data.bad_rows=skip): {reasons(rows)}"
+    examples.left_out = {**examples.left_out, **{row.index: row for row in found}}
+
+
+def left_out_notes(rows: Collection[BadRow]) -> list[str]:
+    return [f"{counted(len(rows), 'row')} left out (data.bad_rows=skip): {reasons(rows)}"] if rows else []

@@ -25,7 +25,7 @@ from ..storage.checksums import hashed_files
 from ..words import counted, working
 from .contamination import TestSets, shared_notes
 from .documents import Document, Skipped, Source
-from .validation_split import first_documents
+from .source_parts import SourceCorpus
 from .word_sequences import words_of
 
 _FORMAT = 1  # raise it when the same settings leave out other documents
@@ -119,16 +119,16 @@ class CleanSource(Source):
         self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
         self._parts = list(enumerate(source.parts(PART_BYTES)))
 
-    def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
+    def read_from(self, place: list | None = None) -> Iterator[tuple[Any, Document | Skipped, list]]:
         """place: [number of the part, items read of it, the place within it]."""
         first, done, inner = place or (0, 0, None)
         judge = Judge(self.clean, self.keeps, self.tests) if self.streamed else None
         for at in range(first, len(self._parts)):
             part, source = self._parts[at]
             dropped = self._found[1].get(part, ()) if judge is None else ()
-            for number, (item, after) in enumerate(source.items_from(inner), start=done):
+            for number, (row, item, after) in enumerate(source.read_from(inner), start=done):
                 left_out = number in dropped or (judge and isinstance(item, Document) and judge.reason(item))
-                yield Skipped("cleaned", item.source) if left_out else item, [at, number + 1, after]
+                yield row, Skipped("cleaned", item.source) if left_out else item, [at, number + 1, after]
             done, inner = 0, None
 
     def parts(self, size: int) -> list[Source]:
@@ -191,9 +191,8 @@ class CleanSource(Source):
         with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
             judge, result = Judge(self.clean, self.keeps, self.tests), _Findings(shared)
             for source in self.earlier:
-                for item in first_documents(source.items(), source.most):
-                    if isinstance(item, Document):
-                        judge.remember(item)
+                for document in SourceCorpus("train", source, most=source.most).documents():
+                    judge.remember(document)
             for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})

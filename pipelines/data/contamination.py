@@ -14,9 +14,11 @@ from ..recipes.recipe_files import shipped
 from ..recipes.suite_file import is_suite, read_suite
 from ..words import counted
 from .documents import Corpus, Limits
+from .file_reader import FileReader
+from .plain_text import PlainText
+from .reader import TextView
 from .remote_files import with_local_copies
-from .text_files import FileSource
-from .validation_split import SourceCorpus
+from .source_parts import SourceCorpus
 from .word_sequences import sequences_of, words_of
 
 FIELD = "data.clean.decontaminate"
@@ -37,8 +39,8 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
             corpora[name] = _of_recipe(name)
         else:
             patterns = with_local_copies(name, FIELD, cache_dir)
-            options = {"text_field": text_field, "document": "paragraph", "key": FIELD.removeprefix("data.")}
-            corpora[name] = SourceCorpus("test", FileSource(patterns, limits, **options))
+            view = TextView(text_field, limits)
+            corpora[name] = SourceCorpus("test", FileReader(FIELD, patterns, view, other=PlainText("paragraph")))
     return TestSets(corpora, clean.decontaminate_words)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from ..plugins import SOURCES
@@ -10,14 +10,13 @@ from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder, kept_value
 from .documents import Corpus, Limits, Source
-from .hub_datasets import HubSource
 from .mixture_corpus import MixtureCorpus
+from .opening import open_reader
 from .patterns import real_paths
-from .remote_files import with_local_copies
-from .text_files import FileSource
-from .validation_split import STREAM_WINDOW, SourceCorpus, ValidationSplit, plan_validation_split
-
-SPLITS = ("train", "validation", "test")
+from .plain_text import PlainText
+from .reader import TextView
+from .source_parts import SourceCorpus, completed
+from .splits import SPLITS, STREAM_WINDOW, VALIDATION, Split
 
 
 def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
@@ -34,7 +33,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     """
     check_data(data)
     opener = _Opener(data, seed)
-    sources = {split: opener.own(data, "data", split) for split in ("validation", "test")}
+    sources = {split: opener.source(data, "data", split) for split in ("validation", "test")}
     without = real_paths(*sources.values())
     held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
     corpora = opener.mixture(held, without) if data.mixture else opener.split(data, "data", held, without)
@@ -61,7 +60,7 @@ class _Opener:
 
     def __init__(self, data: DataSection, seed: int):
         self.data, self.seed = data, seed
-        self.limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
+        self.limits = Limits.of(data)
         self.cleaned: list[Source] = []  # sources whose documents later ones must not repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
@@ -69,7 +68,7 @@ class _Opener:
         opened: list[dict[str, Corpus]] = []
         for number, section in enumerate(self.data.mixture):
             where = f"data.mixture.{number}"
-            validation = self.own(section, where, "validation")
+            validation = self.source(section, where, "validation")
             share = held if section.validation_fraction is None else section.validation_fraction
             share, apart = (share, without) if validation is None else (0.0, {*without, *real_paths(validation)})
             corpora = self.split(section, where, share, apart)
@@ -83,46 +82,41 @@ class _Opener:
     def split(self, section: SourceSection, where: str, held: float, without: Collection[str]) -> dict[str, Corpus]:
         """The corpora of one source. held: the share for validation. without: files that globs leave out."""
         data, most = self.data, section.max_documents
-        if section.source:
-            source: Source = SOURCES[section.source](self.limits, where)
-        elif section.files:
-            source = self._files(section, where, "files", without)
-        else:
-            source = HubSource(section, self.limits, "split", section.text_field, data.streaming, where)
+        source = self.source(section, where, "train", without)
         first = source.shard(0) if data.shuffle_buffer else source  # document numbers in later files are not known yet
         window = STREAM_WINDOW if data.streaming else None
-        rule = ValidationSplit(held, self.seed, source.splits_by_name, window) if held else None
-        rule = self._planned(first if held else source, rule, most)
+        rule = Split({VALIDATION: held}, self.seed, source.splits_by_name, window) if held else None
+        rule = self._completed(first if held else source, rule, most)
         if data.clean is not None:
             source = self._clean(source, section)
             first = source.shard(0) if data.shuffle_buffer else source
-        train = SourceCorpus("train", source, rule=rule, max_documents=most)
-        validation = SourceCorpus("validation", first, rule=rule, validation=True, max_documents=most)
+        train = SourceCorpus("train", source, rule=rule, most=most)
+        validation = SourceCorpus("validation", first, rule=rule, most=most)
         return {"train": train, "validation": validation} if held else {"train": train}
 
-    def _planned(self, source: Source, rule: ValidationSplit | None, most: int | None) -> ValidationSplit | None:
-        """plan_validation_split, by which a source that has not changed is read once."""
-        plan = partial(plan_validation_split, source, rule, most)
+    def _completed(self, source: Source, rule: Split | None, most: int | None) -> Split | None:
+        """The completed rule; a source that has not changed is read once for it."""
+        complete = partial(completed, rule, source, most)
         if self.data.streaming:
-            return plan()
-        planned = kept_value(
-            lambda: [source.identity(), self.limits.identity(), rule and rule.identity(), most],
-            lambda: (found := plan()) and found.identity(),
+            return complete()
+        found = kept_value(
+            lambda: [source.identity(), self.limits.identity(), rule and asdict(rule), most],
+            lambda: (found := complete()) and asdict(found),
         )
-        return planned and ValidationSplit(**planned)
+        return found and Split(**found)
 
     def whole(self, split: str, source: Source) -> SourceCorpus:
         """A corpus of all documents of a source; raises UserError if there is none."""
-        self._planned(source, None, None)
+        self._completed(source, None, None)
         return SourceCorpus(split, source)
 
-    def own(self, section: SourceSection, where: str, split: str) -> Source | None:
-        """The source that the section names for validation or test alone (files or a split), if it names one."""
-        if getattr(section, f"{split}_files"):
-            return self._files(section, where, f"{split}_files")
-        if getattr(section, f"{split}_split"):
-            return HubSource(section, self.limits, f"{split}_split", section.text_field, self.data.streaming, where)
-        return None
+    def source(self, section: SourceSection, where: str, split: str, without: Collection[str] = ()) -> Source | None:
+        """The source that the section names for a split; None: it names none. without: files that globs leave out."""
+        if section.source and split == "train":
+            return SOURCES[section.source](self.limits, where)
+        view = TextView(section.text_field, replace(self.limits, encoding=section.encoding), where)
+        plain, cache, streaming = PlainText(section.document), self.data.cache_dir, self.data.streaming
+        return open_reader(section, split, view, cache_dir=cache, streaming=streaming, without=without, other=plain)
 
     def _clean(self, source: Source, section: SourceSection) -> Source:
         """The source without the documents that data.clean leaves out."""
@@ -135,14 +129,3 @@ class _Opener:
         source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
         self.cleaned.append(source)
         return source
-
-    def _files(self, section: SourceSection, where: str, key: str, without: Collection[str] = ()) -> FileSource:
-        return FileSource(
-            with_local_copies(getattr(section, key), f"{where}.{key}", self.data.cache_dir, without),
-            replace(self.limits, encoding=section.encoding),
-            text_field=section.text_field,
-            document=section.document,
-            where=where,
-            key=key,
-            without=without,
-        )

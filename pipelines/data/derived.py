@@ -19,11 +19,12 @@ from ..recipes.schema import DataSection
 from ..storage.cache import kept_value
 from ..words import counted
 from .cells import IfThere, texts_of
-from .documents import Corpus, Document
-from .examples import Example, Examples, ExampleSource, Read, check_some
+from .documents import Corpus, Document, Limits, counted_from
+from .examples import Examples
 from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
+from .reader import Example, ExampleView, Reader, Row, check_some
 from .sentences import sentences_of
-from .validation_split import ValidationSplit
+from .splits import VALIDATION, Split
 
 CHOICES = 4
 BLOCK = 1000  # documents that take their wrong choices from each other
@@ -123,22 +124,26 @@ OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Itera
 ASKS_OTHERWISE = ("docstring_questions", "docstring_conversations")
 
 
-class DerivedFromDocuments(ExampleSource):
+class DerivedFromDocuments(Reader):
     """The examples that `derive` makes of a split's documents. otherwise: ask in the words for validation."""
 
-    def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str], otherwise: bool = False):
-        self.derive, self.corpus, self.columns, self.unfit = derive, corpus, columns, Counter()
+    def __init__(self, derive: str, corpus: Corpus, view: ExampleView, otherwise: bool = False):
+        super().__init__(view)
+        self.derive, self.corpus, self.unfit = derive, corpus, Counter()
         self.words = (ASKED_OTHERWISE,) if otherwise else ()
         self.name = f"{corpus.name} ({derive})"
-        self.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
+        view.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
 
-    def items(self) -> Iterator[Example]:
+    def rows_from(self, place: int | None = None) -> Iterator[tuple[Row, int]]:
+        return counted_from(place, self._rows())
+
+    def _rows(self) -> Iterator[Row]:
         self.unfit, others = Counter(), {name: None for name in self.columns.values() if isinstance(name, IfThere)}
-        for place, row in OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words):
-            yield place, others | row
+        for where, row in OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words):
+            yield Row(where, where, others | row)
 
     def notes(self) -> list[str]:
-        """The documents that the latest items() skipped, and those of which it made no example."""
+        """The documents that the latest pass skipped, and those of which it made no example."""
         unfit = [f"no example was made of {counted(n, 'document')} ({why})" for why, n in self.unfit.items() if n]
         return [*self.corpus.notes(), *unfit]
 
@@ -147,20 +152,22 @@ class DerivedFromDocuments(ExampleSource):
         return {"derived": derived, "documents": self.corpus.identity(), "columns": self.columns}
 
 
-class EntityKinds(ExampleSource):
-    """The examples of another source, converted by `entity_kinds`."""
+class EntityKinds(Reader):
+    """The examples of another reader, converted by `entity_kinds`."""
 
-    def __init__(self, source: ExampleSource):
-        self.source, self.columns, self.name = source, source.columns, f"{source.name} (entity_kinds)"
+    def __init__(self, source: Reader):
+        super().__init__(source.view)
+        self.source, self.name = source, f"{source.name} (entity_kinds)"
 
-    def items(self) -> Iterator[Read]:
-        for place, row in self.source.items():
+    def rows_from(self, place: Any = None) -> Iterator[tuple[Row, Any]]:
+        for _, (where, row), after in self.source.read_from(place):
             try:
-                yield place, row if isinstance(row, UserError) else entity_kinds(row, self.columns, place)
+                row = row if isinstance(row, UserError) else entity_kinds(row, self.columns, where)
             except UserError as error:
-                yield place, error
+                row = error
+            yield Row(where, where, row), after
 
-    def only(self, *columns: str | None) -> ExampleSource:
+    def only(self, *columns: str | None) -> Reader:
         return self  # every column is needed
 
     def identity(self) -> Any:
@@ -182,12 +189,13 @@ def open_derived(data: DataSection, columns: dict[str, str], open_source: Callab
         held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
         same_documents = derive in ASKS_OTHERWISE and held > 0
         corpora = open_corpora(replace(data, validation_fraction=0.0) if same_documents else data)
+        view = ExampleView(columns, Limits.of(data))
         splits = {
-            split: Examples(split, DerivedFromDocuments(derive, corpus, columns)) for split, corpus in corpora.items()
+            split: Examples(split, DerivedFromDocuments(derive, corpus, view)) for split, corpus in corpora.items()
         }
         if same_documents:
-            source = DerivedFromDocuments(derive, corpora["train"], columns, otherwise=True)
-            splits["validation"] = Examples("validation", source, rule=ValidationSplit(held), validation=True)
+            source = DerivedFromDocuments(derive, corpora["train"], view, otherwise=True)
+            splits[VALIDATION] = Examples(VALIDATION, source, rule=Split({VALIDATION: held}))
     else:
         if set(columns) != {"text_field", "label_field"}:
             raise UserError(

@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from types import MappingProxyType
 from typing import Any, Self
 
-from ..errors import UserError
+from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
 from ..words import counted
@@ -39,13 +39,37 @@ SKIPPED = {
 }
 
 
+NAMED = 5  # documents that are named for each reason; the others are counted
+
+
 class SkipCounts(Counter[str]):
-    """How many documents were left out, by reason."""
+    """How many documents were left out of a pass, by reason. places: reason -> the first few of them."""
+
+    def __init__(self, counts: Iterable = (), places: Mapping[str, Sequence[str]] = MappingProxyType({})):
+        super().__init__(counts)
+        self.places = {reason: list(places[reason]) for reason in places}
 
     def __str__(self) -> str:
         """`3 documents skipped: 2 not UTF-8, 1 empty`, or an empty string."""
         parts = [f"{self[reason]:,} {words}" for reason, words in SKIPPED.items() if self[reason]]
         return f"{counted(self.total(), 'document')} skipped: {', '.join(parts)}" if parts else ""
+
+    def add(self, skipped: Skipped) -> None:
+        self[skipped.reason] += 1
+        places = self.places.setdefault(skipped.reason, [])
+        places += [skipped.source][: NAMED - len(places)]
+
+    def named(self, ways_out: Mapping[str, str]) -> list[str]:
+        """A sentence for each reason for which there is a way out, with the places."""
+        sentences = []
+        for reason in ways_out.keys() & self.places.keys():
+            more = self[reason] - len(self.places[reason])
+            listed = ", ".join(self.places[reason]) + (f" and {more:,} more" if more else "")
+            sentences.append(f"{SKIPPED[reason]}: {listed}; {ways_out[reason]}")
+        return sorted(sentences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"counts": dict(self), "places": {reason: list(places) for reason, places in self.places.items()}}
 
 
 UTF8 = "utf-8"
@@ -61,6 +85,10 @@ class Limits:
     document_bytes: int
     line_bytes: int
     encoding: str = UTF8
+
+    @classmethod
+    def of(cls, data: DataSection) -> Self:
+        return cls(data.max_document_bytes, data.max_line_bytes, data.encoding)
 
     def identity(self) -> dict[str, Any]:
         """Part of the fingerprint of the data."""
@@ -82,15 +110,6 @@ class Limits:
     def checked(self, text: str, source: str) -> Document | Skipped:
         reason = self.reason_to_skip(text)
         return Document(text, source) if reason is None else Skipped(reason, source)
-
-
-def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
-    """Check one cell of a table: None counts as empty, anything but text raises a UserError naming `field`."""
-    if value is None:
-        return Skipped("empty", source)
-    if not isinstance(value, str):
-        raise UserError(f"{field}: {source} holds {type(value).__name__}, not text.")
-    return limits.checked(value, source)
 
 
 def in_batches(items: Iterable[Any], size: int = 1000, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
@@ -153,14 +172,15 @@ class Source(Divisible):
 
         A subclass overrides this method or the next one.
         """
-        return (item for item, _ in self.items_from())
+        return (item for _, item, _ in self.read_from())
 
-    def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
-        """items() after a place, each with the place after it, as JSON; None is the beginning.
+    def read_from(self, place: Any = None) -> Iterator[tuple[Any, Document | Skipped, Any]]:
+        """items() after a place, as (row, item, place after it). A place is JSON, None the beginning.
 
-        By default a place is a number of items, and those before it are read again; a subclass may be faster.
+        row: what the item was made of; None where a source has no rows (reader.py). By default a place is a number of
+        items, and those before it are read again; a subclass may be faster.
         """
-        return counted_from(place, self.items())
+        return ((None, item, after) for item, after in counted_from(place, self.items()))
 
     def notes(self) -> list[str]:
         """Sentences a user should read about what the source itself leaves out."""
@@ -195,15 +215,19 @@ class Corpus(Divisible):
 
     def tally(self) -> Any:
         """The counts of the latest pass up to its latest document, as JSON: all that `skipped` and `notes` need."""
-        return dict(self.skipped)
+        return self.skipped.to_json()
 
     def together(self, first: Any, second: Any) -> Any:
         """The tally of a pass, from the tallies of its two parts in order."""
-        return dict(Counter(first) + Counter(second))
+        both = SkipCounts(Counter(first["counts"]) + Counter(second["counts"]), first["places"])
+        for reason, places in second["places"].items():
+            known = both.places.setdefault(reason, [])
+            known += places[: NAMED - len(known)]
+        return both.to_json()
 
     def restore(self, tally: Any) -> None:
         """Set `skipped` and `notes` to those of a pass with this tally."""
-        self.skipped = SkipCounts(tally)
+        self.skipped = SkipCounts(tally["counts"], tally["places"])
 
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""

@@ -10,7 +10,7 @@ row's `text_field` is the document) and for labelled examples alike:
                 lines = io.TextIOWrapper(stream, "utf-8", newline="")
                 yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
 
-text_files.py says which other files are plain text.
+plain_text.py says which other files are plain text.
 """
 
 import csv

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from .documents import Document
-from .examples import Example
+from .reader import Example
 from .sentences import sentences_of
 
 WORDS = (3, 40)  # of a summary

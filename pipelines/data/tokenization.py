@@ -23,7 +23,7 @@ from .encoding import Encoder
 from .mapped_store import META
 from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 
-_FORMAT = 2  # raise it when the files or the way to make them change
+_FORMAT = 3  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
 PART_BYTES = 2**30  # of files: a part, which one machine reads alone
 

@@ -1,15 +1,16 @@
 """Minimal pairs: a good and a bad text, of which the model should find the good one likelier (Warstadt et al. 2020)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..data.cells import filled_text_of
-from ..data.documents import UTF8, Limits
-from ..data.examples import ExampleFiles
-from ..data.file_formats import encoding_notes, format_of
-from ..data.hub_datasets import HubSource
-from ..data.patterns import find_files
+from ..data.documents import Limits
+from ..data.file_formats import format_of
+from ..data.file_reader import FileReader
+from ..data.hub_reader import HubReader
+from ..data.reader import ExampleView, Reader
 from ..data.remote_files import with_local_copies
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
@@ -20,7 +21,6 @@ from ..recipes.schema import DataSection, MinimalPairsSettings
 from ..words import say
 
 USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
-Rows = Callable[[list[str]], Iterable[tuple[str, Any]]]
 GROUPS = ("phenomenon", "linguistics_term", "paradigm", "UID")
 
 
@@ -88,10 +88,14 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
 
     Raises UserError for missing files, data sets and columns, and for an empty text.
     """
-    available, rows = _files(settings, where) if settings.files is not None else _hub(settings, where)
-    good_field, bad_field, *group_fields = columns = _columns(settings, available, where)
+    readers = _readers(settings, where)
+    good_field, bad_field, *group_fields = columns = _columns(settings, _columns_of(readers[0]), where)
+    say(note for reader in readers for note in reader.notes())
     good, bad, groups = [], [], {column: [] for column in group_fields}
-    for place, row in rows(columns):
+    readers = [reader.seeing(reader.view.of(columns)) for reader in readers]
+    for reader in readers:
+        reader.check()
+    for place, row in chain.from_iterable(reader.items() for reader in readers):
         if isinstance(row, UserError):
             raise row
         good.append(filled_text_of(row, good_field, "good_field", place))
@@ -107,49 +111,45 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
     return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
 
 
-class PairFiles(ExampleFiles):
-    """Files of pairs, whose columns are not a task's."""
+class PairView(ExampleView):
+    """Rows of pairs, whose columns are not a task's. where: the section or setting that names them."""
 
-    def missing_column(self, there: list[str], place: str) -> UserError | None:
-        for column in self.columns:
-            if column not in there:
-                return UserError(f"{self.field}: {place} has no column {column!r}{did_you_mean(column, there)}")
-        return None
+    def of(self, columns: list[str]) -> "PairView":
+        return PairView(dict(zip(columns, columns)), self.limits, self.where)
 
-
-def _files(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
-    """(columns of the first file, function of columns -> (place, row) of each pair)."""
-    field, data = f"{where}.files", DataSection()
-    limits = Limits(data.max_document_bytes, data.max_line_bytes, UTF8)
-    patterns = with_local_copies(settings.files, field, None)
-    paths = list(find_files(field, patterns))
-    path = paths[0]
-    available = None if format_of(path) is None else format_of(path).columns(field, path)
-    if available is None:
-        first = next(iter(ExampleFiles(str(path), {}, limits, field).items()), (None, {}))[1]
-        if isinstance(first, UserError):
-            raise first
-        available = list(first)
-    say(encoding_notes(field, paths, limits))
-    return available, lambda columns: PairFiles(patterns, dict(zip(columns, columns)), limits, field).items()
+    def lacks(self, field: str, column: str, there: list[str], place: str, noun: str) -> UserError:
+        return UserError(f"{self.where}: {place} has no column {column!r}{did_you_mean(column, there)}")
 
 
-def _hub(settings: MinimalPairsSettings, where: str) -> tuple[list[str], Rows]:
-    """As _files, for the data set's configurations one after the other."""
-    field, limits = f"{where}.dataset", Limits(DataSection().max_document_bytes, DataSection().max_line_bytes)
-    names = settings.config_names
+def _readers(settings: MinimalPairsSettings, where: str) -> list[Reader]:
+    """One reader of the files, or one of each configuration of the data set."""
+    limits = Limits.of(DataSection())
+    if settings.files is not None:
+        field = f"{where}.files"
+        return [FileReader(field, with_local_copies(settings.files, field, None), PairView({}, limits, field))]
+    names, view = settings.config_names, PairView({}, limits, where)
     if names is None:
-        with loading(f"{field}={settings.dataset!r}"):
+        with loading(f"{where}.dataset={settings.dataset!r}"):
             names = datasets.get_dataset_config_names(settings.dataset)
-    sections = {name: SourceSection(dataset=settings.dataset, config_name=name, split=settings.split) for name in names}
-    tables = {name: HubSource(each, limits, "split", None, where=where).rows for name, each in sections.items()}
+    readers = []
+    for name in names:
+        section = SourceSection(dataset=settings.dataset, config_name=name, split=settings.split)
+        readers.append(HubReader(section, "split", view))
+        readers[-1].place = f"{settings.dataset} ({name})"
+    return readers
 
-    def rows(columns: list[str]) -> Iterator[tuple[str, dict]]:
-        for name, table in tables.items():
-            for number, row in enumerate(table.select_columns(columns)):
-                yield f"{settings.dataset} ({name}), row {number}", row
 
-    return next(iter(tables.values())).column_names, rows
+def _columns_of(reader: Reader) -> list[str]:
+    """The columns of the data set, of the first file, or of its first row."""
+    if isinstance(reader, HubReader):
+        return reader.table.column_names
+    columns = format_of(reader.paths[0]).columns(reader.field, reader.paths[0])
+    if columns is not None:
+        return columns
+    first = next(reader.items(), ("", {}))[1]
+    if isinstance(first, UserError):
+        raise first
+    return list(first)
 
 
 def _columns(settings: MinimalPairsSettings, there: list[str], where: str) -> list[str]:

@@ -61,15 +61,17 @@ class TaughtTexts(Teaching):
 
     def _further_texts(self) -> "Examples | None":
         """The examples of teacher.files; None without teacher.files."""
-        from ..data.examples import ExampleFiles, Examples
+        from ..data.examples import Examples
+        from ..data.file_reader import FileReader
+        from ..data.reader import ExampleView
         from ..data.remote_files import with_local_copies
 
         files, data, field = self.section.files, self.recipe.data, self.files_setting
         if not files:
             return None
-        limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
         patterns = with_local_copies(files, field, data.cache_dir)
-        return Examples("further", ExampleFiles(patterns, self.reads.text_columns(), limits, field))
+        view = ExampleView(self.reads.text_columns(), Limits.of(data))
+        return Examples("further", FileReader(field, patterns, view))
 
     def further_costs(self) -> list[str]:
         return [f"teacher={self.section.name_or_path}: its answers to all training texts are stored once"]

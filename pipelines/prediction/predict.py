@@ -39,7 +39,7 @@ from ..storage.record import code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Columns, Row, Unlabelled, holds_empty, is_empty, parts
+from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty, parts
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -122,7 +122,7 @@ class Prediction:
 
         return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
 
-    def answered(self, finished: FinishedModel, part: list[Row]) -> list[Answer]:
+    def answered(self, finished: FinishedModel, part: list[Asked]) -> list[Answer]:
         """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
         asked = [one for one in inputs if one is not None]

@@ -11,97 +11,104 @@ from typing import Any
 
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
-from ..data.examples import all_unicode
-from ..data.file_formats import check_opens, encoding_notes, format_of
-from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file, readable
+from ..data.file_formats import FileFormat, check_opens, encoding_notes, format_of
+from ..data.file_reader import FileReader
+from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file
 from ..data.image_files import is_image_file
-from ..data.patterns import find_files
+from ..data.reader import Row, View, all_unicode
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.packed_files import unpacked_name
 
-Row = tuple[str, dict[str, Any]]  # (place, for errors; columns)
+Asked = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # what errors call the argument
 
 
-class Unlabelled:
+class AskedView(View):
+    """A row to answer: its place, and all its columns. A row that cannot be read raises UserError."""
+
+    def __call__(self, row: Row, field: str) -> Asked:
+        values, place = row.values, row.place
+        if isinstance(values, UserError):
+            raise values
+        # A JSON escape can be one half of a surrogate pair.
+        fault = values if isinstance(values, str) else None if all_unicode(values) else "non_utf8"
+        if fault is not None:
+            faults = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
+            raise UserError(f"{field}: {place} is {faults[fault]}")
+        return place, values
+
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        if not (format_of(path) or is_image_file(path) or is_text_file(path)):
+            raise UserError(
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                f"also compressed), an image, or a text (.txt, .md)"
+            )
+
+
+class WholeFile(FileFormat):
+    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
+
+    def rows(self, field, path, columns, limits):
+        if is_image_file(path):
+            yield None, {"image": str(path)}
+            return
+        with open_file(path, limits.encoding) as stream:
+            yield None, {"text": stream.read().decode()}
+
+
+class Unlabelled(FileReader):
     """Rows in a fixed order, from files or given in Python; rows from files have a column `file` beside their own.
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
-    file the column `image`, a text file `text`. image_column: the column whose paths are relative to the table's
-    folder. encoding: of the training's files, and of a file that does not tell another one. known: columns that the
-    model may read. Raises UserError for a file that is missing or of an unknown format, and where there is no row.
+    file the column `image`, a text file `text`. encoding: of the training's files, and of a file that does not tell
+    another one. known: columns that the model may read. Raises UserError for a file that is missing or of an unknown
+    format, and where there is no row.
     """
 
-    image_column: str | None = None
-
     def __init__(self, given: str | Path | Iterable[Any], encoding: str = UTF8, known: Collection[str] = ()):
-        data = DataSection()
-        self.limits, self.encoding = Limits(data.max_document_bytes, data.max_line_bytes, UTF8), encoding
-        self.known = list(known)
+        self.encoding, self.known = encoding, list(known)
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
         patterns = [
             os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
         ]
-        self.paths = list(find_files(FIELD, patterns)) if named else []
-        for path in self.paths:
-            check_opens(FIELD, path)
-            if not (format_of(path) or is_image_file(path) or is_text_file(path)):
-                raise UserError(
-                    f"{FIELD}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
-                    f"also compressed), an image, or a text (.txt, .md)"
-                )
+        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())), other=WholeFile())
         self.first = next(iter(self), None)
         if self.first is None:
             names = ", ".join(map(str, self.paths[:3]))
             raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
 
-    def __iter__(self) -> Iterator[Row]:
-        for place, row in self._all():
-            if not all_unicode(row):  # a JSON escape can be one half of a surrogate pair
-                raise UserError(f"{FIELD}: {place} is {FAULTS['non_utf8']}")
-            yield place, row
+    def check_opens(self, path: Path) -> None:
+        check_opens(FIELD, path)
 
-    def _all(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Asked]:
+        return self.items()
+
+    def rows_from(self, place: list | None = None) -> Iterator[tuple[Row, list]]:
         for number, row in enumerate(self.mappings):
             if not isinstance(row, dict):
                 raise UserError(f"row {number} is {type(row).__name__}; a row is a mapping of columns, or name files")
-            yield f"row {number}", row
-        for path in self.paths:
-            with readable(FIELD, path):
-                for place, row in self._rows(path):
-                    yield place, {"file": str(path)} | row
+            yield Row(f"row {number}", "", row), [0, 0]
+        yield from super().rows_from(place)
 
-    def _rows(self, path: Path) -> Iterator[Row]:
-        file_format, limits = format_of(path), self._limits_of(path)
-        if file_format is not None:
-            names = file_format.columns(FIELD, path) or self.known
-            for number, row in file_format.rows(FIELD, path, names, limits):
-                place = f"{path}, {file_format.counts} {number}"
-                if isinstance(row, UserError):  # a line that could not be read as a row
-                    raise row
-                if isinstance(row, str):
-                    raise UserError(f"{FIELD}: {place} is {FAULTS[row]}")
-                image = row.get(self.image_column)
-                is_own = file_format.has_own_paths and isinstance(image, str) and image.strip()
-                yield place, row | {self.image_column: str(path.parent / image)} if is_own else row
-        elif is_image_file(path):
-            yield str(path), {"image": str(path)}
-        else:
-            with open_file(path, limits.encoding) as stream:
-                yield str(path), {"text": stream.read().decode()}
+    def rows_in(self, path: Path) -> Iterator[Row]:
+        for row in super().rows_in(path):
+            yield row._replace(values={"file": str(path)} | row.values) if isinstance(row.values, dict) else row
 
-    def _limits_of(self, path: Path) -> Limits:
+    def columns_in(self, path: Path, kind: FileFormat) -> list[str]:
+        return kind.columns(FIELD, path) or self.known
+
+    def limits_of(self, path: Path) -> Limits:
         """With the training's encoding where the file itself tells none."""
         told = self.encoding == UTF8 or is_image_file(path) or encoding_of(path) not in (None, "cp1252")
         return self.limits if told else replace(self.limits, encoding=self.encoding)
 
     def notes(self) -> list[str]:
         """A sentence for each encoding, other than UTF-8 and the training's, in which files were read."""
-        found = [path for path in self.paths if not is_image_file(path) and self._limits_of(path) is self.limits]
+        found = [path for path in self.paths if not is_image_file(path) and self.limits_of(path) is self.limits]
         return encoding_notes(FIELD, found, self.limits)
 
     def identity(self) -> Any:
@@ -109,9 +116,6 @@ class Unlabelled:
         rows = sha(json.loads(json.dumps(self.mappings, default=str)))
         files = file_identities(FIELD, [path for path in self.paths if not is_image_file(path)])
         return [[str(path) for path in self.paths], files, self.encoding, rows]
-
-
-FAULTS = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
 
 
 def is_empty(cell: Any) -> bool:
@@ -171,7 +175,7 @@ class Columns:
         return row | columns
 
 
-def parts(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def parts(rows: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
     rows = iter(rows)
     while part := list(islice(rows, size)):
         yield part

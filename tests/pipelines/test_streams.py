@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 import torch
-from anyformer.pipelines.data import hub_datasets
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.cursor import Cursor, decoded, encoded
+from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.packing import StreamingPackedDataset
 from anyformer.pipelines.data.rows import Streamed
 from anyformer.pipelines.data.shuffled_documents import shuffled_documents
@@ -111,13 +111,19 @@ def test_shuffled_documents_come_in_another_order_in_each_pass_and_go_on_from_ev
         assert of_pass(0, place) == first[number + 1 :], number
 
 
+def texts_read(monkeypatch) -> list[str]:
+    """A list to which every text that is read from now on is added."""
+    read, checked = [], Limits.checked
+    monkeypatch.setattr(Limits, "checked", lambda self, text, *rest: read.append(text) or checked(self, text, *rest))
+    return read
+
+
 def test_a_shuffled_stream_goes_on_from_its_block_and_reads_nothing_before_it(stream_folder, tokenizer, monkeypatch):
     settings = {"add_bos": False, "add_eos": True, "shuffle_buffer": 7, "seed": 3}
     stream = Cursor(StreamingPackedDataset(corpus_of(stream_folder, "shuffled"), tokenizer, 48, **settings))
     rows = rows_from(stream, 100)  # two passes
     assert {row["epoch"] for row, _ in rows} >= {0, 1} and all("state" in position for _, position in rows)
-    read, original = [], hub_datasets.text_document
-    monkeypatch.setattr(hub_datasets, "text_document", lambda text, *rest: read.append(text) or original(text, *rest))
+    read = texts_read(monkeypatch)
     for number in (12, 30, len(rows) - 9):
         position = rows[number][1]
         key, block = [3, position["pass"]], position["state"]["document"]["block"]
@@ -133,8 +139,7 @@ def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monke
     stream = Cursor(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
     one_pass = len(list(stream.rows))
     *_, (_, position) = rows_from(stream, one_pass - 3)
-    read, original = [], hub_datasets.text_document
-    monkeypatch.setattr(hub_datasets, "text_document", lambda text, *rest: read.append(text) or original(text, *rest))
+    read = texts_read(monkeypatch)
     assert len(rows_from(stream, 2, position)) == 2
     assert 0 < len(read) <= 5
 

@@ -8,13 +8,13 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
-from ...data.rows import Rows
+from ...data.rows import Rows, steps_of_epoch
 from ...errors import UserError, first_line
 from ...objectives.scores import evenly_spread
 from ...recipes.checks import FOLLOWS_VALIDATIONS
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
-from ..arguments import data_ranks, steps_of_epoch, total_steps, training_arguments
+from ..arguments import data_ranks, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
 from ..stages.stage_run import StageRun

@@ -11,8 +11,8 @@ import yaml
 from anyformer.pipelines.data import cleaning, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Share
+from anyformer.pipelines.data.splits import Split
 from anyformer.pipelines.data.tokenization import Tokenization
-from anyformer.pipelines.data.validation_split import ValidationSplit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -100,7 +100,7 @@ def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_sta
 
 
 def test_a_validation_split_without_a_clean_document_is_said(tiny_recipe, tmp_path):
-    held = [number for number in range(8) if ValidationSplit(0.12).is_validation(number, "")]
+    held = [number for number in range(8) if Split({"validation": 0.12}).part(number) == "validation"]
     rows = [{"text": TEXTS[0 if number in held else number]} for number in range(8)]
     write_lines(tmp_path / "few.jsonl", rows)
     data = {"files": str(tmp_path / "few.jsonl"), "validation_fraction": 0.12, "clean": {"exact_duplicates": True}}

@@ -14,9 +14,9 @@ from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
+from anyformer.pipelines.data.source_parts import SourceCorpus
+from anyformer.pipelines.data.splits import Split
 from anyformer.pipelines.data.stdlib import table_share
-from anyformer.pipelines.data.text_files import FileSource
-from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import SOURCES, register_source
 from anyformer.pipelines.recipes.data_section import MixtureSource
@@ -24,7 +24,7 @@ from anyformer.pipelines.recipes.schema import DataSection
 from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from task_data import texts, write_lines
+from task_data import documents_in, texts, write_lines
 
 LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
 LINES = [f"line {number} of the text\n" for number in range(200)]
@@ -60,7 +60,7 @@ def hub_folder(tmp_path, monkeypatch):
 def test_documents_of_a_plain_file_put_together_are_the_file(tmp_path, text, document):
     path = tmp_path / "any.txt"
     path.write_bytes(text.encode())
-    items = list(FileSource(str(path), LIMITS, document=document).items())
+    items = list(documents_in(path, document, LIMITS).items())
     kept = "".join(getattr(item, "text", "") for item in items)
     if not any(hasattr(item, "reason") for item in items):
         assert kept == text
@@ -71,7 +71,7 @@ def test_documents_of_a_plain_file_put_together_are_the_file(tmp_path, text, doc
 def test_paragraphs_end_with_their_blank_lines(tmp_path):
     path = tmp_path / "p.txt"
     path.write_text("\n\none\nstill one\n\n\ntwo\n")
-    items = list(FileSource(str(path), LIMITS, document="paragraph").items())
+    items = list(documents_in(path, "paragraph", LIMITS).items())
     assert [item.text for item in items] == ["\n\none\nstill one\n\n\n", "two\n"]
 
 
@@ -355,10 +355,10 @@ def test_held_back_documents_of_a_stream_are_among_its_first_and_nothing_more_is
                 assert number < 40, "read beyond the window"
                 yield Document(f"text {number}", str(number))
 
-    rule = ValidationSplit(fraction=0.3, window=40)
-    corpus = SourceCorpus("validation", Endless(), rule=rule, validation=True)
+    rule = Split({"validation": 0.3}, window=40)
+    corpus = SourceCorpus("validation", Endless(), rule=rule)
     found = list(corpus.documents_from())
-    assert [document.text for document, _ in found] == [f"text {i}" for i in range(40) if rule.is_validation(i, "")]
+    assert [document.text for document, _ in found] == [f"text {i}" for i in range(40) if rule.part(i) == "validation"]
     last = found[-1][1]
     assert [d.text for d, _ in corpus.documents_from([40, 40, None])] == [] and last[0] <= 40
 
@@ -380,7 +380,7 @@ def test_a_gigantic_line_is_never_held_in_memory(tmp_path, document):
         for _ in range(40):
             stream.write(b"x" * 10**6)
         stream.write(b"\n\nalso good\n")
-    source = FileSource(str(path), Limits(10**8, 10**6), document=document)
+    source = documents_in(path, document, Limits(10**8, 10**6))
     tracemalloc.start()
     items = list(source.items())
     peak = tracemalloc.get_traced_memory()[1]

@@ -18,7 +18,7 @@ from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS
-from anyformer.pipelines.data.text_files import CODE_AND_MARKUP
+from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.unlabelled import Unlabelled
 from anyformer.pipelines.recipes.data_section import MixtureSource

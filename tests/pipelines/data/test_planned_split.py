@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.examples import examples_fingerprint
-from anyformer.pipelines.data.planned_split import SplitPlan, planned_parts
-from anyformer.pipelines.data.validation_split import ValidationSplit
+from anyformer.pipelines.data.splits import Split, planned_parts
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
@@ -27,7 +26,7 @@ def reads(rows):
 
 @given(rows_of, shares)
 def test_each_part_has_its_share_of_every_class_to_within_one_row_and_the_same_rows_each_time(rows, fractions):
-    plan = SplitPlan(fractions, classes="label")
+    plan = Split(fractions, classes="label")
     parts = planned_parts(plan, reads(rows), None)
     assert len(parts) == len(rows) and set(parts) <= {"train", "test", "validation"}
     assert parts == planned_parts(plan, reads(rows), None)
@@ -41,7 +40,7 @@ def test_each_part_has_its_share_of_every_class_to_within_one_row_and_the_same_r
 
 @given(rows_of, shares, st.sampled_from([None, "label"]))
 def test_a_group_is_in_one_part(rows, fractions, classes):
-    parts = planned_parts(SplitPlan(fractions, classes, groups="who"), reads(rows), None)
+    parts = planned_parts(Split(fractions, classes=classes, groups="who"), reads(rows), None)
     where = {}
     for (_, who), part in zip(rows, parts):
         assert where.setdefault(who, part) == part
@@ -67,11 +66,18 @@ def test_the_parts_of_a_source_are_disjoint_and_together_all_of_it(tmp_path):
 
 
 def test_a_recipe_without_the_new_settings_holds_back_the_rows_that_it_always_did(tmp_path):
-    files, rule = written(tmp_path, "aaab" * 50), ValidationSplit(0.1)
+    files, rule = written(tmp_path, "aaab" * 50), Split({"validation": 0.1})
     opened = open_examples(DataSection(files=files, validation_fraction=0.1), COLUMNS, classes="label")
     held = [row["text"] for _, row in opened["validation"]]
-    assert held == [f"text {number}" for number in range(200) if rule.rank(number, "") < 0.1]
-    assert opened["validation"].identity()["rule"] == vars(rule)  # as version 0.1 hashed it
+    assert held == [f"text {number}" for number in range(200) if rule.part(number) == "validation"]
+    assert opened["validation"].identity()["rule"] == {
+        "fraction": 0.1,
+        "seed": 0,
+        "by_name": False,
+        "window": None,
+        "moved": None,
+        "cut": False,
+    }
 
 
 def test_a_saved_recipe_without_the_settings_goes_on_and_one_with_other_parts_does_not(tmp_path):

@@ -12,13 +12,13 @@ from anyformer.pipelines.data import encoded_stream, encoding, token_store, toke
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.data.text_files import FileSource
+from anyformer.pipelines.data.source_parts import SourceCorpus
 from anyformer.pipelines.data.tokenization import Share, Tokenization
-from anyformer.pipelines.data.validation_split import SourceCorpus
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from processes import Process
+from task_data import documents_in
 
 LIMITS = Limits(document_bytes=10**6, line_bytes=400)
 
@@ -163,7 +163,7 @@ def test_machines_make_each_shard_once_and_the_last_one_joins_them(
 ):
     if own_files:  # without a validation split by numbers each machine reads its own files alone
         monkeypatch.setattr(tokenization, "PART_BYTES", 1000)
-        corpus = SourceCorpus("train", FileSource(f"{files}/*.txt", LIMITS, document="line"))
+        corpus = SourceCorpus("train", documents_in(f"{files}/*.txt", "line", LIMITS))
     expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
     shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
     made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
@@ -201,4 +201,4 @@ def written(folder, times):
     """A corpus of `times` 30,000 characters in lines of thirty."""
     path = folder / f"{times}.txt"
     path.write_text("".join(f"{number:29}\n" for number in range(1000)) * times)
-    return SourceCorpus("train", FileSource(str(path), LIMITS, document="line"))
+    return SourceCorpus("train", documents_in(path, "line", LIMITS))

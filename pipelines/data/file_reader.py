@@ -1,0 +1,145 @@
+"""Local files as rows: those of tables of any format, also compressed, and one for each text or image."""
+
+import copy
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..storage.checksums import contents
+from ..storage.packed_files import packing_of
+from .documents import Limits, counted_from
+from .file_formats import FileFormat, check_opens, encoding_notes, encodings_in, format_of
+from .files import file_identities, name_of_files, readable
+from .patterns import find_files
+from .plain_text import PlainText
+from .reader import Reader, Row, View
+
+
+class FileReader(Reader):
+    """Rows of local files, in the order of the patterns and by path within one pattern.
+
+    patterns: paths and globs (`~` allowed, `**` crosses folders); a file that several match is read once. without: real
+    paths that globs leave out: files of the other splits. other: reads files of no format with rows. image_column: the
+    column of a table whose paths are relative to its folder, if its format has_own_paths.
+    Raises UserError where a pattern matches nothing, and for a file that cannot be read, is of another kind or lacks a
+    column.
+    """
+
+    has_encoding = True
+
+    def __init__(
+        self,
+        field: str,
+        patterns: str | list[str],
+        view: View,
+        *,
+        without: Collection[str] = (),
+        other: FileFormat | None = None,
+        image_column: str | None = None,
+    ):
+        super().__init__(view)
+        self.field, self.other, self.image_column = field, other, image_column
+        self._patterns = find_files(field, patterns, without)
+        self.paths = list(self._patterns)
+        self.name = name_of_files(self.paths) if self.paths else ""
+        self.check()
+
+    def check(self) -> None:
+        for path in self.paths:
+            self.view.check_kind(self.field, path, self._patterns[path])
+            self.check_opens(path)
+
+    def check_opens(self, path: Path) -> None:
+        seen = f"{type(self.view).__name__} {self.columns} {self.limits.encoding}"
+        contents.value(path, f"opens: {seen}", self._opens)
+
+    def _opens(self, path: Path) -> None:
+        field, file_format = self.field, format_of(path)
+        check_opens(field, path)
+        if file_format is None:
+            return
+        with readable(field, path):
+            columns = file_format.columns(field, path)
+            if columns is None:
+                self.view.check_some(self.rows_in(path), field)
+        if columns is not None:
+            self.view.check_columns(columns, str(path))
+
+    def rows_from(self, place: list | None = None) -> Iterator[tuple[Row, list]]:
+        """place: [number of the file, rows read of it]; the files before it are not read."""
+        file, done = place or (0, 0)
+        for number, path in enumerate(self.paths[file:], start=file):
+            with readable(self.field, path):
+                for row, after in counted_from(done, self.rows_in(path)):
+                    yield row, [number, after]
+            done = 0
+
+    def rows_in(self, path: Path) -> Iterator[Row]:
+        kind = format_of(path) or self.other
+        has_own_paths = self.image_column is not None and kind.has_own_paths
+        names = self.names_in(path) if self.view.names_classes else {}
+        file, name, counts = str(path), path.name, kind.counts
+        for number, values in kind.rows(self.field, path, self.columns_in(path, kind), self.limits_of(path)):
+            place, source = (file, name) if number is None else (f"{file}, {counts} {number}", f"{name}:{number}")
+            if has_own_paths and isinstance(values, dict):
+                values = self._with_own_path(values, path)
+            yield Row(place, source, values, names)
+
+    def _with_own_path(self, values: dict[str, Any], path: Path) -> dict[str, Any]:
+        image = values.get(self.image_column)
+        is_path = isinstance(image, str) and image.strip()
+        return values | {self.image_column: str(path.parent / os.path.expanduser(image))} if is_path else values
+
+    def columns_in(self, path: Path, kind: FileFormat) -> list[str]:
+        """The columns of a file that are read."""
+        return list(dict.fromkeys(self.columns.values()))
+
+    def limits_of(self, path: Path) -> Limits:
+        return self.limits
+
+    def parts(self, size: int) -> list["FileReader"]:
+        """Groups of consecutive files, none of them cut."""
+        groups, total = [[]], 0
+        for path in self.paths:
+            if total >= size:
+                groups, total = [*groups, []], 0
+            groups[-1].append(path)
+            total += path.stat().st_size
+        parts = [copy.copy(self) for _ in groups]
+        for part, paths in zip(parts, groups):
+            part.paths = paths
+        return parts
+
+    def size_hint(self) -> int | None:
+        if any(packing_of(path) or getattr(format_of(path), "is_compressed", False) for path in self.paths):
+            return None  # the unpacked size is not known
+        return sum(path.stat().st_size for path in self.paths)
+
+    def identity(self) -> Any:
+        identity = {"files": file_identities(self.field, self.paths)} | super().identity()
+        if isinstance(self.other, PlainText):
+            found = encodings_in(self.field, self.paths, self.limits)
+            identity |= {"document": self.other.document} | ({"encodings": [*found.values()]} if found else {})
+        return identity
+
+    def notes(self) -> list[str]:
+        return encoding_notes(self.field, self.paths, self.limits)
+
+    def named(self) -> list[dict[str, list[str]]]:
+        return [self.names_in(path) for path in self.paths] if self.view.names_classes else []
+
+    def names_in(self, path: Path) -> dict[str, list[str]]:
+        return names_in(self.field, path, self.columns)
+
+
+def names_in(field: str, path: Path, columns: dict[str, str]) -> dict[str, list[str]]:
+    """{column: names of the classes} of the columns for which a file has such names."""
+    wanted = list(dict.fromkeys(columns.values()))
+
+    def found(path: Path) -> dict[str, list[str]]:
+        with readable(field, path):
+            names = {column: format_of(path).class_names(field, path, column) for column in wanted}
+        return {column: of for column, of in names.items() if of is not None}
+
+    return {} if format_of(path) is None else contents.value(path, f"class names: {wanted}", found)

@@ -1,0 +1,146 @@
+"""The rows of one part of a source: of a part for training, validation or test; and a corpus of such documents."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import UserError
+from .documents import Corpus, Document, SkipCounts, Skipped, Source
+from .splits import TRAIN, VALIDATION, Split
+
+
+class Part:
+    """Of a source's first `most` rows those of one part. split: its name. rule: says which they are; None: all.
+
+    left_out: {number in the source: BadRow} of rows that cannot be used and are left out.
+    """
+
+    left_out: Mapping[int, Any] = MappingProxyType({})
+
+    def __init__(self, split: str, source: Source, *, rule: Split | None = None, most: int | None = None):
+        self.split, self.source, self.rule, self.most = split, source, rule, most
+        self.name = source.name
+
+    def numbered_from(self, place: list | None = None) -> Iterator[tuple[int, Any, list]]:
+        """(number in the source, item, place after it) of every row; items are what the source's read_from gives.
+
+        place: [rows read of the source, those of them that count, the source's place]; skipped ones do not count.
+        """
+        first, count, start = place or (0, 0, None)
+        # Behind the window nothing is held back, and so nothing is read.
+        last = self.rule.window if self.rule is not None and self.split == VALIDATION else None
+        if count == self.most or (last is not None and first >= last):
+            return
+        # Every row that anyone reads passes here: `row` has all its columns, `item` says what was made of it.
+        for index, (_row, item, after) in enumerate(self.source.read_from(start), start=first):
+            count += not isinstance(item, Skipped)
+            if self._holds(index, item):
+                yield index, item, [index + 1, count, after]
+            if count == self.most or index + 1 == last:
+                return  # without asking a stream for one more
+
+    def numbered(self) -> Iterator[tuple[int, Any]]:
+        """(number in the source, item) of every row."""
+        return ((index, item) for index, item, _ in self.numbered_from())
+
+    def _holds(self, index: int, item: Any) -> bool:
+        if index in self.left_out:
+            return False
+        if self.rule is None or (self.rule.cut and isinstance(item, Document)):
+            return True
+        return self.rule.part(index, item.source if self.rule.by_name else "") == self.split
+
+
+class SourceCorpus(Part, Corpus):
+    """The documents of one part of a source. Its first `most` are counted before they are split."""
+
+    skipped = SkipCounts()
+
+    def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
+        self.skipped = SkipCounts()
+        for _, item, after in self.numbered_from(place):
+            if isinstance(item, Skipped):
+                self.skipped.add(item)
+            else:
+                yield self._my_end(item) if self.rule is not None and self.rule.cut else item, after
+
+    @property
+    def num_shards(self) -> int:
+        return self.source.num_shards
+
+    def shard(self, number: int) -> Corpus:
+        """Documents are held back from the first shard alone (corpora.py)."""
+        rule = self.rule if number == 0 else None
+        return SourceCorpus(self.split, self.source.shard(number), rule=rule)
+
+    def parts(self, size: int) -> list[Corpus]:
+        if self.rule is not None or self.most is not None:
+            return [self]  # these count documents from the first one
+        return [SourceCorpus(self.split, source) for source in self.source.parts(size)]
+
+    def skipped_by_name(self) -> list[str]:
+        ways = {"too_long": "data.max_document_bytes allows more", "gigantic_line": "data.max_line_bytes allows more"}
+        if self.source.has_encoding:
+            ways["non_utf8"] = f"{self.source.where}.encoding=latin-1, or what it is, reads another encoding"
+        own = [] if self.rule is not None and self.split != TRAIN else self.source.notes()
+        return [*self.skipped.named(ways), *own]
+
+    def identity(self) -> Any:
+        rule = self.rule and self.rule.identity(self.split) | {"held": self.split == VALIDATION}
+        return {"source": self.source.identity(), "rule": rule, "max_documents": self.most}
+
+    def size_hint(self) -> int | None:
+        size = self.source.size_hint()
+        if size is None or self.most is not None:
+            return None
+        if self.rule is None:
+            return size
+        return round(size * (self.rule.fraction if self.split == VALIDATION else 1 - self.rule.fraction))
+
+    def _my_end(self, document: Document) -> Document:
+        text = document.text
+        if len(text) < 2:
+            raise UserError(f"{self.source.where}.validation_fraction: {self.name} is one character, too short to cut.")
+        cut = nearest_cut(text, round(len(text) * (1 - self.rule.fraction)))
+        return Document(text[cut:] if self.split == VALIDATION else text[:cut], document.source)
+
+
+def nearest_cut(text: str, position: int) -> int:
+    """The place after the line break nearest to `position` that leaves text on both sides, else `position` itself."""
+    position = min(max(position, 1), len(text) - 1)
+    before, after = text.rfind("\n", 0, position) + 1, text.find("\n", position - 1) + 1
+    for cut in sorted((before, after), key=lambda place: (abs(place - position), place)):
+        if text[:cut].strip() and text[cut:].strip():
+            return cut
+    return position
+
+
+def completed(rule: Split | None, source: Source, most: int | None) -> Split | None:
+    """The rule, completed so that both parts have a document; None stays None.
+
+    Raises UserError where there is no document among the source's first `most`.
+    """
+    skipped = SkipCounts()
+
+    def names() -> Iterator[tuple[int, str]]:
+        for index, item in Part(TRAIN, source, most=most).numbered():
+            if isinstance(item, Skipped):
+                skipped.add(item)
+            else:
+                yield index, item.source
+
+    there = names()
+    first = next(there, None)
+    if first is None:
+        raise no_documents(source, skipped)
+    return rule and rule.with_both_parts(chain([first], there))
+
+
+def no_documents(source: Source, skipped: SkipCounts) -> UserError:
+    reason, way_out = f" ({skipped})" if skipped.total() else "", ""
+    if skipped["too_long"]:
+        way_out = f"; raise data.max_document_bytes or set {source.where}.document to line"
+    elif skipped["gigantic_line"]:
+        way_out = "; raise data.max_line_bytes"
+    return UserError(f"{source.where}: {source.name} holds no document with text{reason}{way_out}.")
