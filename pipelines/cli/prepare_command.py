@@ -29,6 +29,7 @@ def run(args) -> None:
     share = None if args.shard is None else share_of(args.shard)
     recipe = recipe_of(args)
     say_loading()
+    from ..data.account_words import came_in
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
     from ..training.log.source_tokens import sources_of_run
 
@@ -36,7 +37,8 @@ def run(args) -> None:
     if share is None:
         data = prepare_data(recipe, progress=shown, for_training=True)
         train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
-        for split, text in [*describe_data(data), *sources_of_run(train, per_step, recipe)]:
+        told = [*describe_data(data), *came_in(data.rows), *sources_of_run(train, per_step, recipe)]
+        for split, text in told:
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)

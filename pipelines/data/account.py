@@ -24,9 +24,10 @@ LEFT_OUT = "left_out"  # is in no row, as a whole
 CUT = "cut"  # is in a row, without a part of it
 READ_AS = "read_as"  # is in a row as something else
 REPEATED = "repeated"  # is in more than one row, or split
-FATES = (USED, UNUSED, LEFT_OUT, CUT, READ_AS, REPEATED)
+NOTED = "noted"  # a sentence of who read it, such as a summary over several lines
+FATES = (USED, UNUSED, LEFT_OUT, CUT, READ_AS, REPEATED, NOTED)
 PLACES = 5  # that are kept of an entry
-NAMES = 1000  # that are kept of things of one kind that data name freely
+KEPT = 1000  # keys of things of one kind with one fate; data may name things freely
 OTHERS = "others"
 
 
@@ -61,58 +62,58 @@ class Entry:
 
 
 class Account:
-    """Entries by key. Sums do not depend on the order of what is added."""
+    """Entries by key. Sums do not depend on the order of what is added.
+
+    Of every count one may tell: place: where it is. hint: the setting that changes it. is_usual: see Entry. All other
+    keywords are sizes, such as tokens=4210.
+    """
 
     def __init__(self, entries: Iterable[tuple[Key, Entry]] = ()):
         self._entries: dict[Key, Entry] = {}
-        self._names: dict[tuple[str, str], list[Key]] = {}  # in order
+        self._kept: dict[tuple[str, str], list[Key]] = {}  # in order
         for key, entry in entries:
             self._add(key, entry)
 
     # ---- counting
 
-    def used(self, what: str, name: str = "", number: int = 1, **more: int) -> None:
-        self._add(Key(USED, what, str(name)), Entry(number, more))
+    def used(self, what: str, name: str = "", number: int = 1, **told: Any) -> None:
+        self._add(Key(USED, what, str(name)), entry_of(number, **told))
 
-    def unused(self, what: str, name: str, number: int = 1, *, place: str = "", is_usual: bool = True) -> None:
-        self._add(Key(UNUSED, what, str(name)), Entry(number, {}, _one(place), "", is_usual))
+    def unused(self, what: str, name: str, number: int = 1, *, is_usual: bool = True, **told: Any) -> None:
+        self._add(Key(UNUSED, what, str(name)), entry_of(number, is_usual=is_usual, **told))
 
-    def left_out(self, what: str, why: str, number: int = 1, *, place: str = "", hint: str = "", **more: int) -> None:
-        self._add(Key(LEFT_OUT, what, "", why), Entry(number, more, _one(place), hint, False))
+    def left_out(self, what: str, why: str, number: int = 1, *, is_usual: bool = False, **told: Any) -> None:
+        self._add(Key(LEFT_OUT, what, "", why), entry_of(number, is_usual=is_usual, **told))
 
-    def cut(self, what: str, why: str, number: int = 1, *, place: str = "", is_usual: bool = True, **more: int) -> None:
-        self._add(Key(CUT, what, "", why), Entry(number, more, _one(place), "", is_usual))
+    def cut(self, what: str, why: str, number: int = 1, *, is_usual: bool = True, **told: Any) -> None:
+        self._add(Key(CUT, what, "", why), entry_of(number, is_usual=is_usual, **told))
 
     def read_as(
-        self,
-        what: str,
-        name: str,
-        as_what: str,
-        number: int = 1,
-        *,
-        place: str = "",
-        hint: str = "",
-        is_usual: bool = False,
+        self, what: str, name: str, as_what: str, number: int = 1, *, is_usual: bool = False, **told: Any
     ) -> None:
         """name: how it is written in the data; "": that is not worth a name."""
-        self._add(Key(READ_AS, what, str(name), as_what), Entry(number, {}, _one(place), hint, is_usual))
+        self._add(Key(READ_AS, what, str(name), as_what), entry_of(number, is_usual=is_usual, **told))
 
-    def repeated(self, what: str, where: str, number: int = 1, *, place: str = "") -> None:
-        self._add(Key(REPEATED, what, "", where), Entry(number, {}, _one(place), "", False))
+    def repeated(self, what: str, where: str, number: int = 1, **told: Any) -> None:
+        self._add(Key(REPEATED, what, "", where), entry_of(number, is_usual=False, **told))
+
+    def note(self, *sentences: str) -> None:
+        for sentence in sentences:
+            self._add(Key(NOTED, "", "", sentence), entry_of(1, is_usual=False))
 
     def _add(self, key: Key, entry: Entry) -> None:
-        """Of the names of one kind the first NAMES are kept, whose sums are exact in whatever order they are met; of
-        the others one sum. Only what may be used is kept where there is none of it, such as a class without a row."""
+        """Of the keys of one kind the first KEPT are kept, whose sums are exact in whatever order they are met; of the
+        others one sum. Only what may be used is kept where there is none of it, such as a class without a row."""
         if not entry.number and key.fate != USED:
             return
-        if key not in self._entries and key.fate != USED and key.name not in ("", OTHERS):
-            names, others = self._names.setdefault(key[:2], []), Key(*key[:2], OTHERS)
-            if len(names) == NAMES and key > names[-1]:
+        if key not in self._entries and key.fate != USED and key.name != OTHERS:
+            kept, others = self._kept.setdefault(key[:2], []), Key(*key[:2], OTHERS, OTHERS)
+            if len(kept) == KEPT and key > kept[-1]:
                 key = others
             else:
-                insort(names, key)
-                if len(names) > NAMES:
-                    self._add(others, self._entries.pop(names.pop()))
+                insort(kept, key)
+                if len(kept) > KEPT:
+                    self._add(others, self._entries.pop(kept.pop()))
         self._entries.setdefault(key, Entry()).add(entry)
 
     def update(self, other: Self) -> None:
@@ -162,15 +163,15 @@ class Account:
         return cls(_read(dict(entry)) for entry in entries)
 
 
+def entry_of(number: int, place: str = "", hint: str = "", is_usual: bool = True, **more: int) -> Entry:
+    return Entry(number, more, (place,) if place else (), hint, is_usual)
+
+
 def _read(given: dict[str, Any]) -> tuple[Key, Entry]:
     key = Key(*(given.pop(name, "") for name in Key._fields))
     number, places, hint = given.pop("number"), tuple(given.pop("places", ())), given.pop("hint", "")
     is_usual = not given.pop("unusual", False)
     return key, Entry(number, given, places, hint, is_usual)
-
-
-def _one(place: str) -> tuple[str, ...]:
-    return (place,) if place else ()
 
 
 def in_order(place: str) -> list:

@@ -1,10 +1,14 @@
 """Sentences about an account: what is unusual, for the terminal; all that came in, for reports and previews."""
 
+from collections.abc import Mapping
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..words import counted
-from .account import LEFT_OUT, OTHERS, READ_AS, UNUSED, USED, Account, Entry, Key
+from .account import LEFT_OUT, NOTED, OTHERS, READ_AS, UNUSED, USED, Account, Entry, Key
+
+if TYPE_CHECKING:
+    from .rows import Rows
 
 SHOWN = 12  # names in a line
 Item = tuple[Key, Entry]
@@ -25,6 +29,7 @@ class Sentence(NamedTuple):
 
 # (fate, what) -> its sentence. In this order they are said; all others follow, by their reasons.
 SENTENCES = {
+    (NOTED, ""): Sentence("{why}", ""),
     (LEFT_OUT, "document"): Sentence("{all} skipped: {each}", "{number} {why}"),
     (READ_AS, "file"): Sentence("read as {why}, not UTF-8: {each}", "{name}", shown=1),
     (LEFT_OUT, "row"): Sentence("{all} left out (data.bad_rows=skip): {each}", "{number} {why}", "; "),
@@ -61,6 +66,12 @@ def lines(account: Account) -> list[str]:
         plural = f"{what}es" if what.endswith("s") else f"{what}s"
         told.append(f"{plural}{' not read' * (fate == UNUSED)}: {_listed(names)}")
     return [*told, *_said(others)]
+
+
+def came_in(rows: "Mapping[str, Rows]") -> list[tuple[str, str]]:
+    """(a split, lines) for what came in for its rows that is not among their notes."""
+    told = {split: [line for line in lines(one.account) if line not in one.notes] for split, one in rows.items()}
+    return [(f"{split}, what came in", "\n".join(said)) for split, said in told.items() if said]
 
 
 def _said(items: list[Item]) -> list[str]:

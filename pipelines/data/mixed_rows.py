@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from ..lazy import np
+from .account import Account
 from .mixture_order import MixtureOrder
 from .rows import Rows
 
@@ -35,6 +36,7 @@ class MixedRows(Rows):
         self.facts = {"examples": len(self), "tokens": self.total("tokens"), "parts": dict(self.counts)} | self.words()
         self.is_packed = any(rows.is_packed for rows in parts.values())
         self.is_endless = any(rows.is_endless for rows in parts.values())
+        self.account = sum((rows.account for rows in parts.values()), Account())
         self.notes = [f"{name}: {note}" for name, rows in parts.items() for note in rows.notes]
 
     @staticmethod

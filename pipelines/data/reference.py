@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from ..storage.cache import cached_folder, sha
 from ..words import counted, watched
+from .account import Account
 from .documents import in_batches
 from .rows import Rows
 
@@ -25,7 +26,7 @@ class WithReference(Rows, Dataset):
     def __init__(self, rows, numbers: np.ndarray, key: str):
         self.rows, self.numbers = rows, numbers
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.row_lengths, self.notes = rows.row_lengths, rows.notes
+        self.row_lengths, self.account, self.notes = rows.row_lengths, rows.account, rows.notes
 
     @classmethod
     def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":
@@ -51,6 +52,7 @@ class Joined(Rows, ConcatDataset):
         super().__init__(parts)
         self.fingerprint = sha([rows.fingerprint for rows in parts])
         self.name, self.facts, self.notes = parts[0].name, parts[0].facts, parts[0].notes
+        self.account = sum((rows.account for rows in parts), Account())
         self.row_lengths = np.concatenate([rows.row_lengths for rows in parts])
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from .account import Account
+
 
 class Rows:
     """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors (or, of a stream, iteration alone).
@@ -13,10 +15,11 @@ class Rows:
     fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
-    is_stream: whether rows can only be iterated. notes: sentences a user should read. parts: name -> the rows that
-    these are made of, if any: `place(number)` then begins with the name. is_ordered: whether rows are in training order
-    already, so that they are read one after the other. is_endless: whether numbers beyond the last one are the rows of
-    further epochs. stores: the TokenStores of plain text.
+    is_stream: whether rows can only be iterated. account: of what came in for them. notes: sentences a user should
+    read, the account's among them. parts: name -> the rows that these are made of, if any: `place(number)` then begins
+    with the name. is_ordered: whether rows are in training order already, so that they are read one after the other.
+    is_endless: whether numbers beyond the last one are the rows of further epochs. stores: the TokenStores of plain
+    text.
     """
 
     fingerprint: str
@@ -25,6 +28,7 @@ class Rows:
     row_lengths = None
     is_packed = False
     is_stream = False
+    account = Account()
     notes: tuple[str, ...] | list[str] = ()
     parts: Mapping[str, "Rows"] = MappingProxyType({})
     is_ordered = False
@@ -32,8 +36,9 @@ class Rows:
     stores: Sequence[Any] = ()
 
     def report(self) -> dict[str, Any]:
-        """What run.json holds of the split: its identity, facts and notes."""
-        return {"fingerprint": self.fingerprint} | self.facts | ({"notes": list(self.notes)} if self.notes else {})
+        """What run.json holds of the split: its identity, facts, account and notes."""
+        told = {"account": self.account.to_json(), "notes": list(self.notes)}
+        return {"fingerprint": self.fingerprint} | self.facts | {name: of for name, of in told.items() if of}
 
     @property
     def identity(self) -> str:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..data.account import Account
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.mixed_rows import MixedRows
 from ..data.rows import Rows
@@ -54,6 +55,7 @@ class PlacedStream(Rows):
         identity = [[label, rows.identity] for label, rows in parts.items()]
         self.fingerprint = MixedRows.identity_of(identity)
         self.is_packed = any(rows.is_packed for rows in parts.values())
+        self.account = sum((rows.account for rows in parts.values()), Account())
         self.notes = [f"{label}: {note}" for label, rows in parts.items() for note in rows.notes]
         self._start: dict = {}
         self._state: dict = {}

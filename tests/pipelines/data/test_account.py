@@ -6,8 +6,9 @@ from functools import reduce
 
 import pytest
 from anyformer.pipelines.data import account as account_module
-from anyformer.pipelines.data.account import LEFT_OUT, PLACES, READ_AS, UNUSED, USED, Account
+from anyformer.pipelines.data.account import LEFT_OUT, OTHERS, PLACES, READ_AS, UNUSED, USED, Account
 from anyformer.pipelines.data.account_words import lines, unusual
+from anyformer.pipelines.data.columns_met import ColumnsMet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +35,9 @@ def account_of(events) -> Account:
 @pytest.fixture(autouse=True, scope="module")
 def few_names():
     """So few that some are summed up."""
-    most, account_module.NAMES = account_module.NAMES, 4
+    most, account_module.KEPT = account_module.KEPT, 4
     yield
-    account_module.NAMES = most
+    account_module.KEPT = most
 
 
 @given(st.lists(EVENTS, max_size=40), st.integers(1, 5), st.randoms())
@@ -54,6 +55,8 @@ def test_nothing_is_lost_where_names_are_many(events):
         assert account.number(fate, what) == sum(event[-1] for event in events if event[:2] == (fate, what))
         assert fate == USED or sum(1 for _ in account.entries(fate, what)) <= 5
     for key, entry in account.entries(LEFT_OUT, "row"):
+        if key.why == OTHERS:
+            continue
         places = {event[-1] for event in events if event[0] == LEFT_OUT and event[2] == key.why}
         assert entry.places == tuple(sorted(places, key=lambda place: int(place.split()[-1])))[:PLACES]
 
@@ -100,3 +103,16 @@ def test_each_kind_of_thing_has_its_sentence():
         "2 tags of no such scheme, part of no entity: 'X' 2",
         "2 rows in train, too",
     ]
+
+
+def test_of_a_dict_whose_parts_are_read_the_others_are_not_read_and_of_one_that_is_not_read_none_is_named():
+    met = ColumnsMet(["text", "answers.text", "tools"])
+    met.add({"text": "a", "answers": {"text": ["b"], "start": [1]}, "meta": {"source": {"page": 1}}, "tools": None})
+    met.add({"text": "a", "answers": {"text": None}, "tools": {"name": "rain"}, "note": None})
+    account = Account()
+    met.into(account)
+    found = {
+        fate: {key.name: entry.number for key, entry in account.entries(fate, "column")} for fate in (USED, UNUSED)
+    }
+    assert found[USED] == {"text": 2, "answers.text": 2, "tools": 1}
+    assert found[UNUSED] == {"answers.start": 1, "meta": 1, "note": 1}
