@@ -30,6 +30,7 @@ def run(args) -> None:
     share = None if args.shard is None else share_of(args.shard)
     recipe = recipe_of(args)
     say_loading()
+    from ..data.account_words import came_in
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
     from ..training.log.source_tokens import sources_of_run
 
@@ -39,7 +40,7 @@ def run(args) -> None:
         train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
         tokens_after = partial(train.tokens_after, per_step=per_step)
         sources = [] if recipe.stages else sources_of_run(train, per_step, recipe, tokens_after)
-        for split, text in [*describe_data(data), *sources]:
+        for split, text in [*describe_data(data), *came_in(data.rows), *sources]:
             print(f"{split}: {text}")
     else:
         made = prepare_share(recipe, *share, progress=shown)

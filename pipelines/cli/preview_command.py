@@ -24,11 +24,12 @@ def preview(recipe, rows: int) -> None:
     """Print `rows` rows of the training data of a recipe; nothing is trained."""
     from rich.console import Console
 
+    from ..data.account_words import came_in
     from ..objectives.prepare import describe_data, prepare_data
 
     console = Console(highlight=False, soft_wrap=True)
     data = prepare_data(recipe, progress=console.is_terminal)
-    print_facts(console, describe_data(data))
+    print_facts(console, [*describe_data(data), *came_in(data.rows)])
     console.print(data.objective.legend())
     train = data.rows["train"]
     for number, row in train.previewed(rows):

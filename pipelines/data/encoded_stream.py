@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..tokenizers.control_tokens import ControlTokens
+from .account import Account
 from .documents import Corpus
 from .encoding import Encoder
 from .token_store import count_words
@@ -36,11 +37,13 @@ BEGINNING = Border(None, None)
 
 @dataclass
 class Encoded:
-    """Some documents as token ids: all tokens (N,), the number of each document's, and sizes that TokenWriter sums."""
+    """Some documents as token ids: all tokens (N,), the number of each document's, and sizes and an account, which
+    TokenWriter sums."""
 
     tokens: np.ndarray
     lengths: list[int]
-    sizes: dict[str, Any]
+    sizes: dict[str, int]
+    account: Account
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,11 @@ class Framing:
         around = len(before) + len(after)
         tokens = np.concatenate([part for document in ids for part in (*before, document.astype(self.dtype), *after)])
         sizes = {"num_bytes": sum(len(text.encode()) for text in texts), "num_words": sum(map(count_words, texts))}
-        sizes["control_tokens"] = self.control.count(texts)
-        return Encoded(tokens, [len(document) + around for document in ids], sizes)
+        account = Account()
+        account.used("document", number=len(texts))
+        for token, number in self.control.count(texts).items():
+            account.read_as("control token", token, "ordinary text", number)
+        return Encoded(tokens, [len(document) + around for document in ids], sizes, account)
 
 
 def encoded_stream(

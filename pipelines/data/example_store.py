@@ -15,13 +15,16 @@ from torch.utils.data import Dataset
 
 from ..lazy import transformers
 from ..storage.cache import sha
-from ..tokenizers.control_tokens import ControlTokens, notes_of
+from ..tokenizers.control_tokens import ControlTokens
 from ..words import working
+from .account import Account
+from .account_words import unusual
+from .columns_met import ColumnsMet
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
 
-_FORMAT = 2  # raise it when the files or the way to make them change
+_FORMAT = 3  # raise it when the files or the way to make them change
 ARROW = "examples.arrow"
 
 
@@ -31,7 +34,8 @@ class EncodedExamples(MappedStore, Rows, Dataset):
     kind = "examples"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.notes = meta["facts"], meta.get("notes", [])  # 0.1 wrote no notes
+        self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
+        self.notes = unusual(self.account)
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
         self._columns = {name: self._table[name] for name in numbers}
@@ -90,14 +94,17 @@ def encode_examples(
     """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
     facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
-    uses; its control tokens are counted in the examples. notes: sentences for people, once all is encoded.
+    uses; its control tokens are counted in the examples. notes: sentences for people, once all is encoded. The account
+    of the examples is stored with them.
     Raises what `batches` raises; no files are left behind then.
     """
 
     def build(folder: Path) -> None:
-        total, occurrences, control = {}, Counter(), ControlTokens(tokenizer)
+        total, account, columns = {}, Account(), ColumnsMet(source.source.columns.values())
+        occurrences, control = Counter(), ControlTokens(tokenizer)
 
         def count(row: dict[str, Any]) -> None:
+            columns.add(row)
             cells = [row[column] for column in source.source.columns.values()]
             occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
 
@@ -109,9 +116,12 @@ def encode_examples(
             for batch in batches(source.watched(count)):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        total |= {"control_tokens": occurrences} if occurrences else {}
+        columns.into(account)
+        for token, number in occurrences.items():
+            account.read_as("control token", token, "ordinary text", number)
+        account.note(*source.notes(), *notes())
         meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}
-        (folder / META).write_text(json.dumps(meta | {"notes": [*source.notes(), *notes_of(occurrences), *notes()]}))
+        (folder / META).write_text(json.dumps(meta | {"account": account.to_json()}))
 
     changed = sha([_FORMAT, key])  # examples without control tokens keep the old fingerprint, for resumed runs
     return EncodedExamples.cached(cache, changed, build, source.files)

@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import UserError
+from .account import Account
+from .account_words import unusual
 from .cells import kind_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
@@ -21,19 +23,22 @@ PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
 COLOR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 GREY = ("1", "L", "LA")
+ORIENTATION = 0x0112  # a tag of EXIF
+TURNED, ON_WHITE = "turned, as their EXIF says", "with transparency put on white"
 
 
 class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W). notes: sentences for users.
+    none were read. pixels: memory map (N, C, H, W). account: of the images. notes: its sentences for people.
     """
 
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.notes = meta["facts"], meta.get("notes", [])
+        self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
+        self.notes = unusual(self.account)
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
@@ -54,12 +59,12 @@ def store_images(
     key: str,
     examples: Examples,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
-    notes: Callable[[], list[str]] = list,
-    more_facts: Callable[[np.ndarray], dict] | None = None,
+    account: Account,
+    label_facts: Callable[[np.ndarray], dict] | None = None,
 ) -> ImageStore:
     """Store the images that `batches` yields, as (uint8 (B, C, H, W), classes or None), under cache/images/key.
 
-    notes: what users should read once the images have been read. more_facts: (all classes) -> more facts.
+    account: of the images, once `batches` has yielded them all. label_facts: (all classes) -> more facts.
     Raises what `batches` raises; no files are left behind then.
     """
 
@@ -79,9 +84,9 @@ def store_images(
         facts = {"examples": count, "mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
         if labels:
             np.save(folder / LABELS, np.array(labels, dtype=np.int64))
-        facts |= more_facts(np.array(labels)) if more_facts else {}
+            facts |= label_facts(np.array(labels)) if label_facts else {}
         meta = {"fingerprint": key, "name": examples.name, "shape": [count, *shape], "labels": bool(labels)}
-        (folder / META).write_text(json.dumps(meta | {"facts": facts, "notes": notes()}))
+        (folder / META).write_text(json.dumps(meta | {"facts": facts, "account": account.to_json()}))
 
     return ImageStore.cached(cache, key, build, examples.files)
 
@@ -89,8 +94,8 @@ def store_images(
 def decode(value: Any, channels: int, field: str, place: str):
     """A Pillow image, upright, in mode L (channels 1) or RGB (3), on white where it was transparent.
 
-    Its info has "was_transparent" then, for callers that count. value: encoded bytes, {"bytes", "path"} as datasets'
-    Image feature stores it, a path, or a Pillow image.
+    Its info says in "read_as", in words for the account, what else it was. value: encoded bytes, {"bytes", "path"} as
+    datasets' Image feature stores it, a path, or a Pillow image.
 
     Raises UserError, beginning with `field`, for what is no image, has more than 8 bits per channel, or has colours
     where the model sees grey.
@@ -100,7 +105,9 @@ def decode(value: Any, channels: int, field: str, place: str):
     from anyformer.modeling.image_processing import put_on_white
 
     try:
-        image = PIL.ImageOps.exif_transpose(_opened(value, field, place))
+        opened = _opened(value, field, place)
+        is_turned = opened.getexif().get(ORIENTATION, 1) != 1
+        image = PIL.ImageOps.exif_transpose(opened)
         image.load()
     except PIL.UnidentifiedImageError:
         raise UserError(f"{field}: {place} holds no image that Pillow can read") from None
@@ -113,7 +120,12 @@ def decode(value: Any, channels: int, field: str, place: str):
         )
     if channels == 1 and image.mode in COLOR:
         raise UserError(f"{field}: {place} is a colour image, but model.num_channels=1; set it to 3")
-    return put_on_white(image).convert({1: "L", 3: "RGB"}[channels])
+    on_white, mode = put_on_white(image), {1: "L", 3: "RGB"}[channels]
+    read_as = {TURNED: is_turned, ON_WHITE: "was_transparent" in on_white.info}
+    read_as[f"of mode {image.mode}, read as {mode}"] = image.mode != mode
+    found = on_white.convert(mode)
+    found.info["read_as"] = [words for words, is_so in read_as.items() if is_so]
+    return found
 
 
 def _opened(value: Any, field: str, place: str):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..lazy import torch
+from .account import Account
 from .batch_keys import EPOCH, PLACE, ROW_IDS
 from .order import Place
 from .rows import BEGINNING, Rows, Streamed, passes_from
@@ -32,6 +33,7 @@ class MixedStream(Streamed):
         identity = [[label, rows.identity] for label, rows in parts.items()]
         self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         self.is_packed = any(rows.is_packed for rows in parts.values())
+        self.account = sum((rows.account for rows in parts.values()), Account())
         self.notes = [f"{label}: {note}" for label, rows in parts.items() for note in rows.notes]
         self.num_places = sum(rows.num_places for rows in parts.values())
 

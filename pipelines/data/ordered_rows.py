@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ..lazy import np
 from ..storage.cache import sha
+from .account import Account
 from .batch_keys import EPOCH, PLACE
 from .mixed_stream import MixedStream
 from .order import Draw, Order, Place, shares_of
@@ -40,6 +41,7 @@ class OrderedRows(Rows):
         self.counts = order.drawn_before(len(self))
         self.name = " + ".join(dict.fromkeys(rows.name for rows in sources.values()))
         self.is_packed = any(rows.is_packed for rows in sources.values())
+        self.account = sum((rows.account for rows in self.parts.values()), Account())
         self.notes = [f"{name}: {note}" for name, rows in self.parts.items() for note in rows.notes]
         self.sequence_length = getattr(next(iter(sources.values())), "sequence_length", None)
 

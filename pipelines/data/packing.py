@@ -132,7 +132,7 @@ class PackedDataset(Rows, Dataset):
             raise too_short(store.name, sequence_length, store.num_tokens)
         layout = {0: ["slices"], 1: []}.get(self.overlap, [f"overlap {self.overlap}"])
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
-        self.name, self.notes = store.name, store.notes
+        self.name, self.account, self.notes = store.name, store.account, store.notes
 
     def __len__(self) -> int:
         return self._rows
@@ -176,7 +176,6 @@ class PackedDataset(Rows, Dataset):
             "words": int(store.num_words),
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
-            **({"control_tokens": store.control_tokens} if store.control_tokens else {}),
             "skipped": dict(store.skipped or {}),
         }
 

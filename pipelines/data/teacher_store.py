@@ -55,7 +55,8 @@ class WithTopTokens(Rows, Dataset):
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
         self.rows, self.shards, self.each = rows, shards, each
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.is_packed, self.notes, self.stores = rows.is_packed, rows.notes, rows.stores
+        self.is_packed, self.stores = rows.is_packed, rows.stores
+        self.account, self.notes = rows.account, rows.notes
         self.sequence_length = rows.sequence_length
 
     @classmethod

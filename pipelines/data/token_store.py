@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..lazy import transformers
+from .account import READ_AS, Account
+from .account_words import unusual
 from .documents import SkipCounts
 from .mapped_store import META, MappedStore
 
@@ -25,8 +26,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out, by reason. control_tokens: how often each is written in the text.
-    notes: sentences for users.
+    skipped: documents that were left out, by reason. account: of the documents. notes: its sentences for people.
     """
 
     kind = "tokens"
@@ -36,8 +36,9 @@ class TokenStore(MappedStore):
         self.num_documents: int = meta["num_documents"]
         self.num_bytes: int = meta["num_bytes"]
         self.num_words: int = meta["num_words"]
-        self.control_tokens: dict[str, int] = meta["control_tokens"]
-        self.notes: list[str] = meta["notes"]
+        self.account = Account.from_json(meta["account"])
+        self.notes = unusual(self.account)
+        self.control_tokens = {key.name: entry.number for key, entry in self.account.entries(READ_AS, "control token")}
         self.skipped = SkipCounts(meta["skipped"])
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])
@@ -84,14 +85,14 @@ def count_words(text: str) -> int:
 class TokenWriter:
     """Writes the files of a store into a folder, a few documents at a time; `finish` completes it.
 
-    control_tokens: how often each is written in the text so far. Memory does not grow with what was written.
+    account: of the text so far. Memory does not grow with what was written.
     """
 
     def __init__(self, folder: Path, dtype: str):
         self.folder, self.dtype = folder, dtype
         self.num_tokens = self.num_documents = 0
         self._sizes = dict.fromkeys(SIZES, 0)
-        self.control_tokens: Counter[str] = Counter()
+        self.account = Account()
 
     def __enter__(self) -> "TokenWriter":
         self._tokens = (self.folder / TOKENS).open("wb")
@@ -103,11 +104,11 @@ class TokenWriter:
         self._tokens.close()
         self._offsets.close()
 
-    def add(self, tokens: np.ndarray, lengths: list[int], **sizes: Any) -> None:
-        """Append documents: all their tokens, the number of each one's, and the sums of SIZES and control_tokens."""
+    def add(self, tokens: np.ndarray, lengths: list[int], account: Account, **sizes: int) -> None:
+        """Append documents: all their tokens, the number of each one's, their account, and the sums of SIZES."""
         self._tokens.write(tokens.astype(self.dtype, copy=False).data)
         self._add_ends(np.cumsum(lengths, dtype=np.int64))
-        self._add_sizes(sizes)
+        self._add_sizes(sizes, account)
 
     def add_store(self, folder: Path) -> None:
         """Append the documents of a store with the same dtype."""
@@ -119,7 +120,7 @@ class TokenWriter:
             base = self.num_tokens
             while len(ends := np.fromfile(offsets, dtype=np.int64, count=_PIECE)):
                 self._add_ends(ends + (base - self.num_tokens))
-        self._add_sizes(meta)
+        self._add_sizes(meta, Account.from_json(meta["account"]))
 
     def _add_ends(self, ends: np.ndarray) -> None:
         """Append the ends of documents, counted from the end of the last one so far."""
@@ -128,14 +129,14 @@ class TokenWriter:
             self.num_tokens += int(ends[-1])
             self.num_documents += len(ends)
 
-    def _add_sizes(self, sizes: dict[str, Any]) -> None:
-        self.control_tokens.update(sizes["control_tokens"])
+    def _add_sizes(self, sizes: dict[str, Any], account: Account) -> None:
+        self.account.update(account)
         for name in SIZES:
             self._sizes[name] += sizes[name]
 
     def finish(self, fingerprint: str, name: str, **more: Any) -> None:
-        """Write meta.json. more: further entries, such as `skipped` (by reason) and `notes` of a whole corpus."""
+        """Write meta.json. more: further entries, such as `skipped` (by reason) of a whole corpus."""
         counts = {"dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents}
-        counts |= {**self._sizes, "control_tokens": self.control_tokens}
-        meta = {"fingerprint": fingerprint} | counts | {"name": name, "skipped": {}, "notes": []} | more
+        counts |= {**self._sizes, "account": self.account.to_json()}
+        meta = {"fingerprint": fingerprint} | counts | {"name": name, "skipped": {}} | more
         (self.folder / META).write_text(json.dumps(meta, indent=1))

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
-from ..tokenizers.control_tokens import ControlTokens, notes_of
+from ..tokenizers.control_tokens import ControlTokens
+from .account import READ_AS
 from .documents import Corpus, Share
 from .encoded_stream import BEGINNING, Border, Framing, encoded_stream
 from .encoding import Encoder
@@ -72,10 +73,10 @@ class Tokenization:
                     self._write(writer, self._stream(self.corpus), advance)
                 else:
                     self._join(writer, self.shards(WHOLE, advance))
-                skipped, occurrences = dict(self.corpus.skipped), writer.control_tokens
-                fingerprint = self.key if occurrences else self.fingerprint
-                notes = [*self.corpus.notes(), *notes_of(occurrences)]
-                writer.finish(fingerprint, self.corpus.name, skipped=skipped, notes=notes)
+                has_control_tokens = bool(writer.account.number(READ_AS, "control token"))
+                writer.account.note(*self.corpus.notes())
+                fingerprint = self.key if has_control_tokens else self.fingerprint
+                writer.finish(fingerprint, self.corpus.name, skipped=dict(self.corpus.skipped))
 
         store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
         remove_at_once(self.cache / self._kind, beside=store.folder)
@@ -139,7 +140,7 @@ class Tokenization:
         for item in stream:
             if isinstance(item, Border):
                 return item
-            writer.add(item.tokens, item.lengths, **item.sizes)
+            writer.add(item.tokens, item.lengths, item.account, **item.sizes)
             advance(item.sizes["num_bytes"])
         raise RuntimeError("a stream that ends without a border")
 

@@ -49,17 +49,18 @@ class Evaluation(Result):
     """The metrics of a task.
 
     examples: the number of rows. max_examples: the limit on them that was asked for. rows: what they are called, such
-    as "examples". metrics: name -> number. signatures: metric -> the settings and versions that its number depends on,
-    if it names any. intervals: metric -> {"low", "high", "method"}, its 95 % confidence interval. answers: {"row",
-    "prediction", "reference"} of each example, if there are references, and its "part" if one run has several tasks.
-    compared: what the metrics were computed from. backends: what computed attention and experts. classes: as
-    Objective.class_report.
+    as "examples". account: of what came in for the split. metrics: name -> number. signatures: metric -> the settings
+    and versions that its number depends on, if it names any. intervals: metric -> {"low", "high", "method"}, its 95 %
+    confidence interval. answers: {"row", "prediction", "reference"} of each example, if there are references, and its
+    "part" if one run has several tasks. compared: what the metrics were computed from. backends: what computed
+    attention and experts. classes: as Objective.class_report.
     """
 
     split: str
     examples: int
     max_examples: int | None
     rows: str
+    account: list[dict]
     metrics: dict[str, float]
     signatures: dict[str, str]
     intervals: dict[str, dict]
@@ -175,6 +176,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         examples=len(chosen),
         max_examples=prepared.max_examples,
         rows=f"{objective.row_noun}s",
+        account=rows.account.to_json(),
         metrics=metrics,
         signatures=(scored.signatures if scored else {}) | of_model.signatures,
         backends=backends_of(model),

@@ -13,16 +13,17 @@ import transformers
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from ..adapters import load_config
+from ..data.account import READ_AS, Account
+from ..data.columns_met import ColumnsMet
 from ..data.documents import in_batches
 from ..data.examples import Examples
-from ..data.image_store import ImageStore, decode, store_images
+from ..data.image_store import ON_WHITE, ImageStore, decode, store_images
 from ..errors import UserError, loading
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
 from ..storage.checksums import hashed_files
 from ..transformers_logging import errors_only
-from ..words import counted
 
 SQUEEZED = 1.1  # factor from which a change of the aspect ratio is reported
 BATCH = 256  # images decoded and resized at once
@@ -120,38 +121,48 @@ def prepare_images(
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
     geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
-    rest = [list(shape), classes, str(sorted(geometry.items())), "transparent on white"]
+    rest = [list(shape), classes, str(sorted(geometry.items())), "account"]
     with hashed_files() as examples.files:
         identity = examples.identity()
     key = sha([sha(identity), *rest])
 
-    squeezed = transparent = 0
+    account, met = Account(), ColumnsMet(columns.values())
 
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
-        nonlocal squeezed, transparent
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
             labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
-            squeezed += sum(is_squeezed(processor, image.size, shape) for image in images)
-            transparent += sum("was_transparent" in image.info for image in images)
+            for image, (_, row) in zip(images, batch):
+                met.add(row)
+                count_image(account, image, processor, shape, field)
             yield resized(processor, images, shape), labels
+        met.into(account)
+        account.note(*examples.notes())
 
-    def notes() -> list[str]:
-        new = hasattr(processor, "num_channels")  # the processor of fresh models
-        way_out = f"; {field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if new else ""
-        note = f"{counted(squeezed, 'image')} squeezed to {shape[1]} x {shape[2]}, of another aspect ratio{way_out}"
-        white = f"{counted(transparent, 'image')} with transparency put on white, as predict and the saved processor do"
-        white += "; transformers' pipelines drop transparency before the processor: give them images without it"
-        return [*examples.notes(), *([note] if squeezed else []), *([white] if transparent else [])]
-
-    def facts(labels: np.ndarray) -> dict:
-        of_labels = label_facts(labels) if label_facts and len(labels) else {}
-        return of_labels | ({"transparent": transparent} if transparent else {})
-
-    store = store_images(cache, key, examples, batches, notes, facts)
-    if "transparent" in store.facts and getattr(processor, "do_convert_rgb", True) in (None, False) and shape[0] == 3:
+    store = store_images(cache, key, examples, batches, account, label_facts)
+    is_on_white = any(key.why.startswith(ON_WHITE) for key, _ in store.account.entries(READ_AS, "image"))
+    if is_on_white and getattr(processor, "do_convert_rgb", True) in (None, False) and shape[0] == 3:
         processor.do_convert_rgb = True  # in transformers' own processors: on white
     return store
+
+
+def count_image(account: Account, image, processor, shape: tuple[int, int, int], field: str) -> None:
+    """Count what an image is read as. field: how errors name its column."""
+    _, height, width = shape
+    for words in image.info["read_as"]:
+        if words == ON_WHITE:
+            way_out = "transformers' pipelines drop transparency before the processor: give them images without it"
+            account.read_as("image", "", f"{words}, as predict and the saved processor do", hint=way_out)
+        else:
+            account.read_as("image", "", words, is_usual=True)
+    if is_squeezed(processor, image.size, shape):
+        is_new = hasattr(processor, "num_channels")  # the processor of fresh models
+        way_out = (
+            f"{field.split('.')[0]}.image_fit=crop cuts them instead, pad puts black around them" if is_new else ""
+        )
+        account.read_as("image", "", f"squeezed to {height} x {width}, of another aspect ratio", hint=way_out)
+    elif image.size != (width, height):
+        account.read_as("image", "", f"of another size, made {height} x {width}", is_usual=True)
 
 
 def is_squeezed(processor, size: tuple[int, int], shape: tuple[int, int, int]) -> bool:

@@ -126,7 +126,8 @@ class StoredImages(Rows):
 
     def __init__(self, store):
         self.store = store
-        self.fingerprint, self.name, self.facts, self.notes = store.fingerprint, store.name, store.facts, store.notes
+        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
+        self.account, self.notes = store.account, store.notes
 
     def __len__(self) -> int:
         return len(self.store)

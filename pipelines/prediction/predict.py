@@ -18,8 +18,12 @@ import transformers
 from accelerate import PartialState
 
 from ..adapters import check_same_weights, weights_identity
+from ..data.account import Account
+from ..data.account_words import unusual
 from ..data.cells import IfThere
+from ..data.columns_met import ColumnsMet
 from ..data.image_files import hash_of_image
+from ..data.image_store import ON_WHITE
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
@@ -51,7 +55,7 @@ class Prediction:
 
     answers: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
     them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
-    that hold nothing to answer. content: a hash of all that is read in them. notes: sentences about them for people.
+    that hold nothing to answer. content: a hash of all that is read in them. account: of what came in.
     """
 
     recipe: Recipe
@@ -66,7 +70,7 @@ class Prediction:
     total: int = 0
     empty: int = 0
     content: str = ""
-    notes: list[str] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
 
     @property
     def part_size(self) -> int:
@@ -85,16 +89,19 @@ class Prediction:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
         with hashed_files() as files:
             seen = hashlib.sha256(sha(self.rows.identity()).encode())
+            columns = ColumnsMet({self.columns.renamed.get(name, name) for name in self.wanted})
             for place, row in self.rows:
                 self.total += 1
+                columns.add({name: value for name, value in row.items() if name != "file"})
                 if self.answers.tokenizer is None:  # images are decoded only when they are answered
                     image = self.columns.read(self.wanted, place, row)[self.wanted[0]]
                     self.empty += is_empty(image)
                     seen.update(f"{hash_of_image(image)} ".encode())
                 else:
                     self.empty += self.asked(place, row) is None
-        self.content, self.notes = seen.hexdigest(), [*self.rows.notes(), *self.answers.notes()]
-        self.files = files
+        columns.into(self.account)
+        self.account.note(*self.rows.notes(), *self.answers.notes())
+        self.content, self.files = seen.hexdigest(), files
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:
         """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
@@ -224,17 +231,17 @@ def run_prediction(
     state, began = PartialState(cpu=not torch.accelerator.is_available()), time.time()
     if out is None and state.num_processes > 1:
         raise UserError("several processes share the rows; name the file that they write together: out, --out FILE")
-    say(prediction.notes)
+    say(unusual(prediction.account))
     if out is not None and out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
         raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
     with out.locked() if out is not None and state.is_main_process else nullcontext():
         _answer(prediction, out, take, state)
         if not state.is_main_process:
             return
-        if prediction.answers.cut:
-            say([f"{counted(prediction.answers.cut, 'text')} cut to what the model reads at once"])
-        if prediction.answers.on_white:
-            say([f"{counted(prediction.answers.on_white, 'image')} with transparency put on white"])
+        answered = Account()
+        answered.cut("text", "cut to what the model reads at once", prediction.answers.cut, is_usual=False)
+        answered.read_as("image", "", ON_WHITE, prediction.answers.on_white)
+        say(unusual(answered))
         if prediction.empty:
             rows = counted(prediction.empty, "row is", "rows are")
             say([f"{rows} empty in what the model reads; so is the prediction"])

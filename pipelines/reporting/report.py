@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
+from ..data.account_words import lines
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts, validated_on
 from ..recipes.strict_yaml import format_yaml
@@ -216,12 +218,18 @@ def data_values(log: RunLog) -> dict[str, Any]:
         "splits": splits,
         "columns": columns,
         "shares": shares,
-        "notes_of_data": [f"{split}: {note}" for split, of in facts.items() for note in of.get("notes", [])],
+        "came_in": {split: told for split, of in facts.items() if (told := came_in(of))},
         "rows": shown,
         "legend": training_rows.as_html(shown_rows.get("legend") or ""),
         "is_picture": shown_rows.get("is_picture", False),
         "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
     }
+
+
+def came_in(of_split: dict[str, Any]) -> list[str]:
+    """What came in for a split's rows, in sentences, and what else its rows' makers noted."""
+    told = lines(Account.from_json(of_split.get("account", [])))
+    return [*told, *(note for note in of_split.get("notes", []) if note not in told)]
 
 
 def number(value: float) -> str:

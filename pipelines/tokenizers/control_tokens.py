@@ -68,9 +68,3 @@ class ControlTokens:
         """The parts of a text with marks, in order: (part, the control token that it is the mark of)."""
         parts = re.split(f"({_UNWRITTEN}.)", text)
         return [(part, self.names[ord(part[-1]) - 2**20] if i % 2 else None) for i, part in enumerate(parts) if part]
-
-
-def notes_of(met: dict[str, int]) -> list[str]:
-    """The sentence for people about control tokens that were written in texts, by how often."""
-    named = ", ".join(f"{name} ({number:,} times)" for name, number in met.items())
-    return [f"control tokens written in the texts are read as ordinary text: {named}"] if met else []

@@ -12,6 +12,7 @@ import PIL.Image
 import pyarrow
 import pytest
 from anyformer.pipelines.data import tokenization
+from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.example_store import encode_examples
@@ -131,7 +132,9 @@ def build_of(kind, corpus, folder, monkeypatch):
         section, columns = DataSection(files=str(image), validation_fraction=0), {"image_field": "image"}
         source = open_images(section, columns)["train"]
         pixels = np.zeros((1, 1, 4, 4), dtype=np.uint8)
-        return image, lambda: store_images(cache, examples_fingerprint(source), source, lambda: [(pixels, None)])
+        return image, lambda: store_images(
+            cache, examples_fingerprint(source), source, lambda: [(pixels, None)], Account()
+        )
     rows = folder / "rows.jsonl"
     rows.write_text(json.dumps({"text": "one"}))
     source = open_examples(DataSection(files=str(rows), validation_fraction=0), {"text_field": "text"})["train"]
