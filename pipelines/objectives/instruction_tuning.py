@@ -17,8 +17,9 @@ from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .finished_model import FinishedModel
 from .messages import ASSISTANT, Chat, Conversations
-from .scores import Scored, Scores
+from .scores import Scored
 from .showing import is_label, row_text
+from .text import PerplexityScores
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -113,16 +114,13 @@ class LearnsAnswers(LearnsChats):
     shifts_labels = True
 
 
-class AnswerScores(Scores):
+class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
 
     def of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
     ) -> dict[str, float]:
-        from .perplexity import metrics_of_losses
-
-        of_tokens = [name for name in metrics if METRICS[name].fits("tokens")]
-        return metrics_of_losses(self.tokenizer, of_tokens, result, rows, train)
+        return super().of_pass([name for name in metrics if METRICS[name].fits("tokens")], result, rows, train)
 
     def of_answers(
         self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None

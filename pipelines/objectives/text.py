@@ -1,13 +1,12 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
-from ..plugins import METRICS
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import working
@@ -16,7 +15,7 @@ from .base import Objective
 from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
-from .scores import OF_PART, Scores
+from .scores import Scores
 from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
@@ -204,29 +203,9 @@ class PerplexityScores(Scores):
     def of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
+        from .perplexity import metrics_of_losses
+
         return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
-
-
-def metrics_of_losses(
-    tokenizer: Any, metrics: Sequence[str], result: Mapping[str, float], rows: "Rows", train: "Rows | None"
-) -> dict[str, float]:
-    """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}.
-
-    result, train: as Scores.of_pass takes them.
-    """
-    from ..open_tokenizer import vocabulary_size
-    from .perplexity import TokenLosses
-
-    train = train if train is not None and train.stores else None  # of streams and examples no text is stored
-    losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(tokenizer))
-    chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
-    results = {name: row.of_losses(losses) for name, row in chosen.items()}
-    for part in [name for name in result if name.startswith(OF_PART)]:
-        of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
-        of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
-        results |= {part: result[part]}
-        results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
-    return results
 
 
 class Continues(Answers):
