@@ -9,7 +9,7 @@ from .base import FamiliesWith
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
-from .text import LearnsText, ReadsText, TextObjective, TextSettings
+from .text import LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -31,7 +31,7 @@ class ReadsMasked(ReadsText):
         need_mask(self.objective, tokenizer)
 
     def collator(self, data: Data, packed: bool) -> "MaskedCollator":
-        return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, self.objective.shifts_labels)
+        return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, shifts_labels(self.objective))
 
     def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
         title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
@@ -93,7 +93,7 @@ class Masked(TextObjective):
         return self.settings.mask_probability
 
     def further_tokens(self) -> list[str]:
-        return [MASK] if self.shifts_labels else []
+        return [MASK] if shifts_labels(self) else []
 
 
 class MaskedCollator:

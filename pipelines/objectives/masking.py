@@ -13,7 +13,7 @@ from .answering import piped
 from .base import SHARE, Objective
 from .looking_ahead import PREFIX_MASK
 from .showing import documents_line, is_label, masked_text
-from .text import Continues
+from .text import Continues, shifts_labels
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -107,7 +107,7 @@ class FillsMasks(Continues):
 
     def _token_logits(self, model: Any, inputs: Any) -> Any:
         """(B, T, V): the logits of `model` for each token of a tokenizer's `inputs`."""
-        if not self.objective.shifts_labels:
+        if not shifts_labels(self.objective):
             return token_logits(model(**inputs))
         return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
 

@@ -22,7 +22,7 @@ from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, ReadsParts, SeveralParts
 from .scores import Scored
-from .text import Continues, LearnsText, ReadsText, TextObjective
+from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id
 
 # What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
@@ -77,12 +77,25 @@ class ReadsMixture(ReadsParts):
     """Rows of several objectives; each says of which part it is."""
 
     def open(self) -> dict[str, dict]:
-        self.objective.check_heads()
+        self._check_heads()
         return super().open()
 
+    def _check_heads(self) -> None:
+        """Raise UserError for parts that train different heads of the checkpoint."""
+        head = self.objective.auto_class
+        for label, part in self.objective.parts.items():
+            if part.auto_class != head:
+                raise UserError(
+                    f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
+                    f"{self.recipe.model.name_or_path}, and the part before it {head}; one head learns all parts"
+                )
+
+    @property
+    def _has_stream(self) -> bool:
+        return any(part.recipe.data.streaming for part in self.objective.parts.values())
+
     def _of_part(self, part: TextObjective) -> ReadsText:
-        in_stream = any(part.recipe.data.streaming for part in self.objective.parts.values())
-        return part.Reads(part, in_stream=in_stream)
+        return part.Reads(part, in_stream=self._has_stream)
 
     def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
         if any(part.is_stream for part in rows.values()):
@@ -90,13 +103,12 @@ class ReadsMixture(ReadsParts):
         return PlacedRows(rows, weights)
 
     def collator(self, data: Data, packed: bool) -> "JointCollator":
-        widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
-        return JointCollator(
-            {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()},
-            pad_token_id(data.tokenizer),
-            sees_padding=not self.objective.shifts_labels,
-            widths=widths if any(reads._has_one_width for reads in self._parts.values()) else None,
-        )
+        collators = {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()}
+        widths = None
+        if self._has_stream:
+            widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
+        sees_padding = not shifts_labels(self.objective)
+        return JointCollator(collators, pad_token_id(data.tokenizer), sees_padding=sees_padding, widths=widths)
 
     def show(self, console: Any, data: Data, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
         place = row[PLACE]
@@ -126,7 +138,7 @@ class SpeakerAnswers(Continues):
 
 
 @register_objective
-class Mixture(SeveralParts, TextObjective):
+class Mixture(SeveralParts):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
     The objectives must train the same kind of model, and need no batches of their own (Objective.needs). Each row is
@@ -140,7 +152,10 @@ class Mixture(SeveralParts, TextObjective):
     label_field = "label"
     loss_unit = "nats per predicted token"
     Settings = MixtureSettings
-    Reads, Learns, Answers = ReadsMixture, LearnsParts, SpeakerAnswers
+    Reads, Learns, Scores, Answers = ReadsMixture, LearnsParts, PerplexityScores, SpeakerAnswers
+    special_tokens = "none"
+    compares = "tokens"
+    default_metrics = ("perplexity",)
 
     def label_of(self, part: PartSettings) -> str:
         return part.name if part.label is None else part.label
@@ -152,7 +167,10 @@ class Mixture(SeveralParts, TextObjective):
         return speaks[0] if speaks else None
 
     def bound(self, part: PartSettings) -> TextObjective:
-        """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
+        """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts.
+
+        It has no teacher: the mixture refuses one.
+        """
         cls = OBJECTIVES[part.name]
         settings = cls.Settings(**{row.name: getattr(part, row.name) for row in fields(cls.Settings)})
         if part.sequence_length is None:
@@ -163,17 +181,11 @@ class Mixture(SeveralParts, TextObjective):
         data = self.recipe.data
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
-        recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
-        return cls(recipe)
-
-    @cached_property
-    def first(self) -> TextObjective:
-        """The first part; whatever depends on the kind of model is the same in all parts."""
-        return next(iter(self.parts.values()))
+        return cls(replace(self.recipe, objective=settings, data=data, evaluation=evaluation, teacher=None))
 
     @property
     def auto_class(self) -> str:
-        return self.first.auto_class
+        return next(iter(self.parts.values())).auto_class  # the same in all parts
 
     @property
     def continues_prompts(self) -> bool:
@@ -187,16 +199,6 @@ class Mixture(SeveralParts, TextObjective):
 
     def check_family(self) -> None:
         self.of_each(lambda part: part.check_family())
-
-    def check_heads(self) -> None:
-        """Raise UserError for parts that train different heads of the checkpoint."""
-        for label, part in self.parts.items():
-            if part.auto_class != self.auto_class:
-                raise UserError(
-                    f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
-                    f"{self.recipe.model.name_or_path}, and the part before it {self.auto_class}; one head learns all "
-                    f"parts"
-                )
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())

@@ -82,7 +82,7 @@ class MultiTask(SeveralParts, Translation):
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
         task = TextToTextSettings(**settings, name="text_to_text")
-        bound = TextToText(replace(self.recipe, task=task, data=data, evaluation=evaluation))
+        bound = TextToText(replace(self.recipe, task=task, data=data, evaluation=evaluation, teacher=None))
         bound.names_metrics = part.metrics is not None
         return bound
 

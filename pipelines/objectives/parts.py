@@ -23,8 +23,8 @@ from .tokens import train_or_load
 MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
 
 
-class SeveralParts:
-    """Mixin, named before the base class, of an objective or task whose settings have `parts` with weights and data.
+class SeveralParts(Objective):
+    """Base of an objective or task whose settings have `parts` with weights and data.
 
     A subclass binds each part to a recipe of its own (`bound`). The rows of all parts share batches and one tokenizer,
     and the log shows the loss of each part.

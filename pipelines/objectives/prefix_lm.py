@@ -9,7 +9,7 @@ from .causal import Causal, CausalCollator
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
 from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
-from .text import LearnsText, ReadsText, TextObjective, show_packed
+from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -78,15 +78,15 @@ class PrefixLM(TextObjective):
 
     @property
     def Reads(self) -> type:
-        return ReadsPrefixes if self.shifts_labels else ReadsCorrupted
+        return ReadsPrefixes if shifts_labels(self) else ReadsCorrupted
 
     @property
     def Learns(self) -> type:
-        return LearnsPrefixes if self.shifts_labels else LearnsToRestore
+        return LearnsPrefixes if shifts_labels(self) else LearnsToRestore
 
     @property
     def legend_words(self) -> str:
-        return super().legend_words if self.shifts_labels else LEGEND
+        return super().legend_words if shifts_labels(self) else LEGEND
 
     def check(self) -> None:
         super().check()

@@ -150,10 +150,10 @@ def test_a_best_metric_that_no_validated_row_is_measured_by_is_refused_before_tr
     settings = ["evaluation.best_metric=pearson_like", "evaluation.every_steps=2"]
     recipe = load_recipe(str(mixed_recipe(tmp_path)), settings)  # the part has no metrics of its own
     data = prepare_data(recipe)
-    ValidationMetrics(data.objective, data.rows["validation"], recipe.evaluation)
+    ValidationMetrics(data, data.scores(), data.rows["validation"], recipe.evaluation)
     recipe.evaluation.max_rows = 1  # the first row is of another part
     with pytest.raises(UserError, match=r"best_metric=pearson_like has no row .*none of the 1 rows .*max_rows"):
-        ValidationMetrics(data.objective, data.rows["validation"], recipe.evaluation)
+        ValidationMetrics(data, data.scores(), data.rows["validation"], recipe.evaluation)
 
 
 def test_a_sweep_is_ordered_by_what_the_parts_measure(tmp_path, command, capsys):
