@@ -1,5 +1,5 @@
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
@@ -10,9 +10,6 @@ from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
 from .text import LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 
 @dataclass
@@ -33,7 +30,7 @@ class ReadsMasked(ReadsText):
     def collator(self, data: Data, packed: bool) -> "MaskedCollator":
         return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, shifts_labels(self.objective))
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
         show_hidden(console, data.tokenizer, title, row, self.collated(data, rows, number, row), documents)
 

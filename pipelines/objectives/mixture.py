@@ -17,11 +17,9 @@ from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import FamiliesWith
 from .data import Data
-from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, ReadsParts, SeveralParts
-from .scores import Scored
 from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id
 
@@ -110,7 +108,7 @@ class ReadsMixture(ReadsParts):
         sees_padding = not shifts_labels(self.objective)
         return JointCollator(collators, pad_token_id(data.tokenizer), sees_padding=sees_padding, widths=widths)
 
-    def show(self, console: Any, data: Data, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         place = row[PLACE]
         console.print(f"{place.part}:", markup=False)
         of_part = data.parts[place.part], rows.parts[place.part], place.number, row | own_row(row)
@@ -131,7 +129,7 @@ class LearnsParts(LearnsText):
 class SpeakerAnswers(Continues):
     """Prompts, which the first part answers that continues any."""
 
-    def samples(self, finished: FinishedModel, splits: dict[str, MixedRows], scored: Scored | None) -> list[dict]:
+    def samples(self, finished, splits, scored):
         speaker = self.objective.speaker
         of_speaker = {split: rows.parts[speaker] for split, rows in splits.items() if speaker in rows.parts}
         return self.data.parts[speaker].answers().samples(finished, of_speaker, scored)

@@ -180,7 +180,7 @@ class ReadsParts(Reads):
                 made += self._parts[label].prepare_share(*of_part)
         return made
 
-    def show(self, console: Any, data: Data, rows: "MixedRows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         label, inside = rows.place(number)
         console.print(f"{label}:", markup=False)
         self._parts[label].show(console, data.parts[label], rows.parts[label], inside, row)

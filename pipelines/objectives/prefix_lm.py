@@ -1,4 +1,4 @@
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
 from ..errors import UserError
@@ -10,9 +10,6 @@ from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
 from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 
 class ReadsPrefixes(ReadsText):
@@ -32,7 +29,7 @@ class ReadsPrefixes(ReadsText):
     def collator(self, data: Data, packed: bool) -> "PrefixCollator":
         return PrefixCollator(packed, self.seed)
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         row = row | {"labels": self.collated(data, rows, number, row)["labels"][0]}
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 

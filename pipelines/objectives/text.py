@@ -24,8 +24,6 @@ from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
     from ..data.rows import Rows
-    from .finished_model import FinishedModel
-    from .scores import Scored
 
 
 @dataclass
@@ -185,7 +183,7 @@ class ReadsText(Reads):
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 
 
@@ -219,9 +217,7 @@ class LearnsText(Learns):
 class PerplexityScores(Scores):
     """Metrics that follow from the summed loss of the predicted tokens."""
 
-    def of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
-    ) -> dict[str, float]:
+    def of_pass(self, metrics, result, rows, train):
         return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
 
 
@@ -258,7 +254,7 @@ class Continues(Answers):
         prompts = self.recipe.evaluation.sample_prompts
         check_prompts(prompts, [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts], most)
 
-    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
+    def samples(self, finished, splits, scored):
         from ..generation import continue_text
 
         section = self.recipe.evaluation
