@@ -148,7 +148,7 @@ class Objective:
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
         """Whether a registered metric (MetricRow) can be computed from what is predicted here."""
-        return row.fits(cls.compares)
+        return row.fits(cls.compares) and (cls.predicts_each_position or not row.every_token)
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -286,8 +286,12 @@ class Objective:
                 raise UserError(said + way_out.format(length=length, name=name, most=most))
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        """The splits whose rows are needed to measure `split`: itself, and `train` where a metric reads it."""
-        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
+        """The splits whose rows are needed to measure `split`: itself, and `train` where a metric reads it.
+
+        A stream is not read for a metric.
+        """
+        reads_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
+        return [split, "train"] if reads_train else [split]
 
     # ---- words
 

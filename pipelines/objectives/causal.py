@@ -1,14 +1,10 @@
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .data import Data
 from .text import Continues, ReadsText, TextObjective, TextSettings
-
-if TYPE_CHECKING:
-    from .finished_model import FinishedModel
 
 
 @dataclass
@@ -42,7 +38,7 @@ class ContinuesRows(Continues):
 
         return filled_text_of(row, self.recipe.data.text_field, "text_field", place)
 
-    def predict(self, finished: "FinishedModel", asked: list[str]) -> list[dict[str, Any]]:
+    def predict(self, finished, asked):
         from ..generation import ids_to_continue
         from .answering import continuations
 

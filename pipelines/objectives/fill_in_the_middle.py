@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
 from ..errors import UserError
@@ -14,9 +14,6 @@ from .data import Data
 from .showing import is_label
 from .text import ReadsText, TextObjective, TextSettings, show_packed
 from .tokens import need_tokens, pad_token_id, token_ids
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 ADDED = 4  # tokens by which rearranging may lengthen a document: three sentinels and an end-of-text
 
@@ -57,7 +54,7 @@ class ReadsMiddles(ReadsText):
         sentinels = token_ids(self.objective, data.tokenizer, self.settings.sentinels)
         return FillInTheMiddleCollator(data.tokenizer, sentinels, self.settings, packed, self.seed, length)
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         collate = self.collator(data, packed=True)
         batch = collate([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}

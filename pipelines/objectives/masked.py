@@ -1,5 +1,5 @@
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
@@ -9,10 +9,7 @@ from .base import FamiliesWith
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
-from .text import LearnsText, ReadsText, TextObjective, TextSettings
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
+from .text import LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
 
 
 @dataclass
@@ -31,9 +28,9 @@ class ReadsMasked(ReadsText):
         need_mask(self.objective, tokenizer)
 
     def collator(self, data: Data, packed: bool) -> "MaskedCollator":
-        return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, self.objective.shifts_labels)
+        return MaskedCollator(data.tokenizer, self.settings, self.seed, packed, shifts_labels(self.objective))
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
         show_hidden(console, data.tokenizer, title, row, self.collated(data, rows, number, row), documents)
 
@@ -93,7 +90,7 @@ class Masked(TextObjective):
         return self.settings.mask_probability
 
     def further_tokens(self) -> list[str]:
-        return [MASK] if self.shifts_labels else []
+        return [MASK] if shifts_labels(self) else []
 
 
 class MaskedCollator:

@@ -1,7 +1,7 @@
 """What the objectives that hide tokens share: settings, the choice of tokens, and masks that a finished model fills."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..data.cells import text_of
 from ..errors import UserError
@@ -13,12 +13,7 @@ from .answering import piped
 from .base import SHARE, Objective
 from .looking_ahead import PREFIX_MASK
 from .showing import documents_line, is_label, masked_text
-from .text import Continues
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
-    from .finished_model import FinishedModel
-    from .scores import Scored
+from .text import Continues, shifts_labels
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
@@ -85,7 +80,7 @@ class FillsMasks(Continues):
 
     head = "AutoModelForMaskedLM"
 
-    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
+    def samples(self, finished, splits, scored):
         """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
         return [
             {"prompt": prompt, "text": self._fill(finished.model, prompt)}
@@ -107,7 +102,7 @@ class FillsMasks(Continues):
 
     def _token_logits(self, model: Any, inputs: Any) -> Any:
         """(B, T, V): the logits of `model` for each token of a tokenizer's `inputs`."""
-        if not self.objective.shifts_labels:
+        if not shifts_labels(self.objective):
             return token_logits(model(**inputs))
         return model(**inputs, **{PREFIX_MASK: torch.ones_like(inputs["input_ids"])}).logits.roll(1, dims=1)
 
@@ -118,7 +113,7 @@ class FillsMasks(Continues):
             raise UserError(f"{place} has no mask in {column!r}; write {LITERAL_MASK} in place of a word")
         return text
 
-    def predict(self, finished: "FinishedModel", asked: list[str]) -> list[dict[str, Any]]:
+    def predict(self, finished, asked):
         """The likeliest word for each mask, and the likeliest ones with their scores."""
         results, answers = piped(self, finished, "FillMask", asked, tokenizer_kwargs={"truncation": True}), []
         for masks in results:

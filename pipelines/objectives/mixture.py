@@ -1,7 +1,7 @@
 """Several objectives over plain text in one run: one model, one tokenizer, rows of all of them by weight."""
 
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,11 +18,9 @@ from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import FamiliesWith
 from .data import Data
-from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .parts import ReadsParts, SeveralObjectives
-from .scores import Scored
-from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective
+from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id
 
 # What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
@@ -77,24 +75,36 @@ class ReadsMixture(ReadsParts):
     """Rows of several objectives; each says of which part it is."""
 
     def open(self) -> dict[str, dict]:
-        self.objective.check_heads()
+        self._check_heads()
         return super().open()
 
+    def _check_heads(self) -> None:
+        """Raise UserError for parts that train different heads of the checkpoint."""
+        head = self.objective.auto_class
+        for label, part in self.objective.parts.items():
+            if part.auto_class != head:
+                raise UserError(
+                    f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
+                    f"{self.recipe.model.name_or_path}, and the part before it {head}; one head learns all parts"
+                )
+
+    @property
+    def _has_stream(self) -> bool:
+        return any(part.recipe.data.streaming for part in self.objective.parts.values())
+
     def _of_part(self, part: TextObjective) -> ReadsText:
-        in_stream = any(part.recipe.data.streaming for part in self.objective.parts.values())
-        return part.Reads(part, in_stream=in_stream)
+        return part.Reads(part, in_stream=self._has_stream)
 
     def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
         return mixed(rows, weights, self.seed, is_placed=True)
 
     def collator(self, data: Data, packed: bool) -> "JointCollator":
-        widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
-        return JointCollator(
-            {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()},
-            pad_token_id(data.tokenizer),
-            sees_padding=not self.objective.shifts_labels,
-            widths=widths if any(reads._has_one_width for reads in self._parts.values()) else None,
-        )
+        collators = {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()}
+        widths = None
+        if self._has_stream:
+            widths = tuple(max(both) for both in zip(*(reads._widths() for reads in self._parts.values())))
+        sees_padding = not shifts_labels(self.objective)
+        return JointCollator(collators, pad_token_id(data.tokenizer), sees_padding=sees_padding, widths=widths)
 
     def show(self, console: Any, data: Data, rows: Rows, number: int, row: dict) -> None:
         place = row[PLACE]
@@ -117,7 +127,7 @@ class LearnsParts(LearnsText):
 class SpeakerAnswers(Continues):
     """Prompts, which the first part answers that continues any."""
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Rows], scored: Scored | None) -> list[dict]:
+    def samples(self, finished, splits, scored):
         speaker = self.objective.speaker
         of_speaker = {split: rows.parts[speaker] for split, rows in splits.items() if speaker in rows.parts}
         return self.data.parts[speaker].answers().samples(finished, of_speaker, scored)
@@ -153,7 +163,10 @@ class Mixture(SeveralObjectives):
         return speaks[0] if speaks else None
 
     def bound(self, part: PartSettings) -> TextObjective:
-        """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
+        """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts.
+
+        It has no teacher: the mixture refuses one.
+        """
         cls = OBJECTIVES[part.name]
         settings = {row.name: getattr(part, row.name) for row in fields(cls.Settings)}
         if part.sequence_length is None:
@@ -163,32 +176,16 @@ class Mixture(SeveralObjectives):
         data = self.recipe.data
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
-        recipe = replace(self.recipe, objective=cls.Settings(**settings), data=data, evaluation=evaluation)
-        return cls(recipe)
-
-    @cached_property
-    def first(self) -> TextObjective:
-        """The first part; whatever depends on the kind of model is the same in all parts."""
-        return next(iter(self.parts.values()))
+        learned = cls.Settings(**settings)
+        return cls(replace(self.recipe, objective=learned, data=data, evaluation=evaluation, teacher=None))
 
     @property
     def auto_class(self) -> str:
-        return self.first.auto_class
-
-    @property
-    def shifts_labels(self) -> bool:
-        return self.first.shifts_labels
+        return next(iter(self.parts.values())).auto_class  # the same in all parts
 
     @property
     def continues_prompts(self) -> bool:
         return self.speaker is not None
-
-    @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return super().takes_metric(row) and not row.every_token
-
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
 
     # ---- the recipe
 
@@ -198,16 +195,6 @@ class Mixture(SeveralObjectives):
 
     def check_family(self) -> None:
         self.of_each(lambda part: part.check_family())
-
-    def check_heads(self) -> None:
-        """Raise UserError for parts that train different heads of the checkpoint."""
-        for label, part in self.parts.items():
-            if part.auto_class != self.auto_class:
-                raise UserError(
-                    f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
-                    f"{self.recipe.model.name_or_path}, and the part before it {self.auto_class}; one head learns all "
-                    f"parts"
-                )
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())

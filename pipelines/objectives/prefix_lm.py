@@ -1,4 +1,4 @@
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
 from ..errors import UserError
@@ -9,10 +9,7 @@ from .causal import Causal, CausalCollator
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
 from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
-from .text import LearnsText, ReadsText, TextObjective, show_packed
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
+from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
 
 
 class ReadsPrefixes(ReadsText):
@@ -32,7 +29,7 @@ class ReadsPrefixes(ReadsText):
     def collator(self, data: Data, packed: bool) -> "PrefixCollator":
         return PrefixCollator(packed, self.seed)
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         row = row | {"labels": self.collated(data, rows, number, row)["labels"][0]}
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 
@@ -78,15 +75,15 @@ class PrefixLM(TextObjective):
 
     @property
     def Reads(self) -> type:
-        return ReadsPrefixes if self.shifts_labels else ReadsCorrupted
+        return ReadsPrefixes if shifts_labels(self) else ReadsCorrupted
 
     @property
     def Learns(self) -> type:
-        return LearnsPrefixes if self.shifts_labels else LearnsToRestore
+        return LearnsPrefixes if shifts_labels(self) else LearnsToRestore
 
     @property
     def legend_words(self) -> str:
-        return super().legend_words if self.shifts_labels else LEGEND
+        return super().legend_words if shifts_labels(self) else LEGEND
 
     def check(self) -> None:
         super().check()

@@ -6,7 +6,7 @@ beginning of the next, and tokens attend to the whole row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..lazy import np
@@ -17,9 +17,6 @@ from .data import Data
 from .showing import show_restored
 from .text import LearnsText, ReadsText
 from .tokens import need_tokens
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 SEQ2SEQ, NEEDS = "AutoModelForSeq2SeqLM", frozenset({WHOLE_MODEL, WHOLE_ROWS})
 LEGEND = (
@@ -73,7 +70,7 @@ class ReadsCorrupted(ReadsText):
         lengths = self._widths() if self._has_one_width or corrupt.has_one_width else (None, None)
         return SourceTargetCollator(corrupt, data.tokenizer, self.seed, lengths)
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         batch = self.collated(data, rows, number, row)
         show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
 

@@ -1,7 +1,7 @@
 """Pairs of segments with masked tokens: BERT's next-sentence (NSP) and ALBERT's sentence-order prediction (SOP)."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +66,7 @@ class ReadsPairs(ReadsText):
     def collator(self, data: Data, packed: bool) -> "SentencePairCollator":
         return SentencePairCollator(data.tokenizer, self.settings, self.seed)
 
-    def describe(self, data: Data, rows: Rows) -> str:
+    def describe(self, data, rows):
         facts = rows.facts
         return (
             f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
@@ -74,7 +74,7 @@ class ReadsPairs(ReadsText):
             f"({counted(facts['tokens'], 'token')})"
         )
 
-    def show(self, console: Any, data: Data, rows: Rows, number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         rows, batch = row["rows"], self.collated(data, rows, number, row)
         pair = self.collator(data, False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
@@ -115,9 +115,7 @@ class LearnsPairs(LearnsText):
 class PairScores(PerplexityScores):
     """Perplexity of the hidden tokens, both losses, and the share of the pairs that are told right."""
 
-    def of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
-    ) -> dict[str, float]:
+    def of_pass(self, metrics, result, rows, train):
         of_tokens = [name for name in metrics if METRICS[name].of_losses]
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
         return parts | super().of_pass(of_tokens, result, rows, train)

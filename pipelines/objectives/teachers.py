@@ -135,6 +135,7 @@ class TaughtTokens(Teaching):
     def for_training(self, data, rows, sources, cache):
         from .documents_apart import check_documents_apart
         from .teacher_losses import TokenLesson
+        from .text import shifts_labels
 
         section, size, ask = self.section, self._shared_ids(data), self.teacher.logits
         native = self.teacher.config.model_type not in FAMILIES
@@ -145,7 +146,7 @@ class TaughtTokens(Teaching):
             self.teacher.let_go()  # not needed after its answers are stored
         else:
             self.teacher.model.eval()  # loads it before the first step
-        return rows, TokenLesson(section.weight, section.temperature, self.objective.shifts_labels, size, ask)
+        return rows, TokenLesson(section.weight, section.temperature, shifts_labels(self.objective), size, ask)
 
     def _stored(self, data: Data, rows: "Rows", size: int, cache: Path) -> "Rows":
         """The rows with the teacher's likeliest tokens of each position; it computes those that the cache lacks."""

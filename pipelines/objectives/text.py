@@ -21,8 +21,6 @@ from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
     from ..data.rows import Rows
-    from .finished_model import FinishedModel
-    from .scores import Scored
 
 
 @dataclass
@@ -43,6 +41,11 @@ class TextSettings(ObjectiveSettings):
             self.add_bos = self.begins_documents
 
 
+def shifts_labels(objective: Objective) -> bool:
+    """Whether the model shifts labels by one, as decoders do: they are aligned with the input ids."""
+    return objective.auto_class == "AutoModelForCausalLM"
+
+
 class ReadsText(Reads):
     """Packed rows of text (data/packing.py); a subclass makes batches of them (`collator`).
 
@@ -54,7 +57,7 @@ class ReadsText(Reads):
 
     _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
 
-    def __init__(self, objective: "TextObjective", facts: ModelFacts | None = None, in_stream: bool = False):
+    def __init__(self, objective: Objective, facts: ModelFacts | None = None, in_stream: bool = False):
         super().__init__(objective, facts)
         self.in_stream = in_stream
 
@@ -101,7 +104,7 @@ class ReadsText(Reads):
 
         section = self.settings
         if split == "train" and self.recipe.data.streaming:
-            options = {"tail": section.tail, "shifts_labels": self.objective.shifts_labels} | self._marks_around()
+            options = {"tail": section.tail, "shifts_labels": shifts_labels(self.objective)} | self._marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
         store = self._tokenization(data, source, cache).store(progress)
@@ -120,9 +123,8 @@ class ReadsText(Reads):
         """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
         from ..data.packing import PackedDataset
 
-        shifts = self.objective.shifts_labels
-        options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts, "overlap": overlap}
-        return PackedDataset(store, self._row_length, tail=tail, **options)
+        options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
+        return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
 
     def check_shares(self) -> None:
         """Plain text can always be prepared in shares."""
@@ -166,7 +168,7 @@ class ReadsText(Reads):
     def describe(self, data: Data, rows: "Rows") -> str:
         return rows.packing_report()
 
-    def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
+    def show(self, console, data, rows, number, row):
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 
 
@@ -186,9 +188,9 @@ def show_packed(
 class LearnsText(Learns):
     """Labels of tokens."""
 
-    def __init__(self, objective: "TextObjective", data: Data):
+    def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
-        self.shifts_labels = objective.shifts_labels
+        self.shifts_labels = shifts_labels(objective)
 
     def adapt(self, model: Any) -> None:
         """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
@@ -211,7 +213,7 @@ class PerplexityScores(Scores):
 class Continues(Answers):
     """Prompts that the model continues."""
 
-    def __init__(self, objective: "TextObjective", data: Data):
+    def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
         self.finishes_on = "one" if self.recipe.evaluation.sample_prompts else "none"
 
@@ -219,7 +221,7 @@ class Continues(Answers):
         prompts = self.recipe.evaluation.sample_prompts
         check_prompts(prompts, [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts], most)
 
-    def samples(self, finished: "FinishedModel", splits: "dict[str, Rows]", scored: "Scored | None") -> list[dict]:
+    def samples(self, finished, splits, scored):
         from ..generation import continue_text
 
         section = self.recipe.evaluation
@@ -245,20 +247,8 @@ class TextObjective(Objective):
         "by one; what is drawn at random is drawn anew in each epoch"
     )
 
-    @property
-    def shifts_labels(self) -> bool:
-        """Whether the model shifts labels by one, as decoders do: they are aligned with the input ids."""
-        return self.auto_class == "AutoModelForCausalLM"
-
-    @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return super().takes_metric(row) and (cls.predicts_each_position or not row.every_token)
-
     def lengths(self) -> dict[str, int | None]:
         return {"sequence_length": self.settings.sequence_length}
 
     def step_words(self) -> str:
         return f"rows x {self.settings.sequence_length} tokens"
-
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)

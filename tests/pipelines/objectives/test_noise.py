@@ -10,6 +10,7 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.text import shifts_labels
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TrainingSection
@@ -148,7 +149,7 @@ def test_the_papers_denoisers_are_drawn_alike(letters):
 @given(texts=documents, seed=seeds)
 def test_prefix_and_rest_are_the_row(letters, texts, seed):
     data, rows = made("prefix_lm", letters, texts, 40, seed=seed)
-    assert data.objective.auto_class == "AutoModelForSeq2SeqLM" and not data.objective.shifts_labels
+    assert data.objective.auto_class == "AutoModelForSeq2SeqLM" and not shifts_labels(data.objective)
     for source, target, raw in sources_and_targets(letters, data, rows):
         assert source + target == raw and source and (target or raw == letters.eos_token or len(raw) == 1)
 
@@ -156,7 +157,7 @@ def test_prefix_and_rest_are_the_row(letters, texts, seed):
 @given(texts=documents, seed=seeds)
 def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix_that_all_of_it_sees(letters, texts, seed):
     data, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
-    assert data.objective.auto_class == "AutoModelForCausalLM" and data.objective.shifts_labels
+    assert data.objective.auto_class == "AutoModelForCausalLM" and shifts_labels(data.objective)
     for packed in (True, False):
         batch = data.collator_of(packed)(rows)
         assert torch.equal(batch["input_ids"], torch.stack([row["input_ids"] for row in rows]))
@@ -176,7 +177,7 @@ def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix_that_all_of
 @given(texts=documents, seed=seeds)
 def test_a_decoders_masks_are_seen_by_all_and_have_a_token_before_them(letters, texts, seed):
     data, rows = made("masked", letters, texts, 40, family="decoder", seed=seed)
-    assert data.objective.auto_class == "AutoModelForCausalLM" and data.objective.shifts_labels
+    assert data.objective.auto_class == "AutoModelForCausalLM" and shifts_labels(data.objective)
     for packed in (True, False):
         batch = data.collator_of(packed)(rows)
         assert "attention_mask" not in batch
@@ -192,7 +193,7 @@ def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
         config.save_pretrained(tmp_path / head)
         settings = OBJECTIVES["prefix_lm"].Settings()
         objective = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path / head)), objective=settings))
-        assert (objective.auto_class, objective.shifts_labels) == (head, head == "AutoModelForCausalLM")
+        assert (objective.auto_class, shifts_labels(objective)) == (head, head == "AutoModelForCausalLM")
         if head == "AutoModelForCausalLM":
             with pytest.raises(UserError, match=r"\(gpt2\) is causal throughout.*anyformer convert"):
                 objective.Reads(objective).open()

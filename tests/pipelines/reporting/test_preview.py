@@ -49,7 +49,7 @@ def test_a_masked_row_shows_the_text_as_it_was_and_what_the_model_sees_in_its_pl
     changes = {"masked": 0, "replaced": 0, "kept": 0}
     for number in range(20):
         row = rows[number]
-        batch = data.objective.collated(rows, number, row)
+        batch = data.reads.collated(data, rows, number, row)
         text = masked_text(row, batch, rows.documents(number), data.tokenizer).plain.replace("│", "")
         marked = re.findall("⟦(.*?)⟧", text, flags=re.DOTALL)
         predicted = batch["labels"][0] != -100
