@@ -69,9 +69,9 @@ class Run:
         import transformers
 
         check_saved_files(self.path, "RUN")
-        recipe = recipe_from_dict(self.facts["recipe"] | {"model": {"name_or_path": str(self.path)}, "tokenizer": {}})
-        recipe.trust_remote_code = self.trust_remote_code
-        auto_class = getattr(transformers, objective_of(recipe).auto_class)
+        recipe = self.facts["recipe"] | {"model": {"name_or_path": str(self.path)}, "tokenizer": {}}
+        objective = objective_of(recipe_from_dict(recipe, trust_remote_code=self.trust_remote_code))
+        auto_class = getattr(transformers, objective.auto_class)
         return load_model(auto_class, self.path, trust_remote_code=self.trust_remote_code).eval()
 
     @cached_property
@@ -140,10 +140,9 @@ def evaluate(
     from .evaluation.evaluate import evaluate_model
     from .evaluation.request import choose_split, evaluation_recipe
 
-    composed = evaluation_recipe(str(model), None if recipe is None else str(recipe), [], **sections)
-    chosen = choose_split(composed, split)
-    composed.trust_remote_code = trust_remote_code
-    return evaluate_model(composed, chosen, max_examples=max_examples)
+    task = None if recipe is None else str(recipe)
+    composed = evaluation_recipe(str(model), task, [], trust_remote_code=trust_remote_code, **sections)
+    return evaluate_model(composed, choose_split(composed, split), max_examples=max_examples)
 
 
 def predict(
@@ -250,8 +249,7 @@ def check(
 
 def _composed(recipe: Recipe | str | Path, sections: dict[str, Any], trust_remote_code: bool) -> Recipe:
     if not isinstance(recipe, Recipe):
-        recipe, sections = load_recipe(recipe, **sections), {}
+        return load_recipe(recipe, trust_remote_code=trust_remote_code, **sections)
     if sections:
         raise UserError(f"{next(iter(sections))}: give settings to load_recipe; this recipe is composed already")
-    recipe.trust_remote_code |= trust_remote_code
-    return recipe
+    return recipe.with_(trust_remote_code=recipe.trust_remote_code or trust_remote_code)

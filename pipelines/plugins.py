@@ -128,6 +128,10 @@ def register_objective(cls: Any) -> Any:
 
     Prints the methods that nothing calls.
     """
+    if not cls.__module__.startswith("anyformer."):
+        from .objectives.one_class import with_parts
+
+        with_parts(cls)
     print_uncalled(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
@@ -138,8 +142,10 @@ def print_uncalled(cls: type) -> None:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or cls.__module__.startswith("anyformer."):
         return
-    source, known = Path(file).read_text(encoding="utf-8"), {name for base in cls.__mro__[1:] for name in dir(base)}
-    for name in sorted(vars(cls).keys() - known - {"predictions", "compute_metrics"}):  # asked for by `scorer`
+    parts = (getattr(cls, kind, None) for kind in ("Reads", "Learns", "Scores", "Answers"))  # of an objective
+    source, bases = Path(file).read_text(encoding="utf-8"), [*cls.__mro__[1:], *parts]
+    known = {name for base in bases for name in dir(base)}
+    for name in sorted(vars(cls).keys() - known):
         if callable(vars(cls)[name]) and name[0] != "_" and len(re.findall(rf"\b{name}\b", source)) == 1:
             near = difflib.get_close_matches(name, known, n=1)
             say([f"{file}: nothing calls {cls.__name__}.{name}" + "".join(f"; did you mean {x}?" for x in near)])

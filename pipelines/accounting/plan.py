@@ -233,11 +233,10 @@ def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) ->
 def planned_stage(stage: Stage) -> Recipe:
     """The recipe of a run that consists of this stage alone."""
     recipe, weights = stage.recipe, stage.section.mixture
-    data = recipe.data
     if weights is not None:
-        named = [replace(source, weight=weights.get(source.name, 0.0)) for source in data.mixture]
-        data = replace(data, mixture=[source for source in named if source.weight])
-    return replace(recipe, data=data, training=replace(recipe.training, max_steps=stage.steps))
+        named = [replace(source, weight=weights.get(source.name, 0.0)) for source in recipe.data.mixture]
+        recipe = recipe.with_(data={"mixture": [source for source in named if source.weight]})
+    return recipe.with_(training={"max_steps": stage.steps})
 
 
 def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:

@@ -34,8 +34,7 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
     if not Path(name).expanduser().is_dir() and is_recipe(name):
         if real:
             raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")
-        recipe, _ = planned_recipe(name)
-        recipe.trust_remote_code = trust_remote_code
+        recipe, _ = planned_recipe(name, trust_remote_code=trust_remote_code)
         objective = objective_of(recipe)
         config = planned_config(recipe, objective, [])
         return twin_of(config, kind_of(config, [objective.auto_class]), device)

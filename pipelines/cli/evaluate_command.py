@@ -119,10 +119,9 @@ def _recipe(args, model: str):
     from ..evaluation.request import check_predictions, evaluation_recipe
 
     notes: list[str] = []
-    recipe = evaluation_recipe(model, args.recipe, args.overrides, notes)
+    recipe = evaluation_recipe(model, args.recipe, args.overrides, notes, trust_remote_code=args.trust_remote_code)
     say(notes)
     check_predictions(recipe, args.predictions)
-    recipe.trust_remote_code = args.trust_remote_code
     return recipe
 
 
@@ -192,8 +191,8 @@ def _few_shot(args) -> Measured:
 def _pairs(args) -> Measured:
     from ..evaluation.request import check_writable, pairs_request
 
-    recipe, name, settings = pairs_request(args.models[0], args.recipe, args.overrides, args.max_examples)
-    recipe.trust_remote_code = args.trust_remote_code
+    given = args.models[0], args.recipe, args.overrides, args.max_examples
+    recipe, name, settings = pairs_request(*given, trust_remote_code=args.trust_remote_code)
     kind = None if settings.score == "auto" else settings.score
     output = _output(args, name, kind)
     if args.predictions is not None:

@@ -232,8 +232,7 @@ def recipe_of(args):
     from ..recipes.compose import load_recipe
 
     notes: list[str] = []
-    recipe = load_recipe(args.recipe, args.overrides, notes)
-    recipe.trust_remote_code = args.trust_remote_code
+    recipe = load_recipe(args.recipe, args.overrides, notes, trust_remote_code=args.trust_remote_code)
     if getattr(args, "launch", None) is None:  # otherwise the first process prints them
         say(notes)
     return recipe

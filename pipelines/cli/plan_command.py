@@ -53,8 +53,7 @@ def run(args) -> None:
         _plan_story(args, devices, options)
         return
     notes: list[str] = []
-    recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
-    recipe.trust_remote_code = args.trust_remote_code
+    recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes, trust_remote_code=args.trust_remote_code)
     check_stage(stage, recipe.training.optim)
     say(notes)
     say_loading()

@@ -68,9 +68,7 @@ def run(args) -> int:
         )
 
     def load(settings: list[str]):
-        composed = load_recipe(args.recipe, [*args.overrides, *settings])
-        composed.trust_remote_code = args.trust_remote_code
-        return composed
+        return load_recipe(args.recipe, [*args.overrides, *settings], trust_remote_code=args.trust_remote_code)
 
     for rung in rungs:
         load(rung.settings)  # reports, before the first run, settings that a width contradicts

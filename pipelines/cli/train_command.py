@@ -91,7 +91,7 @@ def run(args) -> int:
 
         if args.seeds is not None:
             raise UserError("--extend is of one run; name its folder by training.output_dir, without --seeds")
-        extend(recipe)
+        recipe = extend(recipe)
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0

@@ -20,46 +20,45 @@ RUNNING = ("per_device_eval_batch_size", "fp16", "use_cpu")
 
 
 def evaluation_recipe(
-    model: str, task: str | None, overrides: list[str], notes: list[str] | None = None, **sections
+    model: str, task: str | None, overrides: list[str], notes: list[str] | None = None, **options
 ) -> Recipe:
     """The recipe `task` with a saved model in place of its own, and without settings that only training needs.
 
     Args:
         model: folder of a run or a model, or a Hub repository.
         task: name or path of a recipe; None: the recipe of the run in whose folder the model is.
-        overrides, notes, sections: as load_recipe's.
+        overrides, notes, options: as load_recipe's.
 
     Raises:
         UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **sections)
-    keep_start(recipe, task, model, overrides, sections)
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **options)
+    recipe = keep_start(recipe, task, model, overrides, options)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
     names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # a schedule that follows validations would need some
     idle = {name: getattr(fresh, name) for name in names}
-    recipe.training = replace(recipe.training, extra=extra, **idle)
-    recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
-    return recipe
+    validations = dict.fromkeys(("best_metric", "every_steps", "patience"))
+    return recipe.with_(training={"extra": extra, **idle}, evaluation=validations)
 
 
-def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sections: dict) -> None:
-    """Give a setting that is null in the recipe `task`, and then means model.name_or_path, the model of before.
+def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sections: dict) -> Recipe:
+    """The recipe, where a setting that is null in `task`, and then means model.name_or_path, is the model of before.
 
     That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
     trained. Raises UserError where neither is known.
     """
     part, name = objective_of(recipe).section, objective_of(recipe).is_start_where_null
     if name is None:
-        return
+        return recipe
     data, _ = read_yaml_file(task, "recipes", "recipe")
     given = {tuple(path): value for path, value in map(parse_override, overrides)}
     settings = {**(data.get(part) or {}), **(sections.get(part) or {})}
     if (given.get((part, name)) or settings.get(name)) is not None:
-        return
+        return recipe
     beside = recipe_beside(model)
     saved = {} if beside is None else read_yaml_file(str(beside), "recipes", "recipe")[0]
     starts = ((each.get("model") or {}).get("name_or_path") for each in (data, saved))
@@ -68,7 +67,7 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
             f"{part}.{name}=null is the model from which a training starts, and neither TASK={task} nor the recipe of "
             f"MODEL={model} names it; set {part}.{name}"
         )
-    setattr(recipe.learned, name, start)
+    return recipe.with_(**{part: {name: start}})
 
 
 def recipes_of_suite(
@@ -89,8 +88,8 @@ def recipes_of_suite(
     requests = {}
     for task in suite.tasks:
         place = model.replace("{task}", task.title)
-        recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
-        recipe.trust_remote_code = trust_remote_code
+        settings = [*task.settings, *overrides]
+        recipe = evaluation_recipe(place, task.recipe, settings, notes, trust_remote_code=trust_remote_code)
         requests[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
     return requests
 
@@ -107,7 +106,7 @@ def is_pairs(task: str | None) -> bool:
 
 
 def pairs_request(
-    model: str, task: str, overrides: list[str], max_pairs: int | None
+    model: str, task: str, overrides: list[str], max_pairs: int | None, *, trust_remote_code: bool = False
 ) -> tuple[Recipe, str, MinimalPairsSettings]:
     """(recipe with only the model in it, name of the pairs, their settings). task: as is_pairs takes it.
 
@@ -126,9 +125,10 @@ def pairs_request(
         fields = fields | {key[0]: value}
         fields |= {"dataset": None} if key[0] == "files" else {"files": None} if key[0] == "dataset" else {}
     settings = build(MinimalPairsSettings, fields, MINIMAL_PAIRS)
-    settings.max_pairs = max_pairs or settings.max_pairs
+    settings = replace(settings, max_pairs=max_pairs or settings.max_pairs)
     settings.check(MINIMAL_PAIRS)
-    return Recipe(name=name, model=ModelSection(name_or_path=locate_model(model))), name, settings
+    of_model = ModelSection(name_or_path=locate_model(model))
+    return Recipe(name=name, model=of_model, trust_remote_code=trust_remote_code), name, settings
 
 
 def own_recipe(model: str, overrides: list[str] = ()) -> str:

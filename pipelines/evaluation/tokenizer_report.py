@@ -179,8 +179,7 @@ def _sample(corpus, name: str, most: int) -> Sample:
 def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a recipe (trained, or taken from the cache) or of a folder or Hub repository."""
     if place.is_recipe:
-        place.recipe.trust_remote_code |= trust_remote_code
-        objective = objective_of(place.recipe)
+        objective = objective_of(place.recipe.with_(trust_remote_code=trust_remote_code))
         reads = objective.Reads(objective)
         return reads.prepare(reads.open(), cache_of(place.recipe), progress).tokenizer
     folder = Path(place.name).expanduser()

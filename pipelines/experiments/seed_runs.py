@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
@@ -20,9 +19,7 @@ FILE = "seeds.json"
 def recipe_with_seed(recipe: Recipe, seed: int) -> Recipe:
     """The recipe of the run with a seed, in output_dir/seed-N."""
     folder = Path(recipe.training.output_dir) / f"seed-{seed}"
-    copy = replace(recipe, training=replace(recipe.training, seed=seed, output_dir=str(folder)))
-    copy.trust_remote_code = recipe.trust_remote_code
-    return copy
+    return recipe.with_(training={"seed": seed, "output_dir": str(folder)})
 
 
 def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False) -> int:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean, refuse_unknown
@@ -79,14 +80,14 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
     for name, recipe in recipes.items():
         try:
             recipe = {**as_mapping(recipe, "recipe"), "name": f"{stem}-{name}"}
-            steps.append(_step(name, recipe, overrides_of[name], folder / name, steps[-1] if steps else None))
+            before = steps[-1] if steps else None
+            steps.append(_step(name, recipe, overrides_of[name], folder / name, before, trust_remote_code))
         except UserError as error:
             raise UserError(f"step {name}: {error}") from error
-        steps[-1].recipe.trust_remote_code = steps[-1].planned.trust_remote_code = trust_remote_code
     return Story(name_or_path, folder, steps)
 
 
-def _step(name: str, given: dict, overrides: list[str], folder: Path, before: Step | None) -> Step:
+def _step(name: str, given: dict, overrides: list[str], folder: Path, before: Step | None, trusted: bool) -> Step:
     """A step that begins from the model of the previous step."""
     recipe = planned = given
     if before is not None:
@@ -94,4 +95,5 @@ def _step(name: str, given: dict, overrides: list[str], folder: Path, before: St
         recipe = given | {"model": {"name_or_path": str(before.folder), **model}}
         planned = given | {"model": planned_before["model"] | model, "tokenizer": planned_before["tokenizer"]}
     places = (f"{FOLDER_SETTING}={json.dumps(str(place))}" for place in (folder, f"{folder}-planned"))
-    return Step(name, *(recipe_from_dict(one, [*overrides, place]) for one, place in zip((recipe, planned), places)))
+    load = partial(recipe_from_dict, trust_remote_code=trusted)
+    return Step(name, *(load(one, [*overrides, place]) for one, place in zip((recipe, planned), places)))

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Range:
         return min(self.max, round(value)) if self.whole else min(self.max, max(self.min, float(f"{value:.4g}")))
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweepSettings:
     """How the runs of a sweep are chosen; what a sweep's YAML has beside a recipe's sections, `vary` and `variants`."""
 
@@ -59,7 +59,7 @@ class SweepSettings:
     max_examples: int | None = doc("evaluate, by_position: at most so many examples; null: all", at_least=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """A recipe with settings that all runs share, and what is varied.
 
@@ -114,10 +114,10 @@ def _sweep_of_file(name_or_path: str, given: dict) -> Sweep:
     where, known = f"sweep {stem}", [*SweepSettings.__dataclass_fields__, *SECTIONS, "vary", "variants"]
     refuse_unknown(data, known, where)
     settings = {key: value for key, value in data.items() if key in SweepSettings.__dataclass_fields__}
-    sweep = Sweep(build(SweepSettings, {**settings, **given}, where))
-    beside = Path(name_or_path).expanduser().parent / sweep.settings.recipe
-    sweep.settings.recipe = str(beside) if beside.is_file() else sweep.settings.recipe
-    sweep.fixed = _settings_of({key: data[key] for key in SECTIONS if key in data}, where)
+    settings = build(SweepSettings, {**settings, **given}, where)
+    beside = Path(name_or_path).expanduser().parent / settings.recipe
+    settings = replace(settings, recipe=str(beside)) if beside.is_file() else settings
+    sweep = Sweep(settings, _settings_of({key: data[key] for key in SECTIONS if key in data}, where))
     for key, value in as_mapping(data.get("vary"), f"{where}: vary").items():
         sweep.varied[key] = _varied(value, f"{where}: vary.{key}")
         if sweep.varied[key] is None:

@@ -14,7 +14,7 @@ from ..data.remote_files import with_local_copies
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
 from ..metrics import wilson
-from ..objectives.measuring import evenly_spread
+from ..objectives.scores import evenly_spread
 from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection, MinimalPairsSettings
 from ..words import say

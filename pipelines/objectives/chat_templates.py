@@ -1,13 +1,14 @@
-"""A tokenizer's chat template: what it writes of a conversation, where answers end, and what it does not write."""
+"""A tokenizer's chat template: what it writes of a conversation, as text and tokens, and where answers end."""
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 from ..errors import UserError, first_line
 from ..lazy import tokenizers
-from ..tokenizers.control_tokens import ControlTokens
+from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from .messages import ASSISTANT, Chat, Messages, is_learned
 
 # What templates are tried with. Some need the id of a call, as long as Mistral's, others the tool's name.
@@ -18,15 +19,37 @@ RESULT = {"role": "tool", "name": "rain", "tool_call_id": "call00001", "content"
 # Without these a model would learn to answer unread questions, or never to call.
 NEEDED = {("user", "content"): "what the user says", (ASSISTANT, "tool_calls"): "calls of tools"}
 NEEDED |= {(ASSISTANT, "function_call"): "function_call, the older form of tool_calls"}
+Encoded = tuple[list[int], list[bool]]  # token ids, whether each belongs to an answer or to the mark that ends it
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. left_out: how often something of the data was, since it was last cleared."""
+    """The chat template of a tokenizer.
 
-    ends: dict[bool, str]
+    ends: the token that ends an answer (False), and one with calls of tools (True) if the template writes them; {}
+    where only questions are written. padding: the id that fills up rows.
+    """
 
-    def __init__(self, tokenizer):
-        self.tokenizer, self.left_out, self._read = tokenizer, Counter(), set()
+    def __init__(self, tokenizer, ends: dict[bool, str] | None = None):
+        self.tokenizer, self.ends, self._read = tokenizer, ends or {}, set()
+        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    @classmethod
+    def with_ends(cls, tokenizer) -> "ChatTemplate":
+        """The chat template with `ends`.
+
+        The end is the token that the template writes there, else the one with which it begins the next message, else
+        the end-of-text token. If it is plain text to the tokenizer, it becomes a control token: no message can then
+        spell it out, and it is no part of what is generated.
+        """
+        template, added = cls(tokenizer), tokenizer.added_tokens_decoder.values()
+        plain = template._end(SAY, ASK, [token.content for token in added]) or tokenizer.eos_token
+        for token in [token for token in added if token.content == plain and not token.special]:
+            sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
+            token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
+            tokenizer.add_tokens([token], special_tokens=True)
+            template = cls(tokenizer)  # the other has read the control tokens without it
+        called = template._end(CALL, RESULT, template.control.names)
+        return cls(tokenizer, {False: plain} | ({True: called} if called else {}))
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -67,7 +90,7 @@ class ChatTemplate:
         """The text of a conversation up to the answer to be written. Raises UserError."""
         return self.render(chat, place, add_generation_prompt=True, **chat.variables)
 
-    def written(self, chat: Chat, place: str, **options: Any) -> str:
+    def written(self, chat: Chat, place: str, left_out: Counter, **options: Any) -> str:
         """The text of a conversation, as `render`; what changes nothing in it is counted, or refused if it is NEEDED.
 
         What has once changed a text is read by the template.
@@ -95,27 +118,10 @@ class ChatTemplate:
                     f"tokenizer.name_or_path to one with a template that does"
                 )
             else:
-                self.left_out[words] += number
+                left_out[words] += number
         return text
 
     # ---- the ends of answers
-
-    def find_ends(self) -> None:
-        """Set `ends`: the token that ends an answer, and one with calls of tools (True) if the template writes them.
-
-        It is the token that the template writes there, else the one with which it begins the next message, else the
-        end-of-text token. If it is plain text to the tokenizer, it becomes a control token: no message can then spell
-        it out, and it is no part of what is generated.
-        """
-        added = self.tokenizer.added_tokens_decoder.values()
-        plain = self._end(SAY, ASK, [token.content for token in added]) or self.tokenizer.eos_token
-        for token in [token for token in added if token.content == plain and not token.special]:
-            sides = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
-            token = tokenizers.AddedToken(plain, special=True, normalized=False, **sides)
-            self.tokenizer.add_tokens([token], special_tokens=True)
-            self.__dict__.pop("control", None)  # which was read without it
-        called = self._end(CALL, RESULT, self.control.names)
-        self.ends = {False: plain} | ({True: called} if called else {})
 
     def _end(self, answer: dict[str, Any], follow: dict[str, Any], known: list[str]) -> str | None:
         """Which of some tokens stands behind an answer; None: none, or the template does not write the answer.
@@ -148,9 +154,9 @@ class ChatTemplate:
             shorter = shorter.removesuffix(next(name for name in names if shorter.endswith(name))).rstrip()
         return shorter if shorter.endswith(names) else through
 
-    def answers_in(self, chat: Chat, place: str) -> tuple[str, list[tuple[int, int]]]:
+    def answers_in(self, chat: Chat, place: str, left_out: Counter) -> tuple[str, list[tuple[int, int]]]:
         """(a conversation as text, the character spans (begin, end) of its learned answers). Raises UserError."""
-        text, spans = self.written(chat, place), []
+        text, spans = self.written(chat, place, left_out), []
         for number, message in enumerate(chat):
             if not is_learned(message):
                 continue
@@ -176,6 +182,69 @@ class ChatTemplate:
             spans.append((len(before), end))
         return text, spans
 
+    # ---- tokens
+
+    def check(self) -> None:
+        """Raise UserError for a template that the tokenizer cannot learn an answer with."""
+        ((ids, learned),) = self.encode([("a probe", Chat([ASK, SAY]))], Counter())
+        prompt = self.prompt(Chat([ASK]), "a probe")
+        prompt_ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if not any(learned) or ids[: len(prompt_ids)] != prompt_ids:
+            raise joins(prompt)
+
+    def encode(self, conversations: list[tuple[str, Chat]], left_out: Counter) -> list[Encoded]:
+        """(token ids, which of them are learned) for each (place, conversation).
+
+        An answer is what the template writes between its prompt and the next message, without white space at the end,
+        and the token that ends it. A token that begins before the answer is not learned. left_out: counts what the
+        template does not write.
+
+        Raises UserError where the tokenizer joins the prompt's last space with the answer's first word: that word would
+        not be learned, and in generation, where the prompt ends with the space, the tokens would differ from training.
+
+        A control token spelled out in a message is read as ordinary text: marks replace it while the template writes
+        the conversation. Control tokens that the template itself writes stay control tokens.
+        """
+        encoded = []
+        parts = [self.answers_in(self.hidden(chat), place, left_out) for place, chat in conversations]
+        for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts])):
+            for begin, _ in spans:
+                if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
+                    raise joins(text[:begin])
+            encoded.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
+        return encoded
+
+    def prompt_ids(self, chat: Chat) -> list[int]:
+        """Token ids of a conversation up to the answer to be written. Raises UserError."""
+        text = self.prompt(self.hidden(chat), "a question")
+        return next(self._tokens([text]))[0]
+
+    def last_answer(self, chat: Chat, encoded: Encoded) -> str:
+        """What a written answer is compared with: the text of the last message, with its calls and thoughts if any."""
+        if chat[-1].keys() == {"role", "content"}:
+            return chat[-1]["content"]
+        ids, learned = encoded
+        end = len(learned) - learned[::-1].index(True)
+        begin = end - next((number for number, own in enumerate(learned[:end][::-1]) if not own), end)
+        return self.tokenizer.decode(ids[begin:end], skip_special_tokens=True)
+
+    def _tokens(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """(token ids, the character span of each token) for each text, which may hold marks of control tokens."""
+        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}  # rows are cut later
+        encoded, as_text = self.tokenizer(texts, **options), None
+        for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"]):
+            parts = self.control.split(text)
+            if any(name for _, name in parts):
+                ids, offsets, begin, as_text = [], [], 0, as_text or text_tokenizer(self.tokenizer)
+                for part, name in parts:
+                    read = self.tokenizer if name is None else as_text
+                    coded = read(name or part, **options)
+                    spans = coded["offset_mapping"] if name is None else [(0, len(part))] * len(coded["input_ids"])
+                    ids += coded["input_ids"]
+                    offsets += [(begin + start, begin + end) for start, end in spans]
+                    begin += len(part)
+            yield ids, offsets
+
 
 def without(message: dict[str, Any], key: str) -> dict[str, Any]:
     """The message without a key, or with another content, which templates need."""
@@ -188,3 +257,12 @@ def with_text(call: dict[str, Any]) -> dict[str, Any]:
     """A call with its arguments as JSON text."""
     arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return call | {"function": call["function"] | {"arguments": arguments}}
+
+
+def joins(prompt: str) -> UserError:
+    """The error for a chat template whose prompt ends with what the tokenizer joins with the answer's first word."""
+    return UserError(
+        f"the tokenizer's chat template ends the prompt for an answer with {prompt[-16:]!r}, whose end the tokenizer "
+        f"joins with the answer's first word, so that it could not be learned; change that end in chat_template.jinja, "
+        f"or set tokenizer.name_or_path to one with another template"
+    )

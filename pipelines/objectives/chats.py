@@ -1,11 +1,11 @@
-"""Base of the tasks that learn answers in conversations: messages from columns, chat template, samples at the end."""
+"""Base of the tasks that learn answers in conversations: rows of examples, a chat template, samples at the end."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.cells import IfThere
 from ..data.documents import Corpus, in_batches
@@ -13,25 +13,22 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, doc
-from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
+from ..storage.cache import sha
 from ..words import at_limit, counted
 from .answering import continuations
-from .base import TOKENS
-from .chat_templates import ASK, SAY, ChatTemplate
+from .answers import Answers
+from .base import TOKENS, Objective, check_examples
+from .chat_templates import ChatTemplate, Encoded
+from .data import Data
 from .finished_model import SAMPLES, FinishedModel
-from .messages import (
-    ASSISTANT,
-    TOOLS,
-    VARIABLES,
-    Chat,
-    Messages,
-    is_learned,
-    joined,
-    not_learned,
-    read_messages,
-    read_variables,
-)
-from .text_task import TextTask
+from .learns import Learns
+from .messages import TOOLS, VARIABLES, Chat, Conversations
+from .reads import Reads
+from .tokens import check_prompts, need_tokens, train_or_load
+
+if TYPE_CHECKING:
+    from ..data.examples import Example, Examples
+    from .scores import Scored
 
 # For a tokenizer without a chat template: the role on a line of its own, then the text, ended by the end-of-text token.
 # Every vocabulary can write these, so no embedding has to be added, and generation stops by itself. It is Zephyr's
@@ -48,6 +45,7 @@ CHAT_TEMPLATE = (
 )
 ASKED = ("prompt_field", "input_field", "messages_field", "tools_field", VARIABLES)  # the prompt's columns
 OPTIONAL = {"input_field": "input", "tools_field": TOOLS, VARIABLES: VARIABLES}  # by default, where data have them
+DECODER = "AutoModelForCausalLM"
 
 
 @dataclass
@@ -65,24 +63,18 @@ class ChatSettings(ObjectiveSettings):
     max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
 
-class ChatTask(TextTask):
-    """Base class; a subclass says which columns hold answers, and makes rows from conversations.
+class ReadsChats(Reads):
+    """Rows of conversations. A subclass says which columns hold answers, and makes rows from encoded conversations.
 
-    noun: what a row is made from, in words. columns_of_rows: {column: type} of a training row, as schema_of takes them.
+    _noun: what a row is made from, in words. _columns: {column: type} of a training row, as schema_of takes them. The
+    data's labels are the ChatTemplate.
     """
 
-    auto_class = "AutoModelForCausalLM"
-    special_tokens = "none"
-    noun: ClassVar[str] = "conversation"
-    columns_of_rows: ClassVar[dict[str, str]]
-    hub_task = "text-generation"
-    finishes_on = "one"
-    continues_prompts = True
-    samples_are_answers = True
-    sample_words = "answer to"
-    use = 'anyformer generate {folder} "your question" --chat'
+    _noun: ClassVar[str] = "conversation"
+    _columns: ClassVar[dict[str, str]]
 
     def columns(self) -> dict[str, str]:
+        """Recipe field -> column that is read."""
         section = self.settings
         names = {"tools_field": section.tools_field, VARIABLES: VARIABLES}
         names |= {name: getattr(section, name) for name in ("prompt_field", "input_field") if section.prompt_field}
@@ -92,199 +84,101 @@ class ChatTask(TextTask):
     def text_columns(self) -> dict[str, str]:
         return {name: column for name, column in self.columns().items() if name not in ("tools_field", VARIABLES)}
 
-    # ---- messages
-
-    def prompt_of(self, place: str, row: dict) -> Messages:
-        """The prompt of an example, as messages. Raises UserError."""
-        section = self.settings
-        if section.prompt_field is None:
-            return []
-        messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
-        more = row[section.input_field] if section.input_field is not None else None
-        if more is not None and not isinstance(more, str):
-            raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")
-        if more and more.strip():
-            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
-        return messages
-
-    def messages_of(self, field: str, column: str, place: str, row: dict, role: str | None) -> Messages:
-        """The messages in a column, as read_messages. Raises UserError, which names `field`, where it holds none."""
-        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.template.left_out)
-
-    def conversation(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
-        """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
-
-        Raises UserError if the last message is not the assistant's, or if no answer is learned.
-        """
-        if answer[-1]["role"] != ASSISTANT:
-            raise UserError(
-                f"task.{field}: {place} ends with a message of the {answer[-1]['role']}, not with an answer of the "
-                f"{ASSISTANT}, which alone is learned"
-            )
-        messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
-        messages = not_learned(messages[:asked]) + messages[asked:]
-        while messages and not is_learned(messages[-1]):
-            messages.pop()
-        if not messages:
-            raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
-        return self.with_system(Chat(messages, self.variables(place, row)))
-
-    def variables(self, place: str, row: dict) -> dict[str, Any]:
-        """What the template reads beside the messages of an example. Raises UserError."""
-        return read_variables(row, self.settings.tools_field, place, self.template.left_out)
-
-    def with_system(self, chat: Chat) -> Chat:
-        system = self.settings.system
-        if system is None or (chat and chat[0]["role"] == "system"):
-            return chat
-        return Chat([{"role": "system", "content": system}, *chat], chat.variables)
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        fields = {name: column for name, column in self.columns().items() if name in ASKED}
+        return {name: column for name, column in fields.items() if name not in OPTIONAL or column in there}
 
     @abstractmethod
-    def conversations(self, place: str, row: dict) -> list[Chat]:
+    def _conversations(self, read: Conversations, place: str, row: dict) -> list[Chat]:
         """The conversations of an example, each ending with an answer. Raises UserError."""
 
-    # ---- tokens
+    @abstractmethod
+    def _row_of(self, encoded: list[Encoded]) -> dict[str, Any] | None:
+        """The row of an example's conversations; None where no answer fits into max_length.
 
-    def corpus(self, source) -> Corpus:
+        `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
+        """
+
+    def open(self) -> "dict[str, Examples]":
+        from ..data.example_splits import open_examples
+
+        return open_examples(self.recipe.data, self.columns())
+
+    def texts(self, source: "Examples") -> Corpus:
         from ..data.examples import ExampleTexts
+
+        read = Conversations(self.settings)
 
         def texts(place: str, row: dict) -> list[str]:
             # With the template's marks: a vocabulary of characters must contain every character of them.
             return [
                 "".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages)
-                for messages in self.conversations(place, row)
+                for messages in self._conversations(read, place, row)
             ]
 
         return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
 
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
+    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
-        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
-        self.need_tokens(eos="an end-of-text")
-        tokenizer = self.tokenizer
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+        need_tokens(self.objective, tokenizer, eos="an end-of-text")
         if tokenizer.chat_template is None:
             tokenizer.chat_template = CHAT_TEMPLATE
-        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.template = ChatTemplate(tokenizer)
-        self.template.find_ends()
-        probe = Chat([ASK, SAY])
-        ((ids, learned),) = self.encode([("a probe", probe)])
-        prompt = self.template.prompt(Chat([ASK]), "a probe")
-        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        if not any(learned) or ids[: len(prompt_ids)] != prompt_ids:
-            raise joins(prompt)
+        template = ChatTemplate.with_ends(tokenizer)
+        template.check()
+        return Data(self.objective, self, tokenizer, template, sources=sources)
 
-    @cached_property
-    def template(self) -> ChatTemplate:
-        return ChatTemplate(self.tokenizer)
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+        """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer."""
+        from ..data.example_store import encode_examples, schema_of
+        from ..data.examples import examples_fingerprint
+        from ..tokenizers.load import tokenizer_fingerprint
 
-    def encode(self, conversations: list[tuple[str, Chat]]) -> list[tuple[list[int], list[bool]]]:
-        """(token ids, whether each token belongs to an answer or to the mark that ends it) for each (place, messages).
-
-        An answer is what the template writes between its prompt and the next message, without white space at the end,
-        and the token that ends it. A token that begins before the answer is not learned.
-
-        Raises UserError where the tokenizer joins the prompt's last space with the answer's first word: that word would
-        not be learned, and in generation, where the prompt ends with the space, the tokens would differ from training.
-
-        A control token spelled out in a message is read as ordinary text: marks replace it while the template writes
-        the conversation. Control tokens that the template itself writes stay control tokens.
-        """
-        template, encoded = self.template, []
-        parts = [template.answers_in(template.hidden(chat), place) for place, chat in conversations]
-        for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], template.control)):
-            for begin, _ in spans:
-                if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
-                    raise joins(text[:begin])
-            encoded.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
-        return encoded
-
-    def _tokens(self, texts: list[str], control: ControlTokens) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """(token ids, the character span of each token) for each text, which may hold marks of control tokens."""
-        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}  # rows are cut later
-        encoded, as_text = self.tokenizer(texts, **options), None
-        for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"]):
-            parts = control.split(text)
-            if any(name for _, name in parts):
-                ids, offsets, begin, as_text = [], [], 0, as_text or text_tokenizer(self.tokenizer)
-                for part, name in parts:
-                    read = self.tokenizer if name is None else as_text
-                    coded = read(name or part, **options)
-                    spans = coded["offset_mapping"] if name is None else [(0, len(part))] * len(coded["input_ids"])
-                    ids += coded["input_ids"]
-                    offsets += [(begin + start, begin + end) for start, end in spans]
-                    begin += len(part)
-            yield ids, offsets
-
-    @property
-    def kind_of_rows(self) -> list[str]:
-        return [self.name]
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Rows with `columns_of_rows`; in splits other than `train` also with the columns prompt and answer."""
-        columns = self.columns_of_rows | ({} if split == "train" else {"prompt": "string", "answer": "string"})
-        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
-        rows = self.stored(source, cache, columns, settings)
+        columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
+        section, tokenizer, read = self.settings, data.tokenizer, Conversations(self.settings)
+        of_rows = [section.max_length, section.system, tokenizer.chat_template, list(columns)]
+        # The name of the rows in the cache, and part of a run's identity.
+        key = sha([self.objective.name, examples_fingerprint(source), tokenizer_fingerprint(tokenizer), of_rows])
+        make = partial(self._batches, data, read)
+        rows = encode_examples(cache, key, source, schema_of(columns), make, self._facts, tokenizer, read.notes)
         if not len(rows):
             raise UserError(
-                f"task.max_length={self.settings.max_length}: no {self.noun} of {source.name} leaves room for an "
-                f"answer; set it higher"
+                f"task.max_length={section.max_length}: no {self._noun} of {source.name} leaves room for an answer; "
+                f"set it higher"
             )
         return rows
 
-    def described(self, rows: Rows, tokens: str) -> str:
-        """A line about the encoded conversations. tokens: words that say how many tokens each has."""
-        number, left_out = rows.facts["examples"], rows.facts["left_out"]
-        limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
-        more = f"; {left_out:,} more left out, whose prompt alone is longer" if left_out else ""
-        total = counted(number, self.noun)
-        cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
-        if cut > number / 10:
-            more += f"\nin {cut:,} of {total} an answer is cut off at its end; raise task.max_length"
-        return f"{total} of {rows.name}, {tokens}; {limit}{more}"
+    def with_rows(self, data: Data, source: "Examples") -> "Iterator[Example]":
+        read = Conversations(self.settings)
+        for batch in in_batches(source):
+            rows = self._rows_of(data, read, batch)
+            yield from (example for example, row in zip(batch, rows) if row is not None)
 
-    @abstractmethod
-    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        """The row of an example's conversations, as `encode` returns them; None where no answer fits into max_length.
+    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
+        for _ in self.texts(examples).documents():
+            pass
+        if data is not None:
+            for _ in self._batches(data, Conversations(self.settings), examples):
+                pass
 
-        `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
-        """
-
-    def _batches(self, examples) -> Iterator[dict[str, Any]]:
-        names = [*self.columns_of_rows, "prompt", "answer", "full", "cut"]
-        self.template.left_out.clear()
+    def _batches(self, data: Data, read: Conversations, examples: "Examples") -> Iterator[dict[str, Any]]:
+        """Columns of the rows, batch after batch, and the number of examples without a row."""
+        names = [*self._columns, "prompt", "answer", "full", "cut"]
         for batch in in_batches(examples):
-            rows = self._rows_of(batch)
+            rows = self._rows_of(data, read, batch)
             usable = [row for row in rows if row is not None]
             yield {name: [row[name] for row in usable] for name in names} | {"left_out": len(rows) - len(usable)}
 
-    def _rows_of(self, batch: list) -> list[dict[str, Any] | None]:
-        """What row_of returns for each example (place, row), with prompt and answer of its first conversation."""
-        per_row = self.sequences_per_row
-        conversations = [(place, chat) for place, row in batch for chat in self.conversations(place, row)]
-        encoded, rows = self.encode(conversations), []
+    def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
+        """What _row_of returns for each example, with prompt and answer of its first conversation."""
+        per_row = self.objective.sequences_per_row
+        conversations = [(place, chat) for place, row in batch for chat in self._conversations(read, place, row)]
+        encoded, rows = data.labels.encode(conversations, read.left_out), []
         for start in range(0, len(conversations), per_row):
-            row, (_, chat) = self.row_of(encoded[start : start + per_row]), conversations[start]
-            prompt = Chat(chat[:-1], chat.variables).to_json()
-            rows.append(row and row | {"prompt": prompt, "answer": self.last_answer(chat, encoded[start])})
+            row, (_, chat) = self._row_of(encoded[start : start + per_row]), conversations[start]
+            prompt, answer = Chat(chat[:-1], chat.variables).to_json(), data.labels.last_answer(chat, encoded[start])
+            rows.append(row and row | {"prompt": prompt, "answer": answer})
         return rows
-
-    def last_answer(self, chat: Chat, encoded: tuple[list[int], list[bool]]) -> str:
-        """What a written answer is compared with: the text of the last message, with its calls and thoughts if any."""
-        if chat[-1].keys() == {"role", "content"}:
-            return chat[-1]["content"]
-        ids, learned = encoded
-        end = len(learned) - learned[::-1].index(True)
-        begin = end - next((number for number, own in enumerate(learned[:end][::-1]) if not own), end)
-        return self.tokenizer.decode(ids[begin:end], skip_special_tokens=True)
-
-    def notes_of_rows(self) -> list[str]:
-        left_out = [f"{what} ({counted(number, 'time')})" for what, number in self.template.left_out.items() if number]
-        return [f"left out, or not written by the chat template: {', '.join(left_out)}"] if left_out else []
-
-    def with_rows(self, source) -> Iterator[tuple[str, dict]]:
-        for batch in in_batches(source):
-            yield from (example for example, row in zip(batch, self._rows_of(batch)) if row is not None)
 
     def _facts(self, batch: dict[str, Any]) -> dict:
         """Counts of one batch, which are added up over all batches."""
@@ -296,84 +190,108 @@ class ChatTask(TextTask):
             "left_out": batch["left_out"],
         }
 
-    def prepare_model(self, model) -> None:
+    def _described(self, rows: Rows, tokens: str) -> str:
+        """A line about the encoded conversations. tokens: words that say how many tokens each has."""
+        number, left_out = rows.facts["examples"], rows.facts["left_out"]
+        limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
+        more = f"; {left_out:,} more left out, whose prompt alone is longer" if left_out else ""
+        total = counted(number, self._noun)
+        cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
+        if cut > number / 10:
+            more += f"\nin {cut:,} of {total} an answer is cut off at its end; raise task.max_length"
+        return f"{total} of {rows.name}, {tokens}; {limit}{more}"
+
+
+class LearnsChats(Learns):
+    """Answers, and where they end."""
+
+    def adapt(self, model: Any) -> None:
         """Let generation stop at the tokens that end answers."""
-        config = model.generation_config
+        config, template = model.generation_config, self.data.labels
         stops = config.eos_token_id if config.eos_token_id is not None else []
         stops = stops if isinstance(stops, list) else [stops]
-        ends = self.tokenizer.convert_tokens_to_ids(list(self.template.ends.values()))
+        ends = self.tokenizer.convert_tokens_to_ids(list(template.ends.values()))
         every = list(dict.fromkeys([*stops, *ends]))
         if every != stops:
             config.eos_token_id = every if len(every) > 1 else every[0]
         if config.pad_token_id is None:
-            config.pad_token_id = self.padding
+            config.pad_token_id = template.padding
 
-    # ---- rows without labels
 
-    answers_by = auto_class
+class AnswersChats(Answers):
+    """Questions, and conversations up to an answer, which the model writes."""
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        fields = {name: column for name, column in self.columns().items() if name in ASKED}
-        return {name: column for name, column in fields.items() if name not in OPTIONAL or column in there}
+    head = DECODER
+
+    def __init__(self, objective: Objective, data: Data):
+        super().__init__(objective, data)
+        self._template = data.labels or ChatTemplate(self.tokenizer)  # a finished model is asked without rows
+        self._read = Conversations(self.settings)
+
+    @property
+    def finishes_on(self) -> str:
+        return "all" if self.objective.metrics_of_answers() else "one"
+
+    def check_prompts(self, most: int) -> None:
+        prompts = self.recipe.evaluation.sample_prompts
+        check_prompts(prompts, [len(self._template.prompt_ids(self._question(text))) for text in prompts], most)
 
     def asked(self, row: dict, place: str) -> Chat:
-        """The conversation up to the answer to be written; an answer that already ends it is left out.
-
-        Raises UserError where there is none, or where the chat template cannot write it.
-        """
-        whole = getattr(self.settings, "messages_field", None)
-        if whole is None:
-            messages = self.prompt_of(place, {self.settings.input_field: None} | row)
-        else:
-            messages = self.messages_of("messages_field", whole, place, row, None)
-            messages = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
-        chat = self.with_system(Chat(messages, self.variables(place, row)))
-        self.template.written(chat, place, add_generation_prompt=True)
+        """The conversation up to the answer; raises UserError also where the chat template cannot write it."""
+        chat = self._read.asked(place, row)
+        self._template.written(chat, place, self._read.left_out, add_generation_prompt=True)
         return chat
 
+    def notes(self) -> list[str]:
+        return self._read.notes()
+
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
-        prompts = list(map(self.prompt_ids, asked))
+        prompts = list(map(self._template.prompt_ids, asked))
         return [{"prediction": text} for text in continuations(finished, self.tokenizer, prompts)]
 
-    def prompt_ids(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation up to the answer to be written. Raises UserError."""
-        text = self.template.prompt(self.template.hidden(messages), "a question")
-        return next(self._tokens([text], self.template.control))[0]
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows], scored: "Scored | None") -> list[dict]:
+        """Answers to evaluation.sample_prompts, or else to the first conversations of a split other than `train`."""
+        prompts = [(self._question(text), {}) for text in self.recipe.evaluation.sample_prompts]
+        others = [rows for split, rows in splits.items() if split != "train"]
+        if not prompts and others:
+            questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
+            prompts = [
+                (self._read.with_system(Chat.from_json(chat)), {"reference": answer})
+                for chat, answer in zip(questions, answers)
+            ]
+        questions = [self._template.prompt_ids(chat) for chat, _ in prompts]
+        texts = [self._sample(finished, ids) for ids in questions]
+        return [
+            {"prompt": chat[-1]["content"], "text": text} | reference for (chat, reference), text in zip(prompts, texts)
+        ]
 
-    # ---- samples
+    def _question(self, text: str) -> Chat:
+        return self._read.with_system(Chat([{"role": "user", "content": text}]))
 
-    def prompt_tokens(self, prompt: str) -> int:
-        return len(self.prompt_ids(self.with_system(Chat([{"role": "user", "content": prompt}]))))
-
-    def check_model_length(self, most: int) -> None:
-        super().check_model_length(most)
-        self.check_prompts(most)
-
-    def sample_answer(self, finished: FinishedModel, ids: list[int]) -> str:
+    def _sample(self, finished: FinishedModel, ids: list[int]) -> str:
         """An answer of evaluation.sample_tokens, or of as many as the positions leave after a prompt that fits them."""
         most = self.recipe.evaluation.sample_tokens
         free = (most_positions(finished.model.config) or 0) - len(ids)
         return continuations(finished, self.tokenizer, [ids], min(most, free) if free > 0 else most)[0]
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
-        """Answers to evaluation.sample_prompts, or else to the first conversations of a split other than `train`."""
-        prompts = [(Chat([{"role": "user", "content": text}]), {}) for text in self.recipe.evaluation.sample_prompts]
-        others = [rows for split, rows in splits.items() if split != "train"]
-        if not prompts and others:
-            questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
-            prompts = [(Chat.from_json(chat), {"reference": answer}) for chat, answer in zip(questions, answers)]
-        questions = [self.prompt_ids(self.with_system(messages)) for messages, _ in prompts]
-        texts = [self.sample_answer(finished, ids) for ids in questions]
-        return [
-            {"prompt": messages[-1]["content"], "text": text} | reference
-            for (messages, reference), text in zip(prompts, texts)
-        ]
 
+class ChatTask(Objective):
+    """Base of the tasks over conversations."""
 
-def joins(prompt: str) -> UserError:
-    """The error for a chat template whose prompt ends with what the tokenizer joins with the answer's first word."""
-    return UserError(
-        f"the tokenizer's chat template ends the prompt for an answer with {prompt[-16:]!r}, whose end the tokenizer "
-        f"joins with the answer's first word, so that it could not be learned; change that end in chat_template.jinja, "
-        f"or set tokenizer.name_or_path to one with another template"
-    )
+    section = "task"
+    Learns, Answers = LearnsChats, AnswersChats
+    auto_class = DECODER
+    special_tokens = "none"
+    row_noun = "example"
+    hub_task = "text-generation"
+    continues_prompts = True
+    samples_are_answers = True
+    sample_words = "answer to"
+    use = 'anyformer generate {folder} "your question" --chat'
+
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}

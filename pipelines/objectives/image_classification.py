@@ -9,9 +9,22 @@ from ..recipes.types import show
 from ..words import counted
 from .answering import of_scores, piped
 from .base import SHARE
-from .class_task import ClassSettings, ClassTask
+from .class_labels import (
+    ClassLabels,
+    ClassSettings,
+    LearnsClasses,
+    check_classes,
+    find_classes,
+    splits_with_weights,
+    try_classes,
+    with_class_notes,
+)
+from .class_scores import ClassScores, Judged
+from .data import Data
 from .finished_model import FinishedModel
-from .images import ImageObjective, NormalizedSettings, StoredImages
+from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
+from .label_values import the_value
+from .labelled_texts import label_setting
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report
@@ -37,100 +50,126 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
     )
 
 
-@register_objective
-class ImageClassification(ClassTask, ImageObjective):
-    """One class for an image.
-
-    Mean and std of the training images are written into the processor as soon as the training rows are made.
-    """
-
-    name = "image_classification"
-    section = "task"
-    use = "anyformer predict {folder} FILE"
-    auto_class = "AutoModelForImageClassification"
-    families = ("vit",)
-    hub_task = "image-classification"
-    row_noun = "example"
-    loss_unit = "nats per example"
-    Settings = ImageClassificationSettings
-    stratified_by = ClassTask.label_column
-    legend_words = (
-        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
-        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
-    )
-    _train = None  # store of the training images, from which the collator takes those that it mixes in
+class ReadsClassedImages(ReadsImages):
+    """Images, each with a class."""
 
     def columns(self) -> dict[str, str]:
-        return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
+        return super().columns() | {"label_field": self.settings.label_field}
 
-    def before_training(self) -> None:
-        super().before_training()
-        if self.settings.class_weights is not None and getattr(self.config, "distillation_head", False):
+    def check_model(self) -> None:
+        weights = self.settings.class_weights
+        if weights is not None and getattr(self.facts.config, "distillation_head", False):
             raise UserError(
-                f"task.class_weights={show(self.settings.class_weights)} does not go with "
+                f"task.class_weights={show(weights)} does not go with "
                 f"model.distillation_head=true, whose two classifiers have a loss each; remove one of the two"
             )
 
-    def try_examples(self, examples: list, prepared: bool) -> None:
-        super().try_examples(examples, prepared)
-        if prepared:
+    def _labels(self, sources: dict, cache: Path) -> ClassLabels:
+        return find_classes(self, self.settings.label_field, label_setting(self.settings), sources, cache)
+
+    def _store(self, data: Data, source, cache: Path):
+        from ..images.processors import prepare_images
+
+        labels = data.labels
+        of_classes = {"class_of": labels.number, "classes": labels.names, "label_facts": labels.facts}
+        return prepare_images(source, data.processor, self.shape, cache, **of_classes)
+
+    def try_examples(self, examples: list, data: Data | None) -> None:
+        if data is None:
+            try_classes(self.settings.label_field, label_setting(self.settings), examples, the_value)
+        super().try_examples(examples, data)
+        if data is not None:
             for place, row in examples:
-                self.label_of(row[self.label_column], place)
+                data.labels.of(row, place)
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; training rows are marked for augmentation."""
-        from ..images.processors import prepare_images, settle_normalisation
+        return ImageRows(self._store(data, source, cache), augment=split == "train")
 
-        store = prepare_images(
-            source,
-            self.processor,
-            self.shape,
-            cache,
-            class_of=self.label_of,
-            classes=self.label_names,
-            label_facts=self.label_facts,
-        )
-        if split == "train":
-            self._train = store
-            settle_normalisation(self.processor, store)
-        return ImageRows(store, augment=split == "train")
+    def completed(self, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
+        return with_class_notes(self.objective, rows)
 
-    def collator(self, packed: bool):
-        """One collator for the rows of all splits: it augments marked rows alone."""
+    def collator(self, data: Data, packed: bool):
+        """One collator for the rows of all splits: it augments marked rows alone, with others of the training rows."""
         from ..images.augmentation import Augmentation, ImageCollator
         from ..images.processors import normalisation
 
-        section, (mean, std) = self.settings, normalisation(self.processor, self.shape[0])
+        section, (mean, std) = self.settings, normalisation(data.processor, self.shape[0])
         return ImageCollator(
             Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
-            store=self._train,
-            num_classes=len(self.label_names),
+            store=data.rows["train"].store if "train" in data.rows else None,
+            num_classes=len(data.names),
             mean=mean,
             std=std,
             seed=self.seed,
         )
 
-    def describe(self, rows: "ImageRows") -> str:
+    def describe(self, data: Data, rows: "ImageRows") -> str:
         facts, (channels, height, width) = rows.facts, self.shape
         return (
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
-            f"{'grey' if channels == 1 else 'colour'}; {self.label_words(facts)}"
+            f"{'grey' if channels == 1 else 'colour'}; {data.labels.words(facts)}"
         )
 
-    answers_by = auto_class
+    def show(self, console, data: Data, rows, number: int, row: dict) -> None:
+        batch, names = self.collated(data, rows, number, row), data.names
+        console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
+        console.print(image_text(batch["pixel_values"][0]))
+        console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)
+
+
+class ImageScores(ClassScores):
+    """Metrics of images with one class."""
+
+    def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
+        return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
+
+
+class AnswersClass(AnswersImages):
+    """The class of an image."""
+
+    head = "AutoModelForImageClassification"
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         results = piped(self, finished, "ImageClassification", asked, top_k=len(finished.model.config.id2label))
         return list(map(of_scores, results))
 
-    def as_read(self, place: int, row: dict) -> dict[str, str]:
-        return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        batch, names = self.collated(rows, number, row), self.label_names
-        console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
-        console.print(image_text(batch["pixel_values"][0]))
-        console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)
+@register_objective
+class ImageClassification(ImageObjective):
+    """One class for an image.
+
+    Mean and std of the training images are written into a fresh processor before the rows are made.
+    """
+
+    name = "image_classification"
+    section = "task"
+    Settings = ImageClassificationSettings
+    Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ImageScores, AnswersClass
+    use = "anyformer predict {folder} FILE"
+    auto_class = AnswersClass.head
+    families = ("vit",)
+    hub_task = "image-classification"
+    compares = "classes"
+    default_metrics = ("accuracy",)
+    validates_metrics = True
+    row_noun = "example"
+    loss_unit = "nats per example"
+    legend_words = (
+        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
+        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    )
+
+    @property
+    def stratified_by(self) -> str:
+        return self.settings.label_field
+
+    def check(self) -> None:
+        super().check()
+        check_classes(self)
+
+    def splits_to_measure(self, split: str, metrics) -> list[str]:
+        return splits_with_weights(self, super().splits_to_measure(split, metrics))
 
 
 class ImageRows(StoredImages):

@@ -1,17 +1,20 @@
 """Base of objectives and tasks of images, decoded once and fitted to the model's size by its saved processor."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError, need_package
-from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
+from ..recipes.schema import ObjectiveSettings, doc
 from .answering import vectors_of_images
-from .base import check_examples
+from .answers import Answers
+from .base import Objective, check_examples
+from .data import Data
 from .finished_model import FinishedModel
-from .old import Objective
+from .reads import Reads
 
 
 @dataclass
@@ -28,13 +31,9 @@ class NormalizedSettings(ObjectiveSettings):
 
 
 class ImageObjective(Objective):
-    """Rows are images. `processor` is an image processor, `shape` (channels, height, width) of what the model sees."""
+    """Base of objectives and tasks whose rows are images."""
 
     row_noun = "image"
-
-    def columns(self) -> dict[str, str]:
-        """Recipe field -> column that is read."""
-        return {"image_field": self.settings.image_field}
 
     def check(self) -> None:
         check_examples(self)
@@ -44,65 +43,82 @@ class ImageObjective(Objective):
             )
         super().check()
 
-    def check_tokenizer(self) -> None:
-        """Raise UserError for tokenizer settings, but for name_or_path, which is filled in with the checkpoint's."""
-        section = self.recipe.tokenizer
-        for field, default in vars(TokenizerSection()).items():
-            value = getattr(section, field)
-            if value != default and not (field == "name_or_path" and value == self.recipe.model.name_or_path):
-                raise UserError(f"tokenizer.{field} has no effect with {self.setting}; images have no text")
+
+class ReadsImages(Reads):
+    """Images, decoded and fitted to the model's size; the processor of the Data is an image processor."""
+
+    def columns(self) -> dict[str, str]:
+        """Recipe field -> column that is read."""
+        return {"image_field": self.settings.image_field}
+
+    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+        return {"image_field": self.settings.image_field}
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what the model sees. Raises UserError for a model that sees none."""
+        from ..images.processors import image_shape
+
+        return image_shape(self.recipe)
 
     def open(self) -> dict[str, Any]:
         from ..data.image_files import open_images
 
-        need_package(self.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns(), self.stratified_by)
+        need_package(self.objective.setting, "pillow", "vision", module="PIL")
+        return open_images(self.recipe.data, self.columns(), self.objective.stratified_by)
 
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
-        from ..images.processors import image_shape, recipe_image_processor
+    def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """With mean and std of the training images in a fresh processor."""
+        from ..images.processors import recipe_image_processor, settle_normalisation
 
-        self.shape = image_shape(self.recipe)
-        self.processor = recipe_image_processor(self.recipe, self.shape)
+        data = Data(self.objective, self, recipe_image_processor(self.recipe, self.shape), sources=sources)
+        data = replace(data, labels=self._labels(sources, cache))
+        if None in (data.processor.image_mean, data.processor.image_std):
+            settle_normalisation(data.processor, self._store(data, sources["train"], cache))
+        return data
 
-    # ---- rows without labels: a vector for each, unless the model has classes
+    def _labels(self, sources: dict[str, Any], cache: Path) -> Any:
+        """What is to be known of the labels of all splits (Data.labels). Raises UserError."""
+        return None
 
-    answers_by = "AutoModel"
+    def _store(self, data: Data, source: Any, cache: Path) -> Any:
+        """The store of a split's images. Raises UserError for an image that cannot be used."""
+        from ..images.processors import prepare_images
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        return {"image_field": self.settings.image_field}
+        return prepare_images(source, data.processor, self.shape, cache)
+
+    def try_examples(self, examples: list, data: Data | None) -> None:
+        from ..data.image_store import decode
+
+        for place, row in examples:
+            decode(row[self.settings.image_field], self.shape[0], image_setting(self.objective), place)
+
+
+class AnswersImages(Answers):
+    """A vector for each image."""
+
+    head = "AutoModel"
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images that the finished model reads: 1 or 3."""
+        return getattr(self.objective.facts.config, "num_channels", 3)
 
     def asked(self, row: dict, place: str) -> Any:
         """A Pillow image, in colour where the model reads colours."""
         from ..data.image_store import decode
 
-        image = decode(row[self.settings.image_field], self.channels, self._image_setting, place)
+        image = decode(row[self.settings.image_field], self.channels, image_setting(self.objective), place)
         self.on_white += "was_transparent" in image.info
         return image
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images that the finished model reads: 1 or 3."""
-        return getattr(self.config, "num_channels", 3)
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:
         return [{"prediction": vector} for vector in vectors_of_images(finished, self.processor, asked)]
 
-    def try_examples(self, examples: list, prepared: bool) -> None:
-        from ..data.image_store import decode
 
-        if prepared:
-            for place, row in examples:
-                decode(row[self.settings.image_field], self.shape[0], self._image_setting, place)
-        super().try_examples(examples, prepared)
-
-    @property
-    def _image_setting(self) -> str:
-        return f"{self.section}.image_field={self.settings.image_field!r}"
-
-    def processor_fingerprint(self) -> str:
-        from ..images.processors import processor_fingerprint
-
-        return processor_fingerprint(self.processor)
+def image_setting(objective: Objective) -> str:
+    """How errors name the column of the images: `task.image_field='image'`."""
+    return f"{objective.section}.image_field={objective.settings.image_field!r}"
 
 
 class StoredImages(Rows):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import text_of
@@ -12,11 +12,17 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import continuations
-from .chats import ChatSettings, ChatTask
+from .chat_templates import Encoded
+from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
+from .data import Data
 from .finished_model import FinishedModel
-from .messages import ASSISTANT, Chat
+from .messages import ASSISTANT, Chat, Conversations
+from .scores import Scored, Scores
 from .showing import is_label, row_text
-from .text import TokenPredictions
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from .answers import Answers
 
 
 @dataclass
@@ -30,8 +36,116 @@ class InstructionTuningSettings(ChatSettings):
     max_new_tokens: int = doc("tokens of an answer that is written to be measured, such as by bleu", 128, at_least=1)
 
 
+class ReadsInstructions(ReadsChats):
+    """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
+
+    _columns = {"input_ids": "int32[]", "labels": "int32[]"}
+
+    def columns(self) -> dict[str, str]:
+        section, columns = self.settings, super().columns()
+        if section.messages_field is None:
+            return columns | {"answer_field": section.answer_field}
+        others = {name: column for name, column in columns.items() if name not in ("prompt_field", "input_field")}
+        return others | {"messages_field": section.messages_field}
+
+    def _conversations(self, read: Conversations, place: str, row: dict) -> list[Chat]:
+        if self.settings.messages_field is not None:
+            messages = read.messages("messages_field", place, row, None)
+            return [read.learned("messages_field", [], messages, place, row)]
+        answer = read.messages("answer_field", place, row, ASSISTANT)
+        return [read.learned("answer_field", read.prompt(place, row), answer, place, row)]
+
+    def _row_of(self, encoded: list[Encoded]) -> dict[str, Any] | None:
+        longest = self.settings.max_length
+        ((ids, learned),) = encoded
+        labels = [number if is_learned else IGNORE_INDEX for number, is_learned in zip(ids[:longest], learned)]
+        if not any(learned[:longest]):
+            return None
+        full, cut = len(ids) >= longest, any(learned[longest:])
+        return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
+
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+        encoded = super().rows(data, source, split, cache, progress)
+        if not self.settings.packing:
+            return encoded
+        from ..data.packed_examples import PackedExamples
+
+        return PackedExamples(encoded, self.settings.max_length, data.labels.padding)
+
+    def _facts(self, batch: dict[str, Any]) -> dict:
+        return super()._facts(batch) | {
+            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
+        }
+
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        from ..data.length_batching import PaddingCollator
+        from .causal import CausalCollator
+
+        return CausalCollator(packed) if self.settings.packing else PaddingCollator(data.labels.padding)
+
+    def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], str]]:
+        section, columns = self.settings, self.asked_columns(self.text_columns().values())
+        for place, row in source:
+            cells = (
+                row if section.input_field is None else row | {section.input_field: row.get(section.input_field) or ""}
+            )
+            texts = {column: text_of(cells, column, field, place) for field, column in columns.items()}
+            yield texts, text_of(row, section.answer_field, "answer_field", place)
+
+    def describe(self, data: Data, rows: Rows) -> str:
+        facts = rows.facts
+        number = facts["examples"]
+        answers = f"{facts['answer_tokens'] / number:.0f} are answers"
+        text = self._described(rows, f"{facts['tokens'] / number:.0f} tokens each, of which {answers}")
+        if "fill_rate" in facts:
+            text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
+        return text
+
+    def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
+        documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
+        learned = int(is_label(row["labels"]).sum())
+        conversations = counted(len(documents), "conversation")
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {conversations}, {learned} learned", align="left")
+        console.print(row_text(row, documents, data.tokenizer))
+
+
+class LearnsAnswers(LearnsChats):
+    shifts_labels = True
+
+
+class AnswerScores(Scores):
+    """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
+
+    def of_pass(
+        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
+    ) -> dict[str, float]:
+        from .perplexity import metrics_of_losses
+
+        of_tokens = [name for name in metrics if METRICS[name].fits("tokens")]
+        return metrics_of_losses(self.tokenizer, of_tokens, result, rows, train)
+
+    def of_answers(
+        self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
+    ) -> Scored:
+        """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
+        names = self.objective.metrics_of_answers()
+        if not names:
+            return Scored()
+        in_rows = ([document[0] for document in rows.documents(number)] or [number] for number in numbers)
+        conversations = sorted(number for members in in_rows for number in members)
+        prompts, references = map(rows.texts, ("prompt", "answer"))
+
+        def write(mine: list[int]) -> list[str]:
+            ids = [self.data.labels.prompt_ids(Chat.from_json(prompts[number])) for number in mine]
+            return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
+
+        written = [text.strip() for text in finished.shared(conversations, write)]
+        true = [references[number].strip() for number in conversations]
+        return self.compare(written, true, names=names, rows=conversations)
+
+
 @register_objective
-class InstructionTuning(TokenPredictions, ChatTask):
+class InstructionTuning(ChatTask):
     """Answers to instructions, or the assistant's part of conversations, by a chat template.
 
     Next-token prediction on the tokens of the answers (Ouyang et al. 2022, section 3.4), as TRL's SFTTrainer with
@@ -41,8 +155,9 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     name = "instruction_tuning"
     Settings = InstructionTuningSettings
-    columns_of_rows = {"input_ids": "int32[]", "labels": "int32[]"}
-    shifts_labels = True
+    Reads, Learns, Scores = ReadsInstructions, LearnsAnswers, AnswerScores
+    compares = "tokens"
+    default_metrics = ("perplexity",)
     loss_unit = "nats per token of the answers"
     legend_words = (
         "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
@@ -51,112 +166,18 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
-        return super().takes_metric(row) or row.fits("texts")
-
-    @property
-    def finishes_on(self) -> str:
-        return "all" if self.metrics_of_answers() else "one"
-
-    def columns(self) -> dict[str, str]:
-        section, columns = self.settings, super().columns()
-        if section.messages_field is None:
-            return columns | {"answer_field": section.answer_field}
-        others = {name: column for name, column in columns.items() if name not in ("prompt_field", "input_field")}
-        return others | {"messages_field": section.messages_field}
-
-    def conversations(self, place: str, row: dict) -> list[Chat]:
-        section = self.settings
-        if section.messages_field is not None:
-            messages = self.messages_of("messages_field", section.messages_field, place, row, None)
-            return [self.conversation("messages_field", [], messages, place, row)]
-        answer = self.messages_of("answer_field", section.answer_field, place, row, ASSISTANT)
-        return [self.conversation("answer_field", self.prompt_of(place, row), answer, place, row)]
-
-    # ---- rows
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
-        encoded = super().rows(source, split, cache, progress)
-        if not self.settings.packing:
-            return encoded
-        from ..data.packed_examples import PackedExamples
-
-        return PackedExamples(encoded, self.settings.max_length, self.padding)
-
-    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        longest = self.settings.max_length
-        ((ids, learned),) = encoded
-        labels = [number if is_learned else IGNORE_INDEX for number, is_learned in zip(ids[:longest], learned)]
-        if not any(learned[:longest]):
-            return None
-        full, cut = len(ids) >= longest, any(learned[longest:])
-        return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
-
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        return super()._facts(batch) | {
-            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
-        }
-
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        from ..data.length_batching import PaddingCollator
-        from .causal import CausalCollator
-
-        return CausalCollator(packed) if self.settings.packing else PaddingCollator(self.padding)
-
-    def describe(self, rows) -> str:
-        facts = rows.facts
-        number = facts["examples"]
-        answers = f"{facts['answer_tokens'] / number:.0f} are answers"
-        text = self.described(rows, f"{facts['tokens'] / number:.0f} tokens each, of which {answers}")
-        if "fill_rate" in facts:
-            text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
-        return text
-
-    # ---- measuring
+        return (row.fits("tokens") and not row.every_token) or row.fits("texts")
 
     @property
     def asks_for(self) -> str:
         return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
 
-    def questions(self, source) -> Iterator[tuple[dict[str, str], str]]:
-        column = self.settings.input_field  # may be empty
-        return super().questions(
-            (place, row | ({} if column is None else {column: row.get(column) or ""})) for place, row in source
-        )
-
-    def true_answer(self, row: dict, place: str) -> str:
-        return text_of(row, self.settings.answer_field, "answer_field", place)
+    @property
+    def answer_column(self) -> str:
+        return self.settings.answer_field
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]
 
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        return super().metrics_of_pass([name for name in metrics if METRICS[name].fits("tokens")], result, rows, train)
-
-    def measure(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
-        if not self.metrics_of_answers():
-            return {}
-        in_rows = ([document[0] for document in rows.documents(number)] or [number] for number in numbers)
-        conversations = sorted(number for members in in_rows for number in members)
-        prompts, references = map(rows.texts, ("prompt", "answer"))
-
-        def write(mine: list[int]) -> list[str]:
-            ids = [self.prompt_ids(Chat.from_json(prompts[number])) for number in mine]
-            return continuations(finished, self.tokenizer, ids, self.settings.max_new_tokens)
-
-        written = [text.strip() for text in finished.shared(conversations, write)]
-        true = [references[number].strip() for number in conversations]
-        return self.compare(written, true, names=self.metrics_of_answers(), rows=conversations)
-
-    # ---- words
-
     def step_words(self) -> str:
         return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
-        learned = int(is_label(row["labels"]).sum())
-        conversations = counted(len(documents), "conversation")
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {conversations}, {learned} learned", align="left")
-        console.print(row_text(row, documents, self.tokenizer))

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .images import ImageObjective, NormalizedSettings, StoredImages
+from .data import Data
+from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .showing import image_text
 
 
@@ -18,15 +20,61 @@ class MaskedImageSettings(NormalizedSettings):
     mask_ratio: float = doc("share of an image's patches that is hidden", 0.6, above=0, below=1)
 
 
+class ReadsPatches(ReadsImages):
+    """Images of which the collator hides patches."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image."""
+        size = self.facts.config.patch_size
+        return self.shape[1] // size, self.shape[2] // size
+
+    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer=None) -> Data:
+        data = super().prepare(sources, cache, progress)
+        if self.facts.config.model_type not in FAMILIES:
+            raise UserError(
+                f"objective.name=masked_image trains models of family vit, and model.name_or_path="
+                f"{self.recipe.model.name_or_path!r} is a {self.facts.config.model_type}; convert it first, with "
+                f"anyformer convert"
+            )
+        return data
+
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "MaskedImageRows":
+        return MaskedImageRows(self._store(data, source, cache))
+
+    def collator(self, data: Data, packed: bool) -> "MaskedImageCollator":
+        from ..images.processors import normalisation
+
+        mean, std = normalisation(data.processor, self.shape[0])
+        return MaskedImageCollator(self.settings.mask_ratio, math.prod(self.grid), mean=mean, std=std, seed=self.seed)
+
+    def describe(self, data: Data, rows: "MaskedImageRows") -> str:
+        _, height, width = self.shape
+        patches = math.prod(self.grid)
+        return (
+            f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels; "
+            f"{hidden_patches(self.settings.mask_ratio, patches)} of {patches} patches hidden"
+        )
+
+    def show(self, console, data: Data, rows, number: int, row: dict) -> None:
+        batch = self.collated(data, rows, number, row)
+        pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
+        console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
+        size = self.facts.config.patch_size
+        hidden = masked.view(self.grid).repeat_interleave(size, 0).repeat_interleave(size, 1)
+        console.print(image_text(pixels.masked_fill(hidden, pixels.min())))
+
+
 @register_objective
 class MaskedImage(ImageObjective):
     """Hidden patches of an image from the others (SimMIM, Xie et al. 2022)."""
 
     name = "masked_image"
+    Settings = MaskedImageSettings
+    Reads, Answers = ReadsPatches, AnswersImages
     auto_class = "AutoModelForMaskedImageModeling"
     hub_task = "image-feature-extraction"
     loss_unit = "mean distance per hidden pixel value"
-    Settings = MaskedImageSettings
     legend_words = (
         "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
         "the first epoch, others in each further one"
@@ -36,49 +84,6 @@ class MaskedImage(ImageObjective):
         super().check()
         if self.recipe.training.extra.get("label_smoothing_factor"):
             raise UserError("training.label_smoothing_factor has no effect on pixels; remove it")
-
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
-        super().prepare(splits, cache, progress)
-        if self.config.model_type not in FAMILIES:
-            raise UserError(
-                f"objective.name=masked_image trains models of family vit, and model.name_or_path="
-                f"{self.recipe.model.name_or_path!r} is a {self.config.model_type}; convert it first, with anyformer "
-                f"convert"
-            )
-        self.grid = (self.shape[1] // self.config.patch_size, self.shape[2] // self.config.patch_size)
-
-    @property
-    def patches(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "MaskedImageRows":
-        from ..images.processors import prepare_images, settle_normalisation
-
-        store = prepare_images(source, self.processor, self.shape, cache)
-        settle_normalisation(self.processor, store)
-        return MaskedImageRows(store)
-
-    def collator(self, packed: bool) -> "MaskedImageCollator":
-        from ..images.processors import normalisation
-
-        mean, std = normalisation(self.processor, self.shape[0])
-        return MaskedImageCollator(self.settings.mask_ratio, self.patches, mean=mean, std=std, seed=self.seed)
-
-    def describe(self, rows: "MaskedImageRows") -> str:
-        _, height, width = self.shape
-        hidden = hidden_patches(self.settings.mask_ratio, self.patches)
-        return (
-            f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels; "
-            f"{hidden} of {self.patches} patches hidden"
-        )
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        batch = self.collated(rows, number, row)
-        pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
-        console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
-        size = self.config.patch_size
-        hidden = masked.view(self.grid).repeat_interleave(size, 0).repeat_interleave(size, 1)
-        console.print(image_text(pixels.masked_fill(hidden, pixels.min())))
 
 
 def hidden_patches(ratio: float, patches: int) -> int:

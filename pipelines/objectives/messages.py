@@ -2,10 +2,14 @@
 
 import json
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.cells import kind_of
 from ..errors import UserError
+from ..words import counted
+
+if TYPE_CHECKING:
+    from .chats import ChatSettings
 
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
@@ -189,3 +193,75 @@ def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, in
         f"{where} begins with a question of its own beside that of task.prompt_field; set task.prompt_field=null where "
         f"it holds whole conversations"
     )
+
+
+class Conversations:
+    """One reading of examples. left_out: how often something of the data is in no conversation, by what it is."""
+
+    def __init__(self, settings: "ChatSettings"):
+        self.settings, self.left_out = settings, Counter()
+
+    def prompt(self, place: str, row: dict) -> Messages:
+        """The prompt of an example, as messages. Raises UserError."""
+        section = self.settings
+        if section.prompt_field is None:
+            return []
+        messages = self.messages("prompt_field", place, row, "user")
+        more = row[section.input_field] if section.input_field is not None else None
+        if more is not None and not isinstance(more, str):
+            raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")
+        if more and more.strip():
+            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
+        return messages
+
+    def messages(self, field: str, place: str, row: dict, role: str | None) -> Messages:
+        """The messages in the column that a setting names, as read_messages. Raises UserError where it holds none."""
+        column = getattr(self.settings, field)
+        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.left_out)
+
+    def learned(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
+        """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
+
+        field: the setting that names the column of the answer. Raises UserError if the last message is not the
+        assistant's, or if no answer is learned.
+        """
+        if answer[-1]["role"] != ASSISTANT:
+            raise UserError(
+                f"task.{field}: {place} ends with a message of the {answer[-1]['role']}, not with an answer of the "
+                f"{ASSISTANT}, which alone is learned"
+            )
+        messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
+        messages = not_learned(messages[:asked]) + messages[asked:]
+        while messages and not is_learned(messages[-1]):
+            messages.pop()
+        if not messages:
+            raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
+        return self._chat(messages, place, row)
+
+    def asked(self, place: str, row: dict) -> Chat:
+        """The conversation up to the answer to be written; an answer that already ends it is left out.
+
+        Raises UserError where there is none.
+        """
+        if getattr(self.settings, "messages_field", None) is None:
+            messages = self.prompt(place, {self.settings.input_field: None} | row)
+        else:
+            messages = self.messages("messages_field", place, row, None)
+            messages = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
+        return self._chat(messages, place, row)
+
+    def with_system(self, chat: Chat) -> Chat:
+        """The conversation with the system message of the settings, where it has none."""
+        system = self.settings.system
+        if system is None or (chat and chat[0]["role"] == "system"):
+            return chat
+        return Chat([{"role": "system", "content": system}, *chat], chat.variables)
+
+    def notes(self) -> list[str]:
+        """A sentence about all that was left out so far."""
+        left_out = [f"{what} ({counted(number, 'time')})" for what, number in self.left_out.items() if number]
+        return [f"left out, or not written by the chat template: {', '.join(left_out)}"] if left_out else []
+
+    def _chat(self, messages: Messages, place: str, row: dict) -> Chat:
+        """The conversation with what the template reads beside the messages of an example. Raises UserError."""
+        return self.with_system(Chat(messages, read_variables(row, self.settings.tools_field, place, self.left_out)))

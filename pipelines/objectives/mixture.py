@@ -1,7 +1,7 @@
 """Several objectives over plain text in one run: one model, one tokenizer, rows of all of them by weight."""
 
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,9 +20,9 @@ from .data import Data
 from .finished_model import FinishedModel
 from .looking_ahead import PREFIX_MASK
 from .mixture_stream import PLACE, Place, PlacedStream
-from .parts import MixedRows, ReadsParts, SeveralParts
+from .parts import MixedRows, ReadsParts, SeveralObjectives
 from .scores import Scored
-from .text import Continues, LearnsText, ReadsText, TextObjective
+from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective
 from .tokens import pad_token_id
 
 # What fills up rows in a wider batch, by key; input_ids are filled up with the padding token.
@@ -126,7 +126,7 @@ class SpeakerAnswers(Continues):
 
 
 @register_objective
-class Mixture(SeveralParts, TextObjective):
+class Mixture(SeveralObjectives):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
     The objectives must train the same kind of model, and need no batches of their own (Objective.needs). Each row is
@@ -140,7 +140,10 @@ class Mixture(SeveralParts, TextObjective):
     label_field = "label"
     loss_unit = "nats per predicted token"
     Settings = MixtureSettings
-    Reads, Learns, Answers = ReadsMixture, LearnsParts, SpeakerAnswers
+    Reads, Learns, Scores, Answers = ReadsMixture, LearnsParts, PerplexityScores, SpeakerAnswers
+    special_tokens = TextObjective.special_tokens
+    compares = TextObjective.compares
+    default_metrics = TextObjective.default_metrics
 
     def label_of(self, part: PartSettings) -> str:
         return part.name if part.label is None else part.label
@@ -154,16 +157,15 @@ class Mixture(SeveralParts, TextObjective):
     def bound(self, part: PartSettings) -> TextObjective:
         """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts."""
         cls = OBJECTIVES[part.name]
-        settings = cls.Settings(**{row.name: getattr(part, row.name) for row in fields(cls.Settings)})
+        settings = {row.name: getattr(part, row.name) for row in fields(cls.Settings)}
         if part.sequence_length is None:
-            settings.sequence_length = self.settings.sequence_length
-        evaluation = replace(self.recipe.evaluation, metrics=[])
-        if self.label_of(part) != self.speaker:
-            evaluation.sample_prompts = []
+            settings["sequence_length"] = self.settings.sequence_length
+        prompts = self.recipe.evaluation.sample_prompts if self.label_of(part) == self.speaker else []
+        evaluation = replace(self.recipe.evaluation, metrics=[], sample_prompts=prompts)
         data = self.recipe.data
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir)
-        recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
+        recipe = replace(self.recipe, objective=cls.Settings(**settings), data=data, evaluation=evaluation)
         return cls(recipe)
 
     @cached_property
@@ -176,8 +178,19 @@ class Mixture(SeveralParts, TextObjective):
         return self.first.auto_class
 
     @property
+    def shifts_labels(self) -> bool:
+        return self.first.shifts_labels
+
+    @property
     def continues_prompts(self) -> bool:
         return self.speaker is not None
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        return super().takes_metric(row) and not row.every_token
+
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
 
     # ---- the recipe
 

@@ -1,18 +1,21 @@
 """Several text-to-text tasks in one run: one model, one tokenizer, rows of all by weight (Raffel et al. 2020)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.documents import Corpus
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
+from .base import check_examples
 from .data import Data
 from .finished_model import FinishedModel
-from .parts import MixedRows, ReadsParts, SeveralParts, of_label
+from .parts import MixedRows, ReadsParts, SeveralObjectives, of_label
+from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
-from .translation import Translation, WritingSettings
+from .writing import LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer, pair_collator
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 
@@ -35,34 +38,84 @@ class MultiTaskSettings(WritingSettings):
 
 
 class ReadsTasks(ReadsParts):
-    """Rows of several tasks."""
+    """The examples of several text-to-text tasks."""
+
+    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+        """With the names of classes as they are written."""
+        corpora = {}
+        for label, source in sources["train"].items():
+            with self.objective.of_part(label):
+                part = self._parts[label]
+                corpora[label] = part.texts(source, part.find_classes(of_label(sources, label), cache))
+        return self._joined(corpora)
 
     def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        for name, part in self.objective.parts.items():
-            with self.objective.of_part(name):
-                part.find_classes(of_label(sources, name), cache)
         data = super().prepare(sources, cache, progress, tokenizer)
-        self.objective.processor = data.processor
-        self.objective.settle()
+        check_writer(self.objective, data.tokenizer)
         return data
 
-    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
-        return self.objective.collator(packed)
+    def collator(self, data: Data, packed: bool):
+        return pair_collator(data.tokenizer)
+
+
+class TaskScores(Scores):
+    """The metrics of each task, with its name behind them."""
+
+    def unanswered(self, rows: MixedRows, numbers: Sequence[int]) -> list[str]:
+        present = {rows.place(number)[0] for number in numbers}
+        missing = {name: part for name, part in self.objective.parts.items() if name not in present}
+        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
+
+    def of_answers(
+        self, answers: WritesTexts, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train
+    ) -> Scored:
+        """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
+        from ..metrics.significance import keep, kept_comparisons
+
+        metrics, signatures, samples = {}, {}, []
+        for name, data in self.data.parts.items():
+            ids = [number for number in numbers if rows.place(number)[0] == name]
+            if ids:
+                data.learns().adapt(finished.model)
+                inside = [rows.place(number)[1] for number in ids]
+                with kept_comparisons() as compared:
+                    scored = data.scores().of_answers(data.answers(), finished, rows.parts[name], inside, None)
+                for comparison in compared:
+                    keep(replace(comparison, part=name, rows=ids))
+                metrics |= {f"{metric}_{name}": value for metric, value in scored.values.items()}
+                signatures |= {f"{metric}_{name}": text for metric, text in scored.signatures.items()}
+                samples += scored.samples[:1]
+        self.data.learns().adapt(finished.model)  # undo the parts' settings: in training, the config is saved
+        return Scored(metrics, signatures, samples=samples)
+
+
+class WritesForTasks(WritesTexts):
+    """A row without a label does not say of which task it is, so only prompts are answered."""
+
+    head = ""
 
 
 @register_objective
-class MultiTask(SeveralParts, Translation):
+class MultiTask(SeveralObjectives):
     """Several text-to-text tasks in one run, by weight, each measured for itself (T5, Raffel et al. 2020)."""
 
     name = "multi_task"
+    section = WritingTask.section
     part_noun = "task"
     label_field = "name"
     Settings = MultiTaskSettings
-    Reads = ReadsTasks
-    default_metrics = ()
-    hub_task = "text2text-generation"
-    sample_words = "answer to"
-    asks_for = ""
+    Reads, Learns, Scores, Answers = ReadsTasks, LearnsToWrite, TaskScores, WritesForTasks
+    auto_class = WritingTask.auto_class
+    special_tokens = WritingTask.special_tokens
+    row_noun = WritingTask.row_noun
+    compares = WritingTask.compares
+    continues_prompts = True
+    loss_unit = WritingTask.loss_unit
+    samples_are_answers = True
+    legend_words = WritingTask.legend_words
+    use = WritingTask.use
+    hub_task = TextToText.hub_task
+    sample_words = TextToText.sample_words
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -71,6 +124,9 @@ class MultiTask(SeveralParts, Translation):
     @property
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(name for part in self.parts.values() for name in part.metrics))
+
+    def metrics_of_answers(self) -> list[str]:
+        return [f"{metric}_{name}" for name, part in self.parts.items() for metric in part.metrics_of_answers()]
 
     def bound(self, part: PartSettings) -> TextToText:
         """Its recipe differs from this one in task, data and metrics, and has no sample_prompts."""
@@ -82,57 +138,27 @@ class MultiTask(SeveralParts, Translation):
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
         task = TextToTextSettings(**settings, name="text_to_text")
-        bound = TextToText(replace(self.recipe, task=task, data=data, evaluation=evaluation))
-        bound.names_metrics = part.metrics is not None
-        return bound
+        recipe = replace(self.recipe, task=task, data=data, evaluation=evaluation)
+        return TextToText(recipe, names_metrics=part.metrics is not None)
 
     # ---- the recipe
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         if all(part.settings.num_beams == 1 for part in self.parts.values()):
-            self.check_search()
-        super(Translation, self).check()
+            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
+        check_examples(self)
+        super().check()
 
-    def check_metrics(self) -> None:
+    def check_metrics(self, names=None) -> None:
         if self.recipe.evaluation.metrics:
             raise UserError(f"evaluation.metrics has no effect with {self.setting}; each of task.parts has metrics")
         self.of_each(lambda part: part.check_metrics())
 
-    def columns(self) -> dict[str, str]:
-        return {}
-
     def lengths(self) -> dict[str, int | None]:
         parts = enumerate(self.settings.parts)
-        return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
+        own = {name: getattr(self.settings, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+        return own | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    answers_by = ""  # a row without a label does not say of which task it is
-
-    # ---- measuring
-
-    def metrics_of_answers(self) -> list[str]:
-        return [f"{metric}_{name}" for name, part in self.parts.items() for metric in part.metrics_of_answers()]
-
-    def unanswered(self, rows: MixedRows, numbers: Sequence[int]) -> list[str]:
-        present = {rows.place(number)[0] for number in numbers}
-        missing = {name: part for name, part in self.parts.items() if name not in present}
-        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
-
-    def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
-        """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
-        from ..metrics.significance import keep, kept_comparisons
-
-        metrics = {}
-        for name, part in self.parts.items():
-            ids = [number for number in numbers if rows.place(number)[0] == name]
-            if ids:
-                part.prepare_model(finished.model)
-                with kept_comparisons() as compared:
-                    scores = part.measure(finished, rows.parts[name], [rows.place(number)[1] for number in ids], None)
-                for comparison in compared:
-                    keep(replace(comparison, part=name, rows=ids))
-                metrics |= {f"{metric}_{name}": value for metric, value in scores.items()}
-                self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
-        self.prepare_model(finished.model)  # undo the parts' settings: in training, the generation config is saved
-        self.shown = [one for part in self.parts.values() for one in part.shown[:1]]
-        return metrics
+    def row_lengths(self) -> tuple[int, int]:
+        return self.settings.max_length, self.settings.most_written

@@ -18,12 +18,15 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length
-from .base import TOKENS
-from .class_task import ClassScores
+from .answers import Answers
+from .base import TOKENS, Objective, check_examples
+from .class_scores import ClassScores
+from .data import Data
+from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
 from .label_values import held
 from .showing import sequence_text
-from .text_task import TextTask
+from .tokens import pad_token_id
 
 
 @dataclass
@@ -42,31 +45,27 @@ class MultipleChoiceSettings(ObjectiveSettings):
     )
 
 
-@register_objective
-class MultipleChoice(ClassScores, TextTask):
-    """The right one of several choices, such as how a text goes on (SWAG).
+def joined_choices(
+    settings: MultipleChoiceSettings, tokenizer, found: list[list[tuple[str, str]]]
+) -> tuple[dict[str, list], int]:
+    """(columns of rows, how many texts have max_length).
 
-    Each choice is read with the context, as a pair of texts, and has a score; the softmax is over the choices of an
-    example (Devlin et al. 2019, section 4.4). All examples have equally many choices.
+    found: `ReadsChoices.pairs` of examples with equally many choices.
     """
+    first, second = zip(*(pair for pairs in found for pair in pairs))
+    encoded = tokenizer(list(first), list(second), truncation=True, max_length=settings.max_length, padding=False)
+    names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)
+    joined: dict[str, list] = {name: [] for name in (*names, "choice_ends")}
+    for start in range(0, len(first), len(found[0])):
+        texts = slice(start, start + len(found[0]))
+        for name in names:
+            joined[name].append([value for text in encoded[name][texts] for value in text])
+        joined["choice_ends"].append(list(accumulate(map(len, encoded["input_ids"][texts]))))
+    return joined, sum(len(ids) >= settings.max_length for ids in encoded["input_ids"])
 
-    name = "multiple_choice"
-    Settings = MultipleChoiceSettings
-    auto_class = "AutoModelForMultipleChoice"
-    hub_task = "multiple-choice"
 
-    @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        """Only metrics that do not look at single classes: a choice's number means nothing beyond its example."""
-        return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
-
-    def check(self) -> None:
-        super().check()
-        section = self.settings
-        if section.context_field is None and section.question_field is None:
-            raise UserError("task.context_field and task.question_field are both null; choices go with one of them")
-        if isinstance(section.choices_field, list) and len(set(section.choices_field)) < 2:
-            raise UserError(f"task.choices_field={show(section.choices_field)} must name two or more different columns")
+class ReadsChoices(ReadsExamples):
+    """Contexts or questions, with their choices."""
 
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "label_field": self.settings.label_field}
@@ -80,33 +79,25 @@ class MultipleChoice(ClassScores, TextTask):
             return texts | {"choices_field": choices}
         return texts | {f"choices_field.{number}": column for number, column in enumerate(choices)}
 
-    @property
-    def sequences_per_row(self) -> int:
-        """One for each choice; four are assumed for a list in one column, whose length only the data tell."""
-        choices = self.settings.choices_field
-        return 4 if isinstance(choices, str) else len(choices)
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, which may be empty, or the choices of a list, one on each line."""
         if field == "choices_field":
             return "\n".join(texts_of(row, column, field, place, "choice"))
         return text_of(row, column, field, place)
 
-    # ---- data
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Examples as input_ids and token_type_ids of all choices in sequence, choice_ends, and labels."""
         section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
-        if "token_type_ids" in self.tokenizer.model_input_names:
+        if "token_type_ids" in data.tokenizer.model_input_names:
             columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        return self.stored(source, cache, columns, [section.max_length, *fields, list(columns)])
+        return self.stored(data, source, cache, columns, [section.max_length, *fields, list(columns)])
 
-    def _batches(self, examples) -> Iterator[dict[str, list]]:
-        tokenizer = text_tokenizer(self.tokenizer)
+    def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
+        tokenizer = text_tokenizer(data.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
-            choices = [self._pairs(row, place) for place, row in batch]
+            choices = [self.pairs(row, place) for place, row in batch]
             number = number or len(choices[0])
             for (place, _), pairs in zip(batch, choices):
                 if len(pairs) != number:
@@ -116,25 +107,10 @@ class MultipleChoice(ClassScores, TextTask):
                     )
             by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
             labels = [self._label(row, place, number, by_letter) for place, row in batch]
-            joined, full = self._joined(tokenizer, choices)
+            joined, full = joined_choices(self.settings, tokenizer, choices)
             yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
 
-    def _joined(self, tokenizer, found: list[list[tuple[str, str]]]) -> tuple[dict[str, list], int]:
-        """(columns of rows, how many texts have max_length). found: `_pairs` of examples with equally many choices."""
-        first, second = zip(*(pair for pairs in found for pair in pairs))
-        encoded = tokenizer(
-            list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
-        )
-        names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)
-        joined: dict[str, list] = {name: [] for name in (*names, "choice_ends")}
-        for start in range(0, len(first), len(found[0])):
-            texts = slice(start, start + len(found[0]))
-            for name in names:
-                joined[name].append([value for text in encoded[name][texts] for value in text])
-            joined["choice_ends"].append(list(accumulate(map(len, encoded["input_ids"][texts]))))
-        return joined, sum(len(ids) >= self.settings.max_length for ids in encoded["input_ids"])
-
-    def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
+    def pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(context, question and choice) or (question, choice), a pair of texts for each choice of an example."""
         section = self.settings
         texts = {field: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
@@ -189,7 +165,7 @@ class MultipleChoice(ClassScores, TextTask):
         tokens = sum(map(len, batch["input_ids"]))
         return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
 
-    def describe(self, rows) -> str:
+    def describe(self, data: Data, rows) -> str:
         facts = rows.facts
         choices = facts["choices"]
         return (
@@ -199,25 +175,45 @@ class MultipleChoice(ClassScores, TextTask):
             "number: " + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         )
 
-    def collator(self, packed: bool) -> "ChoiceCollator":
-        return ChoiceCollator(super().collator(packed))
+    def collator(self, data: Data, packed: bool) -> "ChoiceCollator":
+        return collator_of(data.tokenizer)
 
-    # ---- rows without labels
+    def show(self, console, data: Data, rows, number: int, row: dict) -> None:
+        ends, right = row["choice_ends"].tolist(), int(row["labels"])
+        console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
+        for choice, (start, end) in enumerate(zip([0, *ends], ends)):
+            mark = ("→ ", "bold green") if choice == right else "  "
+            text = sequence_text(row["input_ids"][start:end].tolist(), data.tokenizer)
+            console.print(rich_text.Text.assemble(mark, text))
 
-    answers_by = auto_class
+
+class ChoiceScores(ClassScores):
+    """Metrics of choices: a choice's number means nothing beyond its example, so there is no report on classes."""
+
+    def named(self, value: int) -> int:
+        return value
+
+    def class_report(self, scored, rows, numbers, source) -> None:
+        return None
+
+
+class AnswersChoices(Answers):
+    """The number of the likeliest choice."""
+
+    head = "AutoModelForMultipleChoice"
 
     def asked(self, row: dict, place: str) -> list[tuple[str, str]]:
-        return self._pairs(row, place)
+        return self.data.reads.pairs(row, place)
 
     def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
         """The number of the likeliest choice, from 0, and the scores of all; rows may differ in how many they have."""
-        tokenizer, collate, model = text_tokenizer(self.tokenizer), self.collator(packed=False), finished.model
+        tokenizer, collate, model = text_tokenizer(self.tokenizer), collator_of(self.tokenizer), finished.model
 
         def answer(items: list) -> list[dict[str, Any]]:
             shares = []
             for _, equals in groupby(items, len):
                 for batch in in_batches(equals, finished.batch_size):
-                    joined, full = self._joined(tokenizer, batch)
+                    joined, full = joined_choices(self.settings, tokenizer, batch)
                     if full:
                         whole = tokenizer(*map(list, zip(*chain(*batch))), verbose=False)["input_ids"]
                         self.cut += sum(len(ids) > self.settings.max_length for ids in whole)
@@ -234,13 +230,61 @@ class MultipleChoice(ClassScores, TextTask):
         best = [max(range(len(item)), key=item.__getitem__) for item in scores]
         return [{"prediction": number, "score": item[number], "scores": item} for number, item in zip(best, scores)]
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        ends, right = row["choice_ends"].tolist(), int(row["labels"])
-        console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
-        for choice, (start, end) in enumerate(zip([0, *ends], ends)):
-            mark = ("→ ", "bold green") if choice == right else "  "
-            text = sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)
-            console.print(rich_text.Text.assemble(mark, text))
+
+@register_objective
+class MultipleChoice(Objective):
+    """The right one of several choices, such as how a text goes on (SWAG).
+
+    Each choice is read with the context, as a pair of texts, and has a score; the softmax is over the choices of an
+    example (Devlin et al. 2019, section 4.4). All examples have equally many choices.
+    """
+
+    name = "multiple_choice"
+    section = "task"
+    Settings = MultipleChoiceSettings
+    Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
+    auto_class = AnswersChoices.head
+    special_tokens = "cls_sep"
+    hub_task = "multiple-choice"
+    compares = "classes"
+    default_metrics = ("accuracy",)
+    validates_metrics = True
+    use = "anyformer predict {folder} FILE"
+    row_noun = "example"
+    loss_unit = "nats per example"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        """Only metrics that do not look at single classes: a choice's number means nothing beyond its example."""
+        return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
+
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
+        section = self.settings
+        if section.context_field is None and section.question_field is None:
+            raise UserError("task.context_field and task.question_field are both null; choices go with one of them")
+        if isinstance(section.choices_field, list) and len(set(section.choices_field)) < 2:
+            raise UserError(f"task.choices_field={show(section.choices_field)} must name two or more different columns")
+
+    @property
+    def sequences_per_row(self) -> int:
+        """One for each choice; four are assumed for a list in one column, whose length only the data tell."""
+        choices = self.settings.choices_field
+        return 4 if isinstance(choices, str) else len(choices)
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+
+def collator_of(tokenizer) -> "ChoiceCollator":
+    """The collator of examples that a tokenizer has read."""
+    from ..data.length_batching import PaddingCollator
+
+    return ChoiceCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
 
 
 def is_letter(value: Any) -> bool:

@@ -73,9 +73,8 @@ def objective_of_head(config, recipe: Recipe, tokenizer, there: Collection[str])
     settings = {cls.section: cls.Settings(**fields)}
     data = DataSection(text_field=text)
     model = ModelSection(name_or_path=recipe.model.name_or_path)
-    fresh = Recipe(name="RECIPE", model=model, data=data, **{"objective": None, "task": None} | settings)
-    fresh.trust_remote_code = recipe.trust_remote_code
-    return objective_of(fresh)
+    settings |= {"trust_remote_code": recipe.trust_remote_code}
+    return objective_of(Recipe(name="RECIPE", model=model, data=data, **{"objective": None, "task": None} | settings))
 
 
 def pooling_of(name_or_path: str) -> str:

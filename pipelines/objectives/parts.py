@@ -23,8 +23,8 @@ from .tokens import train_or_load
 MOST_ROWS = 2**25  # of an epoch that consists of repeated rows; the numbers of all are shuffled in memory
 
 
-class SeveralParts:
-    """Mixin, named before the base class, of an objective or task whose settings have `parts` with weights and data.
+class SeveralObjectives(Objective):
+    """Base of an objective or task whose settings have `parts` with weights and data.
 
     A subclass binds each part to a recipe of its own (`bound`). The rows of all parts share batches and one tokenizer,
     and the log shows the loss of each part.
@@ -104,7 +104,7 @@ class SeveralParts:
 
 
 class ReadsParts(Reads):
-    """The rows of all parts of one of SeveralParts, in batches with rows of several. Sources are {label: source}."""
+    """The rows of all parts of SeveralObjectives, in batches with rows of several. Sources are {label: source}."""
 
     @cached_property
     def _parts(self) -> dict[str, Reads]:
@@ -124,17 +124,24 @@ class ReadsParts(Reads):
 
     def texts(self, source: dict[str, Any]) -> Corpus:
         """The documents of all parts, in turn and equally much text of each; parts with the same text count once."""
+        return self._joined({label: self._parts[label].texts(of_part) for label, of_part in source.items()})
+
+    def _joined(self, texts: dict[str, Corpus]) -> Corpus:
+        """The documents of all `texts`, in turn; equal ones count once."""
         from ..data.mixture_corpus import MixtureCorpus
 
-        corpora = {}
-        for label, part_source in source.items():
-            corpus = self._parts[label].texts(part_source)
-            corpora.setdefault(corpus.fingerprint(), corpus)
-        return next(iter(corpora.values())) if len(corpora) == 1 else MixtureCorpus("train", corpora)
+        different: dict[str, Corpus] = {}
+        for corpus in texts.values():
+            different.setdefault(corpus.fingerprint(), corpus)
+        return next(iter(different.values())) if len(different) == 1 else MixtureCorpus("train", different)
+
+    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+        """What the tokenizer is trained on. sources: as `open` returns them."""
+        return self.texts(sources["train"])
 
     def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
-        parts, texts = {}, self.texts(sources["train"])
+        parts, texts = {}, self._training_texts(sources, cache)
         tokenizer = train_or_load(self.objective, texts, cache, progress, tokenizer)
         for label, reads in self._parts.items():
             with self.objective.of_part(label):

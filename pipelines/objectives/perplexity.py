@@ -1,11 +1,16 @@
 """Metrics of summed losses: perplexities (of the model, of a unigram model, per word) and bits per pixel."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..data.rows import Rows
+from ..open_tokenizer import vocabulary_size
+from ..plugins import METRICS
+from .scores import OF_PART
 
 
 def perplexity(nll_per_token: float) -> float:
@@ -52,3 +57,22 @@ class TokenLosses:
 
     def bits_per_pixel(self) -> float:
         return self.nll / self.predictions / math.log(2)
+
+
+def metrics_of_losses(
+    tokenizer: Any, metrics: Sequence[str], result: Mapping[str, float], rows: Rows, train: Rows | None
+) -> dict[str, float]:
+    """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}.
+
+    result, train: as Scores.of_pass takes them.
+    """
+    train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+    losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(tokenizer))
+    chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
+    results = {name: row.of_losses(losses) for name, row in chosen.items()}
+    for part in [name for name in result if name.startswith(OF_PART)]:
+        of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
+        of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
+        results |= {part: result[part]}
+        results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+    return results

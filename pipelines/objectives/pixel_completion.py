@@ -6,18 +6,18 @@ import numpy as np
 import torch
 
 from ..storage.atomic import replaced_file
-from .measuring import evenly_spread
+from .scores import evenly_spread
 
 SCALE = 6  # each pixel is drawn as a square of this side
 GAP = 2  # pixels between two images, drawn as large
 
 
 @torch.no_grad()
-def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
+def complete(model, palette, codes: np.ndarray, *, seed: int) -> np.ndarray:
     """The colour numbers (B, S * S) with their second halves replaced by what the model samples."""
     codes = np.asarray(codes).astype(np.int64)
-    half = objective.shape[1] // 2 * objective.shape[2]
-    start = np.full((len(codes), 1), len(objective.clusters))
+    half = palette.shape[1] // 2 * palette.shape[2]
+    start = np.full((len(codes), 1), len(palette.clusters))
     prompt = torch.from_numpy(np.concatenate([start, codes[:, :half]], axis=1)).to(model.device)
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -34,9 +34,9 @@ def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
     return tokens[:, 1:].cpu().numpy()
 
 
-def completion_grid(objective, originals: np.ndarray, completed: np.ndarray) -> np.ndarray:
+def completion_grid(palette, originals: np.ndarray, completed: np.ndarray) -> np.ndarray:
     """A picture as bytes (height, width, 3): a row per image with its upper half, its completion, and the original."""
-    whole, completions = objective.pictures(originals), objective.pictures(completed)
+    whole, completions = palette.pictures(originals), palette.pictures(completed)
     seen = whole.copy()
     seen[:, whole.shape[1] // 2 :] = 128
     rows = []
@@ -48,13 +48,13 @@ def completion_grid(objective, originals: np.ndarray, completed: np.ndarray) -> 
     return np.concatenate(rows[:-1])
 
 
-def write_completions(path: Path, model, objective, rows, number: int, seed: int) -> Path:
+def write_completions(path: Path, model, palette, rows, number: int, seed: int) -> Path:
     """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
     import PIL.Image
 
     chosen = evenly_spread(len(rows), number)
     originals = np.asarray(rows.codes[chosen])
-    grid = completion_grid(objective, originals, complete(model, objective, originals, seed=seed))
+    grid = completion_grid(palette, originals, complete(model, palette, originals, seed=seed))
     with replaced_file(path) as staged:
         PIL.Image.fromarray(grid).save(staged, format="PNG")
     return path

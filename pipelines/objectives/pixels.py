@@ -2,6 +2,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..data.batch_keys import row_ids
 from ..errors import UserError
@@ -9,9 +10,12 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
+from .data import Data
 from .finished_model import FinishedModel
-from .images import ImageObjective, StoredImages
+from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
+from .learns import Learns
+from .scores import Scored, Scores
 from .showing import MOST, image_text
 
 PICTURE = "completions.png"
@@ -29,6 +33,177 @@ class PixelSettings(ObjectiveSettings):
     )
 
 
+class Palette:
+    """The colours of a processor of pixels, and the size of its images.
+
+    clusters: colours (K, 3) from -1 to 1, float32. shape: (channels, height, width). channels: of a colour: 1 where all
+    clusters are grey, else 3.
+    """
+
+    def __init__(self, processor):
+        side = processor.size["height"]
+        self.clusters, self.shape = np.asarray(processor.clusters, dtype=np.float32), (3, side, side)
+        self.channels = 1 if (self.clusters.max(axis=1) - self.clusters.min(axis=1)).max() < 1e-4 else 3
+
+    def pictures(self, codes):
+        """Colour numbers (B, S * S) -> bytes (B, S, S, 3)."""
+        from ..images.color_clusters import to_bytes
+
+        return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
+
+
+class ReadsPixels(ReadsImages):
+    """Images as colour numbers. Data.labels: {split: class numbers (N,)}, for the linear probe."""
+
+    def columns(self) -> dict[str, str]:
+        labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
+        return super().columns() | labels
+
+    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """With colours that are fitted to the training images in a fresh processor."""
+        from ..images.color_clusters import fit_clusters
+        from ..images.processors import image_gpt_processor, load_image_processor
+
+        checkpoint = self.recipe.model.name_or_path
+        if checkpoint is not None:
+            processor = load_image_processor(checkpoint, self.recipe.trust_remote_code)
+            self._check_of_checkpoint("image_size", processor.size["height"])
+            if processor.clusters is not None:
+                self._check_of_checkpoint("clusters", len(processor.clusters))
+        else:
+            processor = image_gpt_processor(self.settings.image_size)
+        classes = {} if self.settings.label_field is None else self._read_classes(sources, cache)
+        data = Data(self.objective, self, processor, classes, sources=sources)
+        if processor.clusters is None:
+            store = self._store(data, sources["train"], cache)
+            processor.clusters = fit_clusters(store, self.settings.clusters, cache)
+        return data
+
+    def _store(self, data: Data, source, cache: Path):
+        from ..images.processors import prepare_images
+
+        side = data.processor.size["height"]
+        return prepare_images(source, data.processor, (3, side, side), cache)
+
+    def try_examples(self, examples: list, data: Data | None) -> None:
+        from ..data.image_store import decode
+
+        for place, row in examples:
+            decode(row[self.settings.image_field], 3, image_setting(self.objective), place)
+
+    def _read_classes(self, sources: dict, cache: Path) -> dict:
+        """Split -> class numbers (N,) of its images. Raises UserError for a value that is no class."""
+        column = self.settings.label_field
+        classes = Classes(f"objective.label_field={column!r}", column, sources, cache)
+        return {
+            split: np.array([classes.number(row[column], place) for place, row in examples.only(column)])
+            for split, examples in sources.items()
+        }
+
+    def _check_of_checkpoint(self, name: str, own: int) -> None:
+        """Raise UserError where a setting is neither its default nor the checkpoint's value `own`, which is used."""
+        value = getattr(self.settings, name)
+        if value not in (own, getattr(PixelSettings(), name)):
+            raise UserError(
+                f"objective.{name}={value} has no effect with model.name_or_path={self.recipe.model.name_or_path}, "
+                f"which brings {own}; set it to {own}"
+            )
+
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
+        """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
+        from ..images.color_clusters import store_codes
+
+        store, clusters = self._store(data, source, cache), Palette(data.processor).clusters
+        return PixelRows(store, store_codes(store, clusters, cache), len(clusters), data.labels.get(split))
+
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        return stack_pixels
+
+    def describe(self, data: Data, rows: "PixelRows") -> str:
+        palette = Palette(data.processor)
+        _, height, width = palette.shape
+        kind, number = "grey levels" if palette.channels == 1 else "colours", len(palette.clusters)
+        return f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels of {number} {kind}"
+
+    def show(self, console, data: Data, rows, number: int, row: dict) -> None:
+        codes = row["labels"].tolist()
+        console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
+        picture = torch.from_numpy(Palette(data.processor).pictures([codes])[0])
+        console.print(image_text(picture.permute(2, 0, 1)))
+        tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
+        predicted = " ".join(map(str, codes[:MOST]))
+        console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
+
+
+def config_sizes(colours: int, pixels: int) -> dict[str, Any]:
+    """Config fields that follow from the number of colours and the number of pixels in an image."""
+    vocabulary = {"vocab_size": colours + 1, "output_vocab_size": colours, "tie_word_embeddings": False}
+    return vocabulary | {"max_position_embeddings": pixels}
+
+
+class LearnsPixels(Learns):
+    """The sizes of the vocabulary of colours."""
+
+    def config_fields(self) -> dict[str, Any]:
+        palette = Palette(self.data.processor)
+        number, pixels = len(palette.clusters), palette.shape[1] * palette.shape[2]
+        return config_sizes(number, pixels) | {"bos_token_id": number}
+
+
+class PixelScores(Scores):
+    """Metrics of the summed loss, and the linear probe."""
+
+    def of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        from .perplexity import TokenLosses
+
+        losses = TokenLosses(result["loss"], 1, rows, train, len(Palette(self.data.processor).clusters))
+        rows_of = {name: METRICS[name] for name in metrics}
+        return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
+
+    def of_answers(self, answers, finished: FinishedModel, rows, numbers: Sequence[int], train) -> Scored:
+        from .linear_probe import linear_probe
+
+        if "linear_probe" not in self.recipe.evaluation.metrics:
+            return Scored()
+        sizes = {"batch_size": self.recipe.training.per_device_train_batch_size, "seed": self.objective.seed}
+        return Scored({"linear_probe": linear_probe(finished.model, train, rows, **sizes)})
+
+
+class CompletesImages(AnswersImages):
+    """A vector for each image, and images that are completed from their upper halves."""
+
+    finishes_on = "one"
+
+    @property
+    def channels(self) -> int:
+        return Palette(self.processor).channels
+
+    def check_prompts(self, most: int) -> None:
+        """Raise UserError for images of more pixels than the model has positions."""
+        side = self.settings.image_size
+        if side**2 > most:
+            raise UserError(
+                f"objective.image_size={side} makes {side**2} pixels, more than the model's "
+                f"max_position_embeddings={most}; at most {math.isqrt(most)} works"
+            )
+
+    def samples(self, finished: FinishedModel, splits, scored) -> list[dict]:
+        """No samples, but a picture in the run's folder."""
+        split = list(splits)[-1]
+        if split != "train":
+            self.draw(finished, splits[split], Path(finished.path) / PICTURE)
+        return []
+
+    def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
+        """Write a PNG of images completed from their upper halves; return whether any were asked for."""
+        from .pixel_completion import write_completions
+
+        number = self.recipe.evaluation.sample_images
+        if number:
+            write_completions(path, finished.model, Palette(self.processor), rows, number, self.objective.seed)
+        return number > 0
+
+
 @register_objective
 class Pixels(ImageObjective):
     """The next pixel of an image, row by row, as one of a few colours (ImageGPT, Chen et al. 2020).
@@ -39,11 +214,11 @@ class Pixels(ImageObjective):
     """
 
     name = "pixels"
-    auto_class = "AutoModelForCausalLM"
     Settings = PixelSettings
+    Reads, Learns, Scores, Answers = ReadsPixels, LearnsPixels, PixelScores, CompletesImages
+    auto_class = "AutoModelForCausalLM"
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)
-    finishes_on = "one"
     picture = PICTURE
     loss_unit = "nats per pixel"
     legend_words = (
@@ -64,149 +239,15 @@ class Pixels(ImageObjective):
         if "linear_probe" in self.recipe.evaluation.metrics and section.label_field is None:
             raise UserError("evaluation.metrics: linear_probe needs objective.label_field, the column of the classes")
 
-    def check_model_length(self, most: int) -> None:
-        side = self.settings.image_size
-        if side**2 > most:
-            raise UserError(
-                f"objective.image_size={side} makes {side**2} pixels, more than the model's "
-                f"max_position_embeddings={most}; at most {math.isqrt(most)} works"
-            )
-
     def step_words(self) -> str:
         return f"images x {self.settings.image_size**2} pixels"
-
-    # ---- data
-
-    def columns(self) -> dict[str, str]:
-        labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
-        return {"image_field": self.settings.image_field} | labels
-
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
-        from ..images.processors import image_gpt_processor, load_image_processor
-
-        side, checkpoint = self.settings.image_size, self.recipe.model.name_or_path
-        if checkpoint is not None:
-            self.processor = load_image_processor(checkpoint, self.recipe.trust_remote_code)
-            side = self.processor.size["height"]
-            self.check_of_checkpoint("image_size", side)
-            if self.processor.clusters is not None:
-                self.check_of_checkpoint("clusters", len(self.processor.clusters))
-        else:
-            self.processor = image_gpt_processor(side)
-        self.shape = (3, side, side)
-        self.classes = {} if self.settings.label_field is None else self.read_classes(splits, cache)
-
-    def read_classes(self, splits, cache: Path) -> dict:
-        """Split -> class numbers (N,) of its images. Raises UserError for a value that is no class."""
-        column = self.settings.label_field
-        classes = Classes(f"objective.label_field={column!r}", column, splits, cache)
-        return {
-            split: np.array([classes.number(row[column], place) for place, row in examples.only(column)])
-            for split, examples in splits.items()
-        }
-
-    def check_of_checkpoint(self, name: str, own: int) -> None:
-        """Raise UserError where a setting is neither its default nor the checkpoint's value `own`, which is used."""
-        value = getattr(self.settings, name)
-        if value not in (own, getattr(PixelSettings(), name)):
-            raise UserError(
-                f"objective.{name}={value} has no effect with model.name_or_path={self.recipe.model.name_or_path}, "
-                f"which brings {own}; set it to {own}"
-            )
-
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
-        """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
-        from ..images.color_clusters import fit_clusters, store_codes
-        from ..images.processors import prepare_images
-
-        store = prepare_images(source, self.processor, self.shape, cache)
-        if self.processor.clusters is None:
-            self.processor.clusters = fit_clusters(store, self.settings.clusters, cache)
-        return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), self.classes.get(split))
-
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        return stack_pixels
-
-    def describe(self, rows: "PixelRows") -> str:
-        _, height, width = self.shape
-        kind = "grey levels" if self.channels == 1 else "colours"
-        return f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels of {len(self.clusters)} {kind}"
-
-    # ---- the model
-
-    @property
-    def clusters(self):
-        """Colours (K, 3) from -1 to 1, float32."""
-        return np.asarray(self.processor.clusters, dtype=np.float32)
-
-    @property
-    def channels(self) -> int:
-        """Channels of a colour: 1 where all clusters are grey, else 3."""
-        return 1 if (self.clusters.max(axis=1) - self.clusters.min(axis=1)).max() < 1e-4 else 3
-
-    def config_fields(self) -> dict:
-        number = len(self.clusters)
-        return self.sizes(number, self.shape[1] * self.shape[2]) | {"bos_token_id": number}
-
-    def sizes(self, colours: int, pixels: int) -> dict:
-        """Config fields that follow from the number of colours and the number of pixels in an image."""
-        vocabulary = {"vocab_size": colours + 1, "output_vocab_size": colours, "tie_word_embeddings": False}
-        return vocabulary | {"max_position_embeddings": pixels}
 
     def row_lengths(self) -> tuple[int, int]:
         pixels = self.settings.image_size**2
         return pixels, pixels
 
-    def planned_fields(self) -> dict:
-        return self.sizes(self.settings.clusters, self.settings.image_size**2)
-
-    # ---- measuring
-
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        from .perplexity import TokenLosses
-
-        losses = TokenLosses(result["loss"], 1, rows, train, len(self.clusters))
-        rows_of = {name: METRICS[name] for name in metrics}
-        return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
-
-    def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        from .linear_probe import linear_probe
-
-        if "linear_probe" not in self.recipe.evaluation.metrics:
-            return {}
-        batch_size = self.recipe.training.per_device_train_batch_size
-        return {"linear_probe": linear_probe(finished.model, train, rows, batch_size=batch_size, seed=self.seed)}
-
-    def samples(self, finished: FinishedModel, splits) -> list[dict]:
-        """No samples, but a picture in the run's folder."""
-        split = list(splits)[-1]
-        if split != "train":
-            self.draw(finished, splits[split], Path(finished.path) / PICTURE)
-        return []
-
-    def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
-        """Write a PNG of images completed from their upper halves; return whether any were asked for."""
-        from .pixel_completion import write_completions
-
-        number = self.recipe.evaluation.sample_images
-        if number:
-            write_completions(path, finished.model, self, rows, number, self.seed)
-        return number > 0
-
-    def pictures(self, codes):
-        """Colour numbers (B, S * S) -> bytes (B, S, S, 3)."""
-        from ..images.color_clusters import to_bytes
-
-        return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
-
-    def show(self, console, rows, number: int, row: dict) -> None:
-        codes = row["labels"].tolist()
-        console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
-        picture = torch.from_numpy(self.pictures([codes])[0])
-        console.print(image_text(picture.permute(2, 0, 1)))
-        tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
-        predicted = " ".join(map(str, codes[:MOST]))
-        console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
+    def planned_fields(self) -> dict[str, Any]:
+        return config_sizes(self.settings.clusters, self.settings.image_size**2)
 
 
 class PixelRows(StoredImages):

@@ -13,12 +13,15 @@ from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import np, rich_text, torch, transformers
 from ..plugins import register_objective
-from ..recipes.schema import doc
+from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
 from ..words import watched
-from .chats import ChatSettings, ChatTask
+from .chat_templates import Encoded
+from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
+from .data import Data
 from .losses import OwnLoss
-from .messages import ASSISTANT, Chat, not_learned
+from .messages import ASSISTANT, Chat, Conversations, not_learned
+from .scores import Scored, Scores
 from .showing import sequence_text
 
 ANSWERS, REFERENCE = "answers", "reference"  # keys of a batch, see PairCollator
@@ -41,50 +44,24 @@ class PreferenceSettings(ChatSettings):
     )
 
 
-@register_objective
-class Preference(ChatTask):
-    """The better of two answers, by direct preference optimization (DPO).
+class ReadsPairs(ReadsChats):
+    """The tokens of two conversations, concatenated, and where the answers in them begin."""
 
-    Rafailov et al. 2023, eq. 7, as TRL's DPOTrainer computes it. The reference model's log-probabilities are computed
-    once, before the training, and kept in the cache.
-    """
-
-    name = "preference"
-    Settings = PreferenceSettings
-    compares = "rewards"
-    default_metrics = ("reward_accuracy", "reward_margin")
-    validates_metrics = True
-    loss_unit = "nats per pair"
-    row_noun = noun = "pair"
-    sequences_per_row = 2
-    columns_of_rows = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
-    is_start_where_null = "reference"
-    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
-
-    def check(self) -> None:
-        if self.recipe.model.name_or_path is None:
-            raise UserError(
-                "task.name=preference tunes a model that answers already, and this one's weights are fresh; set "
-                "model.name_or_path, such as to a run with task.name=instruction_tuning"
-            )
-        if self.settings.reference is None:
-            # Spelled out, so that the saved recipe says with what the trained model was compared.
-            self.settings.reference = self.recipe.model.name_or_path
-        super().check()
+    _noun = "pair"
+    _columns = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
 
     def columns(self) -> dict[str, str]:
         section = self.settings
         answers = {"chosen_field": section.chosen_field, "rejected_field": section.rejected_field}
         return super().columns() | answers
 
-    def conversations(self, place: str, row: dict) -> list[Chat]:
+    def _conversations(self, read: Conversations, place: str, row: dict) -> list[Chat]:
         """The two conversations, the better one first; answers from where they differ are compared."""
-        prompt, pair = self.prompt_of(place, row), []
+        prompt, pair = read.prompt(place, row), []
         role = None if self.settings.prompt_field is None else ASSISTANT
-        for field, column in self.columns().items():
-            if field in ("chosen_field", "rejected_field"):
-                answer = self.messages_of(field, column, place, row, role)
-                pair.append(self.conversation(field, prompt, answer, place, row))
+        for field in ("chosen_field", "rejected_field"):
+            answer = read.messages(field, place, row, role)
+            pair.append(read.learned(field, prompt, answer, place, row))
         if pair[0] == pair[1]:
             raise UserError(
                 f"task.rejected_field={self.settings.rejected_field!r}: {place} holds the answer that is chosen; leave "
@@ -97,14 +74,8 @@ class Preference(ChatTask):
             for chat, repeated in zip(pair, (0, same))
         ]
 
-    # ---- rows
-
-    def completed(self, rows: dict, cache: Path, progress: bool) -> dict[str, Rows]:
-        """The rows with the reference model's log-probabilities of their answers."""
-        return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
-
-    def row_of(self, encoded: list[tuple[list[int], list[bool]]]) -> dict[str, Any] | None:
-        """The tokens of both conversations, concatenated, and where the answers begin; None if an answer is cut off."""
+    def _row_of(self, encoded: list[Encoded]) -> dict[str, Any] | None:
+        """None if an answer is cut off as a whole."""
         longest = self.settings.max_length
         answers = [one_answer(*conversation, longest) for conversation in encoded]
         if any(start >= len(ids) for ids, start in answers):
@@ -119,66 +90,90 @@ class Preference(ChatTask):
             before += len(ids)
         return row
 
-    def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
+    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+        """The rows with the reference model's log-probabilities of their answers."""
+        return {split: self._with_reference(data, encoded, cache, progress) for split, encoded in rows.items()}
+
+    def _with_reference(self, data: Data, encoded, cache: Path, progress: bool) -> Rows:
         from ..adapters import check_same_weights, weights_identity
         from ..data.reference import WithReference
 
-        reference = locate_model(self.settings.reference, "task.reference")
+        reference, collate = locate_model(self.settings.reference, "task.reference"), self.collator(data, False)
         identity = weights_identity(reference)
 
         def compute():
-            log_probs = self._log_probabilities(encoded, reference, progress)
+            log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
             check_same_weights(reference, identity, "task.reference")
             return log_probs
 
-        key = sha(["log-probabilities", encoded.fingerprint, identity, self.padding])
+        key = sha(["log-probabilities", encoded.fingerprint, identity, data.labels.padding])
         return WithReference.cached(encoded, cache, key, compute)
 
-    def _log_probabilities(self, rows, reference: str, progress: bool):
-        """(N, 2) float32: the reference model's log-probabilities of the two answers of each row."""
-        import anyformer
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        return PairCollator(data.labels.padding)
 
-        anyformer.register()
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-        trust = {"trust_remote_code": self.recipe.trust_remote_code}
-        with loading(f"task.reference={reference!r}"):
-            model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
-        model, collator = model.to(device).eval(), self.collator(packed=False)
-        log_probs = np.zeros((len(rows), 2), dtype=np.float32)
-        batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self.batch_size))
-        for numbers in watched(batches, "reference model, batch") if progress else batches:
-            batch = collator([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
-            batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            with torch.inference_mode():
-                outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-                log_probs[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
-        return log_probs
-
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        return PairCollator(self.padding)
-
-    def describe(self, rows) -> str:
+    def describe(self, data: Data, rows: Rows) -> str:
         tokens = rows.facts["tokens"] / (2 * rows.facts["examples"])
-        return self.described(rows, f"{tokens:.0f} tokens in each of the two conversations")
+        return self._described(rows, f"{tokens:.0f} tokens in each of the two conversations")
 
-    # ---- measuring: the task itself is its scorer
+    def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
+        console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
+        for (name, ids, answers), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
+            text = sequence_text(ids.tolist(), data.tokenizer, answers.nonzero().flatten().tolist())
+            console.print(rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"), text))
+
+
+class LearnsPairs(LearnsChats):
+    """The better answer of each pair."""
 
     def loss(self) -> OwnLoss:
         return PreferenceLoss(self.settings.beta)
+
+
+class RewardScores(Scores):
+    """Metrics of the rewards of both answers."""
+
+    reads_logits = True
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
         return torch.cat([logits.float(), labels[:, None].float()], dim=-1)
 
-    def compute_metrics(self, predictions) -> dict[str, float]:
+    def scored(self, predictions) -> Scored:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
         return self.compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
-        for (name, ids, answers), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
-            text = sequence_text(ids.tolist(), self.tokenizer, answers.nonzero().flatten().tolist())
-            console.print(rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"), text))
+
+@register_objective
+class Preference(ChatTask):
+    """The better of two answers, by direct preference optimization (DPO).
+
+    Rafailov et al. 2023, eq. 7, as TRL's DPOTrainer computes it. The reference model's log-probabilities are computed
+    once, before the training, and kept in the cache.
+    """
+
+    name = "preference"
+    Settings = PreferenceSettings
+    Reads, Learns, Scores = ReadsPairs, LearnsPairs, RewardScores
+    compares = "rewards"
+    default_metrics = ("reward_accuracy", "reward_margin")
+    validates_metrics = True
+    loss_unit = "nats per pair"
+    row_noun = "pair"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
+    sequences_per_row = 2
+    is_start_where_null = "reference"
+    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
+
+    def check(self) -> None:
+        if self.recipe.model.name_or_path is None:
+            raise UserError(
+                "task.name=preference tunes a model that answers already, and this one's weights are fresh; set "
+                "model.name_or_path, such as to a run with task.name=instruction_tuning"
+            )
+        super().check()
 
 
 def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:
@@ -230,6 +225,31 @@ def answer_log_probs(logits, batch: dict):
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
     return -losses.view(labels.shape).sum(dim=-1).view(2, -1).T
+
+
+def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
+    """(N, 2) float32: a reference model's log-probabilities of the two answers of each row.
+
+    collate: a PairCollator.
+    """
+    import anyformer
+
+    anyformer.register()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    with loading(f"task.reference={reference!r}"):
+        trust = {"trust_remote_code": recipe.trust_remote_code}
+        model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
+    model, section = model.to(device).eval(), recipe.training
+    size = section.extra.get("per_device_eval_batch_size") or section.per_device_train_batch_size
+    log_probs = np.zeros((len(rows), 2), dtype=np.float32)
+    batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
+    for numbers in watched(batches, "reference model, batch") if progress else batches:
+        batch = collate([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        with torch.inference_mode():
+            outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+            log_probs[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
+    return log_probs
 
 
 class PreferenceLoss(OwnLoss):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.cells import filled_text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -15,11 +16,16 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
+from .answers import Answers
+from .base import Objective, check_examples
+from .data import Data
+from .example_reads import ReadsExamples
 from .finished_model import SAMPLES, FinishedModel
+from .learns import Learns
 from .losses import Spans
-from .measuring import evenly_spread
+from .scores import Scored, Scores, evenly_spread
 from .showing import sequence_text
-from .text_task import TextTask
+from .tokens import need_offsets, pad_token_id
 
 SPECIAL = 8  # most tokens that a tokenizer may put around question and context
 LONGEST_QUESTION = 64  # tokens; at most a quarter of the window
@@ -50,82 +56,30 @@ class QuestionAnsweringSettings(ObjectiveSettings):
     stride: int = doc("tokens of the context that a window shares with the one before it", 128, at_least=0)
     max_answer_length: int = doc("most tokens of an answer that is given", 30, at_least=1)
 
-
-@register_objective
-class QuestionAnswering(TextTask):
-    """The answer to a question, as a span of a context, or none (SQuAD).
-
-    A row is a window: the question and as much of the context as fits. Labels are the first and last token of the first
-    of the right answers; in a window that does not hold it, the token that stands for no answer: the tokenizer's
-    classification token, else the end-of-text token, else the first token (Devlin et al. 2019, sections 4.2 and 4.3).
-    The finished model's answer to a question, a text, is the best one over all windows of the question.
-    """
-
-    name = "question_answering"
-    Settings = QuestionAnsweringSettings
-    auto_class = "AutoModelForQuestionAnswering"
-    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token sees the whole window
-    compares = "answers"
-    default_metrics = ("answer_exact_match", "answer_f1")
-    hub_task = "question-answering"
-    finishes_on = "all"
-    loss_unit = "nats per end of an answer"
-    samples_are_answers = True
-    sample_words = "answer to"
-    row_noun = "window"
-
-    def check(self) -> None:
-        super().check()
-        section = self.settings
-        room = section.max_length - self.question_length - SPECIAL
-        if section.stride >= room:
-            raise UserError(
-                f"task.stride={section.stride} leaves no new token in a window: task.max_length={section.max_length} "
-                f"less {self.question_length} of the question and special tokens has {max(0, room)} of the context; at "
-                f"most {max(0, room - 1)} works"
-            )
-
     @property
     def question_length(self) -> int:
         """Most tokens of a question that are read; longer questions are cut."""
-        return min(LONGEST_QUESTION, self.settings.max_length // 4)
+        return min(LONGEST_QUESTION, self.max_length // 4)
 
-    def columns(self) -> dict[str, str]:
-        section = self.settings
-        fields = ("answer_text_field", "answer_start_field")
-        return {**self.text_columns(), **{name: getattr(section, name) for name in fields}}
-
+    @property
     def text_columns(self) -> dict[str, str]:
-        return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
+        return {"question_field": self.question_field, "context_field": self.context_field}
 
-    # ---- data
 
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
-        super().prepare(splits, cache, progress)
-        self.need_offsets()
+class Windows:
+    """The windows of questions and their contexts, as token ids."""
 
-    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        """Windows as input_ids, labels (2,) and token_type_ids; with what metrics need, except for training.
+    def __init__(self, settings: QuestionAnsweringSettings, tokenizer):
+        self.settings, self.tokenizer = settings, tokenizer
 
-        That is the question and its number, the window's part of the context (`text`), the range of its tokens
-        (`inside`), the characters at which each begins and ends in the text, and the right answers as JSON.
-        """
-        section, columns = self.settings, {"input_ids": "int32[]", "labels": "int32[]"}
-        if "token_type_ids" in self.tokenizer.model_input_names:
-            columns["token_type_ids"] = "int8[]"
-        if split != "train":
-            columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
-            columns |= dict.fromkeys(("question", "text", "right"), "string")
-        settings = [section.max_length, section.stride, self.question_length, section.no_answer]
-        return self.stored(source, cache, columns, [*settings, list(columns)])
-
-    def _batches(self, examples, labelled: bool = True) -> Iterator[dict[str, list]]:
+    def of(self, examples, labelled: bool = True) -> Iterator[dict[str, list]]:
+        """Windows of examples (place, row), by column, batch after batch. labelled: whether they have answers."""
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
-            columns = self.text_columns().items()
-            questions, contexts = ([self.text_in(row, c, f, place) for place, row in batch] for f, c in columns)
-            answers = [self.answers_of(row, place) if labelled else [] for place, row in batch]
+            columns = self.settings.text_columns.items()
+            questions, contexts = ([filled_text_of(row, c, f, place) for place, row in batch] for f, c in columns)
+            answers = [right_answers(self.settings, row, place) if labelled else [] for place, row in batch]
             questions, cut = self._cut(tokenizer, [text.strip() for text in questions])
             encoded = tokenizer(
                 questions,
@@ -174,7 +128,7 @@ class QuestionAnswering(TextTask):
 
     def _cut(self, tokenizer, questions: list[str]) -> tuple[list[str], int]:
         """The questions, cut to their first question_length tokens, and how many were longer."""
-        most, texts, cut = self.question_length, [], 0
+        most, texts, cut = self.settings.question_length, [], 0
         encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for text, offsets in zip(questions, encoded["offset_mapping"]):
             cut += len(offsets) > most
@@ -188,34 +142,68 @@ class QuestionAnswering(TextTask):
             return ids.index(tokenizer.cls_token_id)
         return len(ids) - 1 if ids[-1] == tokenizer.eos_token_id else 0
 
-    def answers_of(self, row: dict, place: str) -> list[tuple[str, int]]:
-        """The right answers of an example as (text, first character). Raises UserError for one that is invalid."""
-        section = self.settings
-        texts, starts = row[section.answer_text_field], row[section.answer_start_field]
-        texts, starts = ([] if x is None else x if isinstance(x, list) else [x] for x in (texts, starts))
-        where = f"task.answer_text_field={section.answer_text_field!r}"
-        where_start = f"task.answer_start_field={section.answer_start_field!r}"
-        if len(texts) != len(starts):
+
+def right_answers(settings: QuestionAnsweringSettings, row: dict, place: str) -> list[tuple[str, int]]:
+    """The right answers of an example as (text, first character). Raises UserError for one that is invalid."""
+    section = settings
+    texts, starts = row[section.answer_text_field], row[section.answer_start_field]
+    texts, starts = ([] if x is None else x if isinstance(x, list) else [x] for x in (texts, starts))
+    where = f"task.answer_text_field={section.answer_text_field!r}"
+    where_start = f"task.answer_start_field={section.answer_start_field!r}"
+    if len(texts) != len(starts):
+        raise UserError(f"{where}: {place} holds {counted(len(texts), 'answer')}, but {len(starts)} of {where_start}")
+    if not texts and not section.no_answer:
+        raise UserError(f"{where}: {place} holds no answer; where questions may have none, set task.no_answer=true")
+    context = row[section.context_field]
+    for text, start in zip(texts, starts):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{where}: {place} holds {text!r}, which is no text")
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise UserError(f"{where_start}: {place} holds {start!r}, which is no whole number")
+        actual = context[start : start + len(text)] if start >= 0 else ""
+        if actual != text:
+            position = context.find(text)
+            hint = f"; the answer begins at {position}" if position >= 0 else "; the answer is not in it"
+            held = f"has {actual!r}" if actual else f"has no character (its text has {len(context):,})"
             raise UserError(
-                f"{where}: {place} holds {counted(len(texts), 'answer')}, but {len(starts)} of {where_start}"
+                f"{where_start}: {place} holds {start} for the answer {text!r}, where the context {held}{hint}"
             )
-        if not texts and not section.no_answer:
-            raise UserError(f"{where}: {place} holds no answer; where questions may have none, set task.no_answer=true")
-        context = row[section.context_field]
-        for text, start in zip(texts, starts):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{where}: {place} holds {text!r}, which is no text")
-            if not isinstance(start, int) or isinstance(start, bool):
-                raise UserError(f"{where_start}: {place} holds {start!r}, which is no whole number")
-            actual = context[start : start + len(text)] if start >= 0 else ""
-            if actual != text:
-                position = context.find(text)
-                hint = f"; the answer begins at {position}" if position >= 0 else "; the answer is not in it"
-                held = f"has {actual!r}" if actual else f"has no character (its text has {len(context):,})"
-                raise UserError(
-                    f"{where_start}: {place} holds {start} for the answer {text!r}, where the context {held}{hint}"
-                )
-        return list(zip(texts, starts))
+    return list(zip(texts, starts))
+
+
+class ReadsQuestions(ReadsExamples):
+    """Questions with their contexts, in windows."""
+
+    def columns(self) -> dict[str, str]:
+        names = ("answer_text_field", "answer_start_field")
+        return self.text_columns() | {name: getattr(self.settings, name) for name in names}
+
+    def text_columns(self) -> dict[str, str]:
+        return self.settings.text_columns
+
+    def prepare(self, sources, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """Raises UserError for a tokenizer that does not say where in the text its tokens stand."""
+        data = super().prepare(sources, cache, progress, tokenizer)
+        need_offsets(self.objective, data.tokenizer)
+        return data
+
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+        """Windows as input_ids, labels (2,) and token_type_ids; with what metrics need, except for training.
+
+        That is the question and its number, the window's part of the context (`text`), the range of its tokens
+        (`inside`), the characters at which each begins and ends in the text, and the right answers as JSON.
+        """
+        section, columns = self.settings, {"input_ids": "int32[]", "labels": "int32[]"}
+        if "token_type_ids" in data.tokenizer.model_input_names:
+            columns["token_type_ids"] = "int8[]"
+        if split != "train":
+            columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
+            columns |= dict.fromkeys(("question", "text", "right"), "string")
+        settings = [section.max_length, section.stride, section.question_length, section.no_answer]
+        return self.stored(data, source, cache, columns, [*settings, list(columns)])
+
+    def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
+        return Windows(self.settings, data.tokenizer).of(examples)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -224,7 +212,7 @@ class QuestionAnswering(TextTask):
             "tokens": sum(map(len, batch["input_ids"])),
         }
 
-    def describe(self, rows) -> str:
+    def describe(self, data: Data, rows) -> str:
         facts = rows.facts
         lines = [
             f"{counted(facts['examples'], 'question')} of {rows.name} in {counted(facts['windows'], 'window')} of "
@@ -238,40 +226,36 @@ class QuestionAnswering(TextTask):
                 f"larger task.stride or task.max_length finds them"
             )
         if facts["questions_cut"]:
-            lines.append(f"{counted(facts['questions_cut'], 'question')} cut to {self.question_length} tokens")
+            lines.append(f"{counted(facts['questions_cut'], 'question')} cut to {self.settings.question_length} tokens")
         return "\n".join(lines)
 
-    def collator(self, packed: bool) -> "WindowCollator":
-        return WindowCollator(super().collator(packed))
+    def collator(self, data: Data, packed: bool) -> "WindowCollator":
+        return collator_of(data.tokenizer)
+
+    def show(self, console, data: Data, rows, number: int, row: dict) -> None:
+        first, last = row["labels"].tolist()
+        console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
+        console.print(sequence_text(row["input_ids"].tolist(), data.tokenizer, range(first, last + 1)))
+
+
+class LearnsSpans(Learns):
+    """The first and the last token of an answer."""
 
     def loss(self) -> Spans:
         return Spans()
 
-    # ---- measuring
 
-    def metrics_of_answers(self) -> list[str]:
-        return list(self.recipe.evaluation.metrics)
+class AnswersQuestions(Answers):
+    """The best span of a context over all windows of a question."""
 
-    def some_rows(self, rows, most: int) -> list[int]:
-        """All windows of at most `most` questions. Which questions does not depend on the tokenizer."""
-        of_window = rows.numbers("number")
-        questions = np.unique(of_window)
-        return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
+    head = "AutoModelForQuestionAnswering"
+    finishes_on = "all"
 
-    def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Metrics of the questions of the windows `numbers`, each answered from all of its windows.
+    def asked(self, row: dict, place: str) -> dict[str, str]:
+        columns = self.settings.text_columns.items()
+        return {column: filled_text_of(row, column, field, place) for field, column in columns}
 
-        The answers are kept under the numbers of their questions, for confidence intervals and comparisons.
-        """
-        answers = self.answers(finished, rows, numbers)
-        predictions, references = ([item[name] for item in answers] for name in ("given", "right"))
-        self.shown = [
-            {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}
-            for item in answers[:SAMPLES]
-        ]
-        return self.compare(predictions, references, rows=[item["number"] for item in answers])
-
-    def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
+    def of_windows(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in order of number."""
         of_window = rows.numbers("number")
         windows = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
@@ -313,17 +297,10 @@ class QuestionAnswering(TextTask):
         share = float(np.exp(best[0] - np.logaddexp.reduce(scores))) if scores else None
         return {"prediction": best[1], "score": share, "start": best[2]}
 
-    # ---- rows without labels
-
-    answers_by = auto_class
-
-    def asked(self, row: dict, place: str) -> dict[str, str]:
-        return {column: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
-
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
         """The answer, its probability among all candidates, and where it begins in the context."""
         rows, tensors = [], ("input_ids", "labels", "inside", "begins", "ends")
-        for batch in self._batches([("", row) for row in asked], labelled=False):
+        for batch in Windows(self.settings, self.tokenizer).of([("", row) for row in asked], labelled=False):
             self.cut += batch.pop("facts")["questions_cut"]
             types = batch.pop("token_type_ids")
             if types[0]:
@@ -337,7 +314,8 @@ class QuestionAnswering(TextTask):
 
     def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) for each of the windows `numbers`."""
-        collate, section, answers = self.collator(packed=False), self.settings, {}
+        collate, section, answers = collator_of(self.tokenizer), self.settings, {}
+        place_of_no_answer = Windows(section, self.tokenizer).place_of_no_answer
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watch(list(in_batches(longest_first, batch_size)), "answering, batch"):
             windows = [rows[i] for i in batch]
@@ -349,7 +327,7 @@ class QuestionAnswering(TextTask):
             for number, window, start, end in zip(batch, windows, starts, ends):
                 length = len(window["input_ids"])
                 start, end = (x[-length:] if collate.pad.left else x[:length] for x in (start, end))
-                null = self.place_of_no_answer(window["input_ids"].tolist())
+                null = place_of_no_answer(window["input_ids"].tolist())
                 first, after = window["inside"].tolist()
                 spans = best_spans(start, end, (first, after), section.max_answer_length, BEST)
                 begins, stops = window["begins"].tolist(), window["ends"].tolist()
@@ -357,10 +335,85 @@ class QuestionAnswering(TextTask):
                 answers[number] = ((start[null] + end[null]).item(), characters)
         return [answers[i] for i in numbers]
 
-    def show(self, console, rows, number: int, row: dict) -> None:
-        first, last = row["labels"].tolist()
-        console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
-        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer, range(first, last + 1)))
+
+class SpanScores(Scores):
+    """Metrics of answers as texts."""
+
+    def some_rows(self, rows, most: int) -> list[int]:
+        """All windows of at most `most` questions. Which questions does not depend on the tokenizer."""
+        of_window = rows.numbers("number")
+        questions = np.unique(of_window)
+        return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
+
+    def of_answers(
+        self, answers: AnswersQuestions, finished: FinishedModel, rows, numbers: Sequence[int], train
+    ) -> Scored:
+        """Metrics of the questions of the windows `numbers`, each answered from all of its windows.
+
+        The answers are kept under the numbers of their questions, for confidence intervals and comparisons.
+        """
+        found = answers.of_windows(finished, rows, numbers)
+        predictions, references = ([item[name] for item in found] for name in ("given", "right"))
+        shown = [
+            {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}
+            for item in found[:SAMPLES]
+        ]
+        return self.compare(predictions, references, rows=[item["number"] for item in found], samples=shown)
+
+
+@register_objective
+class QuestionAnswering(Objective):
+    """The answer to a question, as a span of a context, or none (SQuAD).
+
+    A row is a window: the question and as much of the context as fits. Labels are the first and last token of the first
+    of the right answers; in a window that does not hold it, the token that stands for no answer: the tokenizer's
+    classification token, else the end-of-text token, else the first token (Devlin et al. 2019, sections 4.2 and 4.3).
+    The finished model's answer to a question, a text, is the best one over all windows of the question.
+    """
+
+    name = "question_answering"
+    section = "task"
+    Settings = QuestionAnsweringSettings
+    Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
+    auto_class = AnswersQuestions.head
+    special_tokens = "cls_sep"
+    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token sees the whole window
+    compares = "answers"
+    default_metrics = ("answer_exact_match", "answer_f1")
+    hub_task = "question-answering"
+    loss_unit = "nats per end of an answer"
+    samples_are_answers = True
+    sample_words = "answer to"
+    use = "anyformer predict {folder} FILE"
+    row_noun = "window"
+    legend_words = (
+        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    )
+
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
+        section = self.settings
+        room = section.max_length - section.question_length - SPECIAL
+        if section.stride >= room:
+            raise UserError(
+                f"task.stride={section.stride} leaves no new token in a window: task.max_length={section.max_length} "
+                f"less {section.question_length} of the question and special tokens has {max(0, room)} of the context; "
+                f"at most {max(0, room - 1)} works"
+            )
+
+    def metrics_of_answers(self) -> list[str]:
+        return list(self.recipe.evaluation.metrics)
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+
+def collator_of(tokenizer) -> "WindowCollator":
+    """The collator of windows that a tokenizer has made."""
+    from ..data.length_batching import PaddingCollator
+
+    return WindowCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
 
 
 class WindowCollator:

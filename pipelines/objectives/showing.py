@@ -186,10 +186,10 @@ def shares_text(label, names: list[str]) -> str:
     return ", ".join(f"{share:.0%} {name}" for share, name in shares)
 
 
-def show_source_and_target(console, objective, rows, number: int, row: dict) -> None:
+def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
     """A row of an encoder-decoder: what is read and what has to be written."""
-    batch, documents = objective.collated(rows, number, row), rows.documents(number, row)
-    show_restored(console, objective.tokenizer, number, batch, documents)
+    batch = data.reads.collated(data, rows, number, row)
+    show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
 
 
 def show_restored(console, tokenizer, number: int, batch: dict, documents: list) -> None:

@@ -3,19 +3,36 @@
 import re
 import string
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.cells import kind_of
-from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .base import check_examples
+from .data import Data
+from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
-from .translation import Translation, WritingSettings
+from .showing import show_source_and_target
+from .tokens import UNLIMITED, train_or_load
+from .writing import (
+    LearnsToWrite,
+    Pairs,
+    TextScores,
+    WritesTexts,
+    WritingSettings,
+    WritingTask,
+    batches_of_pairs,
+    check_writer,
+    pair_collator,
+    stored_pairs,
+    words_of_pairs,
+)
 
 # Kind of answers -> the metrics that are reported where the recipe names none.
 USUAL_METRICS = {"texts": ["exact_match"], "classes": ["accuracy"], "numbers": ["pearson", "spearman"]}
@@ -42,21 +59,171 @@ class TextToTextSettings(WritingSettings, AnswerSettings):
     """The settings of one task as text from text."""
 
 
+@dataclass(frozen=True)
+class Answerables:
+    """The classes of a task whose answers are classes, as texts.
+
+    classes: of the data. written: {a class's name as the tokenizer decodes it: the class}.
+    """
+
+    classes: Classes
+    written: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return self.classes.names
+
+
+class ReadsTemplates(ReadsExamples):
+    """Texts that a template makes of columns, and answers as texts."""
+
+    def columns(self) -> dict[str, str]:
+        names = source_columns(self.settings.source)
+        fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
+        return fields | {"target_field": self.settings.target_field}
+
+    def asked_columns(self, there) -> dict[str, str]:
+        *sources, _ = self.columns().items()
+        return dict(sources)
+
+    def texts(self, source, labels: Answerables | None = None):
+        from ..data.examples import ExampleTexts
+
+        def render(place: str, row: dict) -> list[str]:
+            return [self.read(row, place), self._answer(labels, row, place)[0]]
+
+        return ExampleTexts(source, render, {"rendered": self._key(labels)})
+
+    def find_classes(self, sources: dict, cache: Path) -> Answerables | None:
+        """The classes where answers are classes. Raises UserError."""
+        if self.settings.answers != "classes":
+            return None
+        column = self.settings.target_field
+        field = f"task.target_field={column!r}"
+        return Answerables(Classes(field, column, sources, cache, self.settings.label_names))
+
+    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
+        labels = self.find_classes(sources, cache)
+        self.objective.check_metrics(labels and labels.names)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, progress, tokenizer)
+        if tokenizer.model_max_length > UNLIMITED:
+            tokenizer.model_max_length = self.settings.max_length
+        check_writer(self.objective, tokenizer)
+        if labels is not None:
+            labels = replace(labels, written=names_as_written(labels.names, self.settings, tokenizer))
+        return Data(self.objective, self, tokenizer, labels, sources=sources)
+
+    def try_examples(self, examples: list, data: Data | None) -> None:
+        labels = data and data.labels
+        for place, row in examples:
+            self.read(row, place)
+            if labels is not None or self.settings.answers != "classes":
+                self._answer(labels, row, place)
+        if data is not None:
+            for _ in self._batches(data, examples):
+                pass
+
+    def _key(self, labels: Answerables | None) -> list:
+        section = self.settings
+        return [section.source, section.answers, labels.names if labels else [], section.step]
+
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+        return stored_pairs(self, data, source, split, cache, self._key(data.labels))
+
+    def _batches(self, data: Data, examples):
+        def texts_of(batch: list) -> tuple[list[str], list[str], list[str]]:
+            answers = [self._answer(data.labels, row, place) for place, row in batch]
+            read = [self.read(row, place) for place, row in batch]
+            return read, [written for written, _ in answers], [true for _, true in answers]
+
+        return batches_of_pairs(self.settings, data.tokenizer, examples, texts_of)
+
+    def read(self, row: dict, place: str) -> str:
+        """The text that the model reads for an example.
+
+        Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
+        several may be, such as the input of an instruction that needs none.
+        """
+        pieces, columns = [], source_columns(self.settings.source)
+        for literal, column, _, _ in string.Formatter().parse(self.settings.source):
+            pieces.append(literal)
+            if column is not None:
+                value = row[column]
+                if not isinstance(value, str | int | float) or isinstance(value, bool):
+                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
+                pieces.append(str(value))
+        if not any(str(row[column]).strip() for column in columns):
+            names = " and ".join(map(repr, columns))
+            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
+        return "".join(pieces)
+
+    def _answer(self, labels: Answerables | None, row: dict, place: str) -> tuple[str, str]:
+        """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
+        section, column = self.settings, self.settings.target_field
+        value, field = row[column], f"task.target_field={column!r}"
+        if section.answers == "texts":
+            text = self.text_in(row, column, "target_field", place)
+            return text, text
+        if section.answers == "numbers":
+            number = number_of(value, field, place)
+            return written_number(number, section.step), repr(number)
+        name = labels.names[labels.classes.number(value, place)]
+        return name, name
+
+    def collator(self, data: Data, packed: bool):
+        return pair_collator(data.tokenizer)
+
+    def describe(self, data: Data, rows: Rows) -> str:
+        return words_of_pairs(rows)
+
+    def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
+        show_source_and_target(console, data, rows, number, row)
+
+
+class AnswerScores(TextScores):
+    """Metrics of what the written texts mean: texts, classes or numbers."""
+
+    def meant(self, predictions: list[str], references: list[str]) -> tuple[list, list]:
+        if self.settings.answers == "texts":
+            return predictions, references
+        if self.settings.answers == "numbers":
+            return [read_number(text) for text in predictions], [float(text) for text in references]
+        true = [self.data.names.index(text) for text in references]
+        return [self._class_written(text, right) for text, right in zip(predictions, true)], true
+
+    def named(self, value: Any) -> Any:
+        return self.data.names[value] if self.settings.answers == "classes" else value
+
+    def _class_written(self, text: str, right: int) -> int:
+        """The class whose name was written; a wrong class if the text names none."""
+        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.names))
+
+
 @register_objective
-class TextToText(Translation):
+class TextToText(WritingTask):
     """Any labelled task as text from text (T5, Raffel et al. 2020): a class's word, a rounded number, or a text.
 
     Metrics compare what the written texts mean: an answer that is no class counts as a wrong class, one that is no
     number as -1. Numbers are compared with those of the data, not with the rounded ones. `prepare` and `rows` raise
     UserError for an answer in the data that is no class, or no number.
+
+    names_metrics: whether an empty list of metrics is meant: a saved recipe has one where none were named.
     """
 
     name = "text_to_text"
     Settings = TextToTextSettings
-    default_metrics = ()  # by the kind of answers
+    Reads, Learns, Scores, Answers = ReadsTemplates, LearnsToWrite, AnswerScores, WritesTexts
     hub_task = "text2text-generation"
     sample_words = "answer to"
-    names_metrics = False  # whether an empty list of metrics is meant: a saved recipe has one where none were named
+
+    def __init__(self, recipe, names_metrics: bool = False):
+        super().__init__(recipe)
+        self.names_metrics = names_metrics
+
+    @property
+    def answer_column(self) -> str:
+        return self.settings.target_field
 
     @property
     def asks_for(self) -> str:
@@ -72,8 +239,8 @@ class TextToText(Translation):
     def metric_names(cls, answers: Collection[str] = tuple(USUAL_METRICS)) -> list[str]:
         return [name for name, row in METRICS.items() if row.compares in answers]
 
-    def check_metrics(self) -> None:
-        names = self.label_names or self.settings.label_names
+    def check_metrics(self, names=None) -> None:
+        names = names or self.settings.label_names
         fitting = self.metric_names([self.settings.answers])
         check_metrics(self.metrics, fitting, self.setting, len(names) if names else None)
 
@@ -97,117 +264,26 @@ class TextToText(Translation):
             self.refuse_idle(["step"], answers, "task.answers=numbers")
         self.check_search()
         check_names(section.label_names)
-        super(Translation, self).check()
+        check_examples(self)
+        super().check()
 
-    # ---- data
 
-    def columns(self) -> dict[str, str]:
-        names = source_columns(self.settings.source)
-        fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
-        return fields | {"target_field": self.settings.target_field}
+def names_as_written(names: list[str], settings: WritingSettings, tokenizer) -> dict[str, int]:
+    """{a class's name as the tokenizer decodes it: the class}, for example in lower case, or with other spaces.
 
-    def corpus(self, source) -> Corpus:
-        from ..data.examples import ExampleTexts
-
-        def render(place: str, row: dict) -> list[str]:
-            return [self.read(row, place), self.answer(row, place)[0]]
-
-        return ExampleTexts(source, render, {"rendered": self.encoding_key()})
-
-    def prepare(self, splits, cache: Path, progress: bool) -> None:
-        self.find_classes(splits, cache)
-        self.check_metrics()
-        super().prepare(splits, cache, progress)
-        if self.settings.answers == "classes":
-            self._written = self.names_as_written()
-
-    def find_classes(self, splits, cache: Path) -> None:
-        """Read the names of the classes where answers are classes. Raises UserError."""
-        if self.settings.answers == "classes":
-            column = self.settings.target_field
-            field = f"task.target_field={column!r}"
-            self.classes = Classes(field, column, splits, cache, self.settings.label_names)
-            self.label_names = self.classes.names
-
-    def names_as_written(self) -> dict[str, int]:
-        """{a class's name as the tokenizer decodes it: the class}, for example in lower case, or with other spaces.
-
-        Raises UserError for a name that becomes empty, or equal to that of another class.
-        """
-        classes: dict[str, int] = {}
-        for number, (name, ids) in enumerate(zip(self.label_names, self.labels_of(self.label_names))):
-            written = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            if not written or written in classes:
-                other = f"as it writes {self.label_names[classes[written]]!r}" if written else "which says nothing"
-                raise UserError(
-                    f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
-                    f"another tokenizer"
-                )
-            classes[written] = number
-        return classes
-
-    def encoding_key(self) -> list:
-        section = self.settings
-        return [section.source, section.answers, self.label_names, section.step]
-
-    def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
-        answers = [self.answer(row, place) for place, row in batch]
-        read = [self.read(row, place) for place, row in batch]
-        return read, [written for written, _ in answers], [true for _, true in answers]
-
-    def read(self, row: dict, place: str) -> str:
-        """The text that the model reads for an example.
-
-        Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
-        several may be, such as the input of an instruction that needs none.
-        """
-        pieces, columns = [], source_columns(self.settings.source)
-        for literal, column, _, _ in string.Formatter().parse(self.settings.source):
-            pieces.append(literal)
-            if column is not None:
-                value = row[column]
-                if not isinstance(value, str | int | float) or isinstance(value, bool):
-                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
-                pieces.append(str(value))
-        if not any(str(row[column]).strip() for column in columns):
-            names = " and ".join(map(repr, columns))
-            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
-        return "".join(pieces)
-
-    def answer(self, row: dict, place: str) -> tuple[str, str]:
-        """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
-        section, column = self.settings, self.settings.target_field
-        value, field = row[column], f"task.target_field={column!r}"
-        if section.answers == "texts":
-            text = self.text_in(row, column, "target_field", place)
-            return text, text
-        if section.answers == "numbers":
-            number = number_of(value, field, place)
-            return written_number(number, section.step), repr(number)
-        name = self.label_names[self.classes.number(value, place)]
-        return name, name
-
-    def asked(self, row: dict, place: str) -> str:
-        return self.read(row, place)
-
-    # ---- measuring
-
-    def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        if self.settings.answers == "texts":
-            predicted, true = predictions, references
-        elif self.settings.answers == "numbers":
-            predicted, true = [read_number(text) for text in predictions], [float(text) for text in references]
-        else:
-            true = [self.label_names.index(text) for text in references]
-            predicted = [self.class_written(text, right) for text, right in zip(predictions, true)]
-        return self.compare(predicted, true)
-
-    def named(self, value: Any) -> Any:
-        return self.label_names[value] if self.settings.answers == "classes" else value
-
-    def class_written(self, text: str, right: int) -> int:
-        """The class whose name was written; a wrong class if the text names none."""
-        return self._written.get(text.strip(), (right + 1) % len(self.label_names))
+    Raises UserError for a name that becomes empty, or equal to that of another class.
+    """
+    classes: dict[str, int] = {}
+    for number, (name, ids) in enumerate(zip(names, Pairs(settings, tokenizer).labels(names))):
+        written = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        if not written or written in classes:
+            other = f"as it writes {names[classes[written]]!r}" if written else "which says nothing"
+            raise UserError(
+                f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
+                f"another tokenizer"
+            )
+        classes[written] = number
+    return classes
 
 
 def source_columns(template: str) -> list[str]:

@@ -191,11 +191,9 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         with loading(f"MODEL={model}"):
             beside = cached_file(place, "recipe.yaml", **quiet)
-    recipe = Recipe(model=ModelSection(name_or_path=place))
-    if beside is not None:
-        recipe = evaluation_recipe(place, str(beside), [])
-    recipe.trust_remote_code = trust_remote_code
-    return recipe
+    if beside is None:
+        return Recipe(model=ModelSection(name_or_path=place), trust_remote_code=trust_remote_code)
+    return evaluation_recipe(place, str(beside), [], trust_remote_code=trust_remote_code)
 
 
 def _data(recipe: Recipe, config, there: set[str]) -> Data:

@@ -8,7 +8,7 @@ TrainingArguments are read from their sources (introspection.py).
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,8 @@ def load_recipe(
     name_or_path: str | Path,
     overrides: Sequence[str] = (),
     notes: list[str] | None = None,
+    *,
+    trust_remote_code: bool = False,
     **sections: dict[str, Any] | None,
 ) -> Recipe:
     """Return the composed, checked recipe of a file or of a shipped name.
@@ -109,6 +111,7 @@ def load_recipe(
     Args:
         overrides: texts of the form `section.key=value`, as on the command line.
         notes: gets a sentence for each setting that an override replaces beside the one it names.
+        trust_remote_code: whether code that comes with a checkpoint may run.
         sections: settings that win over the recipe's, such as training={"max_steps": 50}; None leaves a section out.
 
     Raises:
@@ -119,7 +122,7 @@ def load_recipe(
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     parsed = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
     data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, parsed, notes)
-    return _compose(data, parsed)
+    return _compose(data, parsed, trust_remote_code)
 
 
 # Settings that describe one source of data, and are dropped with it when an override replaces the source.
@@ -155,15 +158,18 @@ def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
             yield [section], settings
 
 
-def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
+def recipe_from_dict(
+    data: dict[str, Any], overrides: Sequence[str] = (), *, trust_remote_code: bool = False, **sections: Any
+) -> Recipe:
     """Return the recipe of a mapping in the shape of a recipe file, such as `Recipe.to_dict()` gives.
 
-    overrides, sections: as for load_recipe; they win over the mapping's settings.
+    overrides, trust_remote_code, sections: as for load_recipe; they win over the mapping's settings.
     """
-    return _compose(data, [parse_override(text) for text in overrides] + list(_overrides_of(sections)))
+    parsed = [parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    return _compose(data, parsed, trust_remote_code)
 
 
-def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
+def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_code: bool) -> Recipe:
     check_no_secret(data, "")
     for path, value in overrides:
         check_no_secret(value, ".".join(path))
@@ -196,29 +202,32 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     model, training = final.pop("model", None), final.pop("training", None)
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
-    recipe.objective, recipe.task = _learned_sections(learned)
+    recipe = replace(recipe, **_learned_sections(learned), trust_remote_code=trust_remote_code)
     if recipe.teacher is not None:
-        recipe.teacher.name_or_path = os.path.expanduser(recipe.teacher.name_or_path)
+        recipe = recipe.with_(teacher={"name_or_path": os.path.expanduser(recipe.teacher.name_or_path)})
     left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
-    recipe.model, recipe.training = _model_section(model), _training_section(training)
+    recipe = replace(recipe, model=_model_section(model), training=_training_section(training))
+    objective, checkpoint = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
+    start = objective.is_start_where_null
+    if start is not None and getattr(recipe.learned, start) is None:  # spelled out for who reads the saved recipe
+        recipe = recipe.with_(**{recipe.learned_section: {start: checkpoint}})
     if recipe.evaluation.metrics is None:
-        recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
-    checkpoint = recipe.model.name_or_path
-    if checkpoint is None and recipe.teacher is not None and OBJECTIVES[recipe.learned.name].taught == "tokens":
+        recipe = recipe.with_(evaluation={"metrics": list(objective.default_metrics)})
+    if checkpoint is None and recipe.teacher is not None and objective.taught == "tokens":
         checkpoint = recipe.teacher.name_or_path
     if checkpoint and not final.get("tokenizer"):
-        recipe.tokenizer.name_or_path = checkpoint
+        recipe = recipe.with_(tokenizer={"name_or_path": checkpoint})
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose
 
-        choose(recipe, left_open)
+        recipe = choose(recipe, left_open)
     check_model(recipe)
     check_recipe(recipe)
     return recipe
 
 
-def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, ObjectiveSettings | None]:
-    """Return (objective, task), exactly one of which is not None: the settings of the chosen objective or task."""
+def _learned_sections(given: dict[str, Any]) -> dict[str, ObjectiveSettings | None]:
+    """Return the sections objective and task, one of which is None: the settings of the chosen objective or task."""
     for section, value in given.items():
         if isinstance(value, str):
             raise UserError(f"{section}={show(value)} is not a section of settings; write {section}.name={value}")
@@ -232,8 +241,7 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
         raise _unknown_name(section, name, cls)
     known = {row.name for row in fields(cls.Settings)}
     data = {key: value for key, value in data.items() if key in known or not _is_idle(section, name, key, value)}
-    settings = build(cls.Settings, {**data, "name": name}, section)
-    return (settings, None) if section == "objective" else (None, settings)
+    return dict.fromkeys(LEARNED) | {section: build(cls.Settings, {**data, "name": name}, section)}
 
 
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
@@ -285,21 +293,19 @@ def _model_section(data: Any) -> ModelSection:
     section: ModelSection = build(ModelSection, {k: v for k, v in data.items() if k in known}, "model", rest="fields")
     rest = {key: value for key, value in data.items() if key not in known}
     if section.name_or_path is not None:
-        section.name_or_path = os.path.expanduser(section.name_or_path)
         for name in ("preset", "family"):
             if getattr(section, name) is not None:
                 raise UserError(f"model.{name} and model.name_or_path are both set; a checkpoint has an architecture")
         from .checkpoint_overrides import checkpoint_field
 
-        section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
-    elif section.family is None:
+        changed = {name: checkpoint_field(name, value) for name, value in rest.items()}
+        return replace(section, name_or_path=os.path.expanduser(section.name_or_path), fields=changed)
+    if section.family is None:
         if rest:  # more likely a misspelt setting of ModelSection than a config field
             near = did_you_mean(str(next(iter(rest))), known, "model.")
             raise UserError(f"model.{next(iter(rest))}: no model.preset or model.family says whose field this is{near}")
         raise UserError("model names no architecture; set model.preset, model.family or model.name_or_path")
-    else:
-        section.fields = _config_fields(rest, section.family, "model", known)
-    return section
+    return replace(section, fields=_config_fields(rest, section.family, "model", known))
 
 
 def _config_fields(data: dict, family: str, where: str, own: set[str] = frozenset()) -> dict[str, Any]:
@@ -336,11 +342,11 @@ def _training_section(data: Any) -> TrainingSection:
     ours = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in ours | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
-    section.output_dir = os.path.expanduser(section.output_dir or "")  # as TrainingArguments does
+    extra = {}
     for key, value in section.extra.items():
         where = f"training.{key}"
-        section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
-    # As in TrainingArguments, naming a backend or mode of torch.compile turns it on.
-    compile_options = [section.extra.get(f"torch_compile_{name}") for name in ("backend", "mode")]
-    section.torch_compile |= compile_options != [None, None]
-    return section
+        extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
+    # As in TrainingArguments: `~` is the home, and naming a backend or mode of torch.compile turns it on.
+    folder = os.path.expanduser(section.output_dir or "")
+    compiles = any(extra.get(f"torch_compile_{name}") is not None for name in ("backend", "mode"))
+    return replace(section, output_dir=folder, extra=extra, torch_compile=section.torch_compile or compiles)

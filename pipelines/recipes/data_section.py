@@ -12,7 +12,7 @@ from .introspection import doc, show
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SourceSection:
     """One source of documents: exactly one of `source`, `files`, `dataset`."""
 
@@ -34,7 +34,7 @@ class SourceSection:
     max_documents: int | None = doc("stop after this many documents", at_least=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MixtureSource(SourceSection):
     name: str | None = doc(
         "what its numbers are called: news makes validation_loss_news; null: the names of its files or of its data set"
@@ -52,7 +52,7 @@ class MixtureSource(SourceSection):
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class CleanSettings:
     """What is left out of plain text before it is tokenised (data/cleaning.py); lengths are in characters."""
 
@@ -79,7 +79,7 @@ class CleanSettings:
 DERIVED_FROM_TEXT = ("next_sentence", "function_summary", "docstring_questions", "docstring_conversations")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataSection(SourceSection):
     description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])

@@ -15,16 +15,16 @@ LONGEST_ROW, USUAL_ROW = 4096, 512  # tokens a row: at most, and for a preset wi
 
 
 def planned_recipe(
-    name: str, overrides: Sequence[str] = (), notes: list[str] | None = None, **sections: dict[str, Any] | None
+    name: str, overrides: Sequence[str] = (), notes: list[str] | None = None, **options: Any
 ) -> tuple[Recipe, bool]:
     """Return (recipe, whether it was made for a preset) for the name of a recipe or preset.
 
-    Raises UserError if there is neither, and the errors of `load_recipe`.
+    overrides, notes, options: as load_recipe's. Raises UserError if there is neither, and the errors of `load_recipe`.
     """
     presets, recipes = shipped("models"), shipped("recipes")
     is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
     if is_path or name in recipes or Path(name).is_file():
-        return load_recipe(name, overrides, notes, **sections), False
+        return load_recipe(name, overrides, notes, **options), False
     if name not in presets:
         near = did_you_mean(name, [*recipes, *presets])
         raise UserError(f"{name!r} is neither a recipe, nor a file, nor a preset{near}")
@@ -45,4 +45,4 @@ def planned_recipe(
         "training": {"output_dir": f"runs/{name}", "per_device_train_batch_size": 1},
         **run,
     }
-    return recipe_from_dict(data, overrides, **sections), True
+    return recipe_from_dict(data, overrides, **options), True

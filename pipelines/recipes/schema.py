@@ -5,7 +5,7 @@ Two sections accept further fields: `model` every field of the chosen family's c
 transformers' TrainingArguments (compose.py reads both from their source).
 """
 
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from ..errors import UserError
@@ -20,7 +20,7 @@ LEARNED = ("objective", "task")  # the sections that say what the model learns
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
     family: Literal[family_names()] | None = doc("model family, where no preset says it")
@@ -36,7 +36,7 @@ class ModelSection:
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
 
 
-@dataclass
+@dataclass(frozen=True)
 class TokenizerSection:
     type: Literal["byte_bpe", "bpe_byte_fallback", "wordpiece", "unigram", "char"] = doc(
         "algorithm of the tokenizer trained on the training text; bpe_byte_fallback is that of LLaMA-2 and Mistral",
@@ -65,14 +65,32 @@ class TokenizerSection:
     max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 
+class FrozenWhenMade(type):
+    """Metaclass of settings: `__post_init__` may still fill in a field, and afterwards nothing may."""
+
+    def __call__(cls, *args, **kwargs):
+        made = super().__call__(*args, **kwargs)
+        vars(made)["_is_made"] = True
+        return made
+
+
+# Not frozen=True, because a plug-in's plain @dataclass could not be a subclass.
 @dataclass
-class ObjectiveSettings:
+class ObjectiveSettings(metaclass=FrozenWhenMade):
     """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/)."""
 
     name: str = doc("what the model learns; `anyformer list` shows the names")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_is_made" in vars(self):
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super().__setattr__(name, value)
 
-@dataclass
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+@dataclass(frozen=True)
 class TeacherSection:
     """Distillation: a trained model whose predictions are learned beside the labels (Hinton et al. 2015)."""
 
@@ -97,7 +115,7 @@ class TeacherSection:
     top_k: int = doc("stored: so many likeliest tokens of a place are kept, beside the sum of the rest", 64, at_least=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoraSettings:
     """LoRA (Hu et al. 2021): low-rank matrices are trained beside the frozen weights of a checkpoint."""
 
@@ -114,7 +132,7 @@ class LoraSettings:
     merge: bool = doc("save the whole model with what was learned added to its weights, not the adapter alone", False)
 
 
-@dataclass
+@dataclass(frozen=True)
 class PartNorms:
     """The gradient norm to which each part of the model is clipped separately; 0: the part is not clipped."""
 
@@ -123,7 +141,7 @@ class PartNorms:
     head: float = doc("what comes after the layers: the last norm, the head", 1.0, zero_or_at_least=1e-6)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TransferSettings:
     """Learning rates that transfer between widths and depths (Yang et al. 2022, muP; Dey et al. 2025, CompleteP)."""
 
@@ -133,7 +151,7 @@ class TransferSettings:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ParallelismSettings:
     """How the processes of a run share its model and rows; their number is the product of all sizes but ep."""
 
@@ -163,7 +181,7 @@ class ParallelismSettings:
     cp: int = doc("processes that share each row, and pass keys in a ring (context parallelism; GPUs)", 1, at_least=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingSection:
     """Settings whose default or meaning is anyformer's; `extra` takes every other field of TrainingArguments."""
 
@@ -279,7 +297,7 @@ class TrainingSection:
 MINIMAL_PAIRS = "minimal_pairs"  # the name of the setting, of a suite's section, and of the metric
 
 
-@dataclass
+@dataclass(frozen=True)
 class MinimalPairsSettings:
     """Pairs of texts, a good one and a bad one, of which a model should find the good one likelier."""
 
@@ -313,7 +331,7 @@ class MinimalPairsSettings:
             raise UserError(f"{where} needs files or dataset, one of the two; such as {where}.files=pairs.jsonl")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluationSection:
     every_steps: int | Epochs | None = doc(
         "steps between two validations, or passes over the data: epoch, 0.5 epochs; null: only at the end", at_least=1
@@ -365,7 +383,7 @@ class EvaluationSection:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class StageSection:
     """A range of training steps with its own settings (stage_plan.py); null: the recipe's setting applies."""
 
@@ -395,14 +413,14 @@ class StageSection:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class PublishSection:
     repo_id: str | None = doc("Hub repository the finished model is pushed to; null: not published")
     private: bool = doc("create the repository as private", False)
     license: str | None = doc("licence named in the model card")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recipe:
     """One run, from raw data to a published model."""
 
@@ -439,6 +457,13 @@ class Recipe:
     def learned_section(self) -> str:
         """The section of `learned`: "objective" or "task"."""
         return "objective" if self.task is None else "task"
+
+    def with_(self, **changes: Any) -> "Recipe":
+        """A copy with other values; a mapping changes settings of its section, such as training={"max_steps": 50}."""
+        for name, value in changes.items():
+            if isinstance(value, dict) and is_dataclass(section := getattr(self, name)):
+                changes[name] = replace(section, **value)
+        return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal.

@@ -59,16 +59,14 @@ def end_of(until: float, total: int) -> int:
 
 def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     changed = {name: value for name, value in vars(section).items() if value is not None}
-    training = {name: changed[name] for name in ("global_batch_size", "per_device_train_batch_size") if name in changed}
+    names = ("global_batch_size", "per_device_train_batch_size", "weight_decay")
+    training = {name: changed[name] for name in names if name in changed}
     if "global_batch_size" in training:
         training["gradient_accumulation_steps"] = 1  # it follows from global_batch_size
-    if "weight_decay" in changed:
-        training["weight_decay"] = changed["weight_decay"]
     learned = recipe.learned if LENGTH not in changed else replace(recipe.learned, **{LENGTH: changed[LENGTH]})
     if getattr(learned, OVERLAP, 1) >= changed.get(LENGTH, math.inf):
         learned = replace(learned, **{OVERLAP: 1})  # validations have rows of the recipe's own length
-    training = replace(recipe.training, **training)
-    return replace(recipe, stages=[], training=training, **{recipe.learned_section: learned})
+    return recipe.with_(stages=[], training=training, **{recipe.learned_section: learned})
 
 
 # --------------------------------------------------------------------------------------------------- checks

@@ -1,7 +1,7 @@
 """The YAML of a suite: a list of tasks, each a recipe with settings that override it."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ KEYS = ("description", "suite")
 SECTIONS = ("model", "data", "objective", "task", "training", "evaluation")  # of a recipe
 
 
-@dataclass
+@dataclass(frozen=True)
 class SuiteTask:
     """One entry of a suite. settings: overrides of the recipe, in the form section.key=value."""
 
@@ -33,7 +33,7 @@ class SuiteTask:
         return self.title
 
 
-@dataclass
+@dataclass(frozen=True)
 class Suite:
     name: str
     description: str
@@ -75,9 +75,8 @@ def _task(entry: Any, where: str, folder: Path) -> SuiteTask:
     if not isinstance(entry.get("recipe"), str):
         raise UserError(f"{where}: recipe={show(entry.get('recipe'))} must name a recipe")
     task = build(SuiteTask, {key: value for key, value in entry.items() if key in keys}, where)
-    beside = folder / task.recipe
-    task.recipe = str(beside) if beside.is_file() else task.recipe
+    beside, settings = folder / task.recipe, []
     for section in SECTIONS:
         overrides = as_mapping(entry.get(section), f"{where}.{section}")
-        task.settings += [f"{section}.{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return task
+        settings += [f"{section}.{key}={json.dumps(value)}" for key, value in overrides.items()]
+    return replace(task, recipe=str(beside) if beside.is_file() else task.recipe, settings=settings)

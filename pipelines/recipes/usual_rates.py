@@ -6,7 +6,6 @@ A few hundred examples need more epochs (Mosbach et al. 2021 train for 20).
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
@@ -44,18 +43,17 @@ def what_is_trained(recipe: Recipe) -> str:
     return "a pretrained decoder" if is_decoder else "a pretrained encoder"
 
 
-def choose(recipe: Recipe, left_open: set[str]) -> None:
-    """Set the open learning rate; the epochs of a checkpoint become "auto" until the rows are known (`settled`).
+def choose(recipe: Recipe, left_open: set[str]) -> Recipe:
+    """The recipe with its open learning rate; a checkpoint's epochs are "auto" until the rows are known (`settled`).
 
     left_open: which of learning_rate and num_train_epochs the recipe does not set, or sets to auto.
     """
-    kind, training = what_is_trained(recipe), recipe.training
+    kind, values = what_is_trained(recipe), {}
     if "learning_rate" in left_open:
-        training.learning_rate = RATES[kind] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
-        recipe.chosen["training.learning_rate"] = f"usual for {kind}"
-    if "num_train_epochs" in left_open and training.max_steps < 1:
-        training.num_train_epochs = 1.0 if recipe.model.name_or_path is None else "auto"
-        recipe.chosen["training.num_train_epochs"] = f"usual for {kind}"
+        values["learning_rate"] = RATES[kind] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
+    if "num_train_epochs" in left_open and recipe.training.max_steps < 1:
+        values["num_train_epochs"] = 1.0 if recipe.model.name_or_path is None else "auto"
+    return recipe.with_(training=values, chosen={f"training.{name}": f"usual for {kind}" for name in values})
 
 
 def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
@@ -70,7 +68,7 @@ def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
         if needed > epochs and recipe.training.max_steps < 1:
             reason = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
             epochs, chosen["training.num_train_epochs"] = needed, reason
-        recipe = replace(recipe, training=replace(recipe.training, num_train_epochs=epochs), chosen=chosen)
+        recipe = recipe.with_(training={"num_train_epochs": epochs}, chosen=chosen)
     return in_steps(recipe, per_epoch)
 
 
@@ -94,6 +92,5 @@ def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
     save = steps(training.save_steps, "training.save_steps")
     every = steps(evaluation.every_steps, "evaluation.every_steps")
     patience = steps(evaluation.patience, "evaluation.patience", each=every or 1, noun="validation")
-    training = replace(training, save_steps=save)
-    evaluation = replace(evaluation, every_steps=every, patience=patience)
-    return replace(recipe, training=training, evaluation=evaluation, chosen=chosen)
+    validations = {"every_steps": every, "patience": patience}
+    return recipe.with_(training={"save_steps": save}, evaluation=validations, chosen=chosen)

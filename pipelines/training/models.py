@@ -1,7 +1,6 @@
 """Build the model of a recipe: fresh weights of one of our families, or a checkpoint of any architecture."""
 
 import copy
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -104,8 +103,7 @@ def transferred(recipe: Recipe, data: Data, model) -> dict[str, Scale]:
     sizes, objective = base_fields(recipe), data.objective
     layers = family_config(recipe.model.family, recipe.model.fields).num_hidden_layers
     base_layers = family_config(recipe.model.family, sizes).num_hidden_layers
-    narrow = replace(recipe, model=replace(recipe.model, fields=sizes | {"num_hidden_layers": layers}))
-    narrow.training = replace(recipe.training, transfer=None)
+    narrow = recipe.with_(model={"fields": sizes | {"num_hidden_layers": layers}}, training={"transfer": None})
     config = model_config(narrow, data.tokenizer, data.learns().config_fields())
     with torch.device("meta"):
         smaller = getattr(transformers, objective.auto_class).from_config(config)

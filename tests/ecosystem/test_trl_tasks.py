@@ -30,8 +30,8 @@ def fresh_model(data):
     import transformers
 
     recipe = data.objective.recipe
-    recipe.model.fields = recipe.model.fields or {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    recipe.model.family = "decoder"
+    fields = recipe.model.fields or {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    recipe = recipe.with_(model={"fields": fields, "family": "decoder"})
     return transformers.AutoModelForCausalLM.from_config(model_config(recipe, data.tokenizer, {}))
 
 

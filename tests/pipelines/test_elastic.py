@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_global_batch_is_said_once_and_shared_out_evenly():
     ]
     with pytest.raises(UserError, match="global_batch_size=12 cannot be shared out evenly over 5 processes; start "):
         micro_batches(section, 5, 12)
-    section.gradient_accumulation_steps = 2
+    section = replace(section, gradient_accumulation_steps=2)
     with pytest.raises(UserError, match=r"gradient_accumulation_steps=2 follows from training.global_batch_size=12"):
         micro_batches(section, 1, 12)
 

@@ -14,7 +14,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.mixture import own_row
 from anyformer.pipelines.objectives.mixture_stream import PLACE
 from anyformer.pipelines.objectives.prepare import described, prepare_data
-from anyformer.pipelines.plugins import OBJECTIVES, objective_of
+from anyformer.pipelines.plugins import OBJECTIVES, OWN_BATCHES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.training.models import model_config
 from run_folders import lines_of
@@ -64,7 +64,7 @@ def mixture(tiny_recipe, tmp_path):
 
 
 def alone(path, number, data, cache):
-    """(objective, training rows) of part `number` of a recipe as the objective of a run, with the mixture's tokenizer.
+    """(data, training rows) of part `number` of a recipe as the objective of a run, with the mixture's tokenizer.
 
     data: the prepared mixture.
     """
@@ -75,10 +75,10 @@ def alone(path, number, data, cache):
     recipe["objective"] = {"sequence_length": 32} | part
     recipe["evaluation"] = {"metrics": []}
     objective = objective_of(recipe_from_dict(recipe | {"name": "alone"}))
-    objective.given_tokenizer = data.tokenizer
-    splits = objective.open()
-    objective.prepare(splits, cache, False)
-    return objective, objective.rows(splits["train"], "train", cache)
+    reads = objective.Reads(objective)
+    sources = reads.open()
+    own = reads.prepare(sources, cache, False, data.tokenizer)
+    return own, reads.rows(own, sources["train"], "train", cache)
 
 
 def trimmed(batch, place):
@@ -104,13 +104,13 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
     assert batch["row_ids"] == chosen and data.packed
     assert ("position_ids" in batch) == (family != "seq2seq") and ("attention_mask" in batch) == (family == "seq2seq")
     for number, label in enumerate(train.parts):
-        objective, own = alone(path, number, data, tmp_path / "cache")
+        data_alone, own = alone(path, number, data, tmp_path / "cache")
         assert len(own) == len(train.parts[label])
         turns = -(-train.counts[label] // len(own))
         for place in (place for place, row in enumerate(chosen) if train.place(row)[0] == label):
             _, inside, turn = train.turn(chosen[place])
             row = own[inside] | {ROW_IDS: inside, EPOCH: turns + turn}
-            single = objective.collator(True)([row])
+            single = data_alone.collator_of(True)([row])
             (ids, labels, positions), (ours, ours_labels, ours_positions) = trimmed(single, 0), trimmed(batch, place)
             assert labels == ours_labels and ours[: len(ids)] == ids
             if positions is not None:  # then a document of padding
@@ -125,7 +125,7 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
 def test_the_loss_of_a_joint_batch_is_that_of_its_parts(family, mixture, in_float64):
     recipe = load_recipe(str(mixture(family)))
     data = prepare_data(recipe)
-    config = model_config(recipe, data.tokenizer, data.objective.config_fields())
+    config = model_config(recipe, data.tokenizer, data.learns().config_fields())
     model = getattr(transformers, data.objective.auto_class).from_config(config).eval()
     train = data.rows["train"]
     chosen = [number for number in range(0, len(train), 11)]
@@ -160,7 +160,7 @@ def test_an_epoch_holds_every_row_the_parts_by_weight_and_other_changes_each_tim
     assert len(again) > 2 and len(seen) == 2 * len(again)
     # Every special token, in one tokenizer; the text of both parts.
     assert {"<|fim_prefix|>", "<|fim_middle|>"} <= data.tokenizer.get_vocab().keys()
-    assert train.facts["rows"] == len(train) and "rows" in described(data.objective, train)
+    assert train.facts["rows"] == len(train) and "rows" in described(data, train)
     words = {name: rows.facts["words"] * train.counts[name] // len(rows) for name, rows in train.parts.items()}
     assert min(words.values()) > 100 and train.facts["words"] == sum(words.values())
 
@@ -187,7 +187,7 @@ def test_a_part_of_several_sources_goes_on_in_them_in_each_epoch(mixture, tmp_pa
 def test_parts_without_padding_to_hide_have_no_mask(mixture):
     data = prepare_data(load_recipe(str(mixture())))
     rows = [data.rows["train"][number] | {ROW_IDS: number, EPOCH: 0} for number in (0, len(data.rows["train"]) - 1)]
-    batch = data.objective.collator(False)(rows)
+    batch = data.collator_of(False)(rows)
     assert (
         batch.keys() == {"input_ids", "labels", "row_ids", "prefix_mask"}
         and batch["input_ids"].shape == batch["labels"].shape
@@ -234,7 +234,7 @@ def test_the_losses_of_the_parts_add_up_and_a_finished_model_is_measured_alike(m
 
 
 def test_what_can_be_mixed_is_said_by_the_objective():
-    mixable = {name for name, row in OBJECTIVES.items() if row.shares_batches}
+    mixable = {name for name, row in OBJECTIVES.items() if OWN_BATCHES not in row.needs}
     assert mixable == {part["name"] for parts in PARTS.values() for part in parts}
 
 

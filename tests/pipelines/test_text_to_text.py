@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from anyformer.pipelines.objectives.finished_model import SAMPLES
 from anyformer.pipelines.objectives.parts import MixedRows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
-from anyformer.pipelines.objectives.translation import Translation
+from anyformer.pipelines.objectives.writing import WritesTexts
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.losses.validation_metrics import ValidationMetrics
@@ -151,9 +152,9 @@ def test_a_best_metric_that_no_validated_row_is_measured_by_is_refused_before_tr
     recipe = load_recipe(str(mixed_recipe(tmp_path)), settings)  # the part has no metrics of its own
     data = prepare_data(recipe)
     ValidationMetrics(data, data.scores(), data.rows["validation"], recipe.evaluation)
-    recipe.evaluation.max_rows = 1  # the first row is of another part
+    first = replace(recipe.evaluation, max_rows=1)  # that row is of another part
     with pytest.raises(UserError, match=r"best_metric=pearson_like has no row .*none of the 1 rows .*max_rows"):
-        ValidationMetrics(data, data.scores(), data.rows["validation"], recipe.evaluation)
+        ValidationMetrics(data, data.scores(), data.rows["validation"], first)
 
 
 def test_a_sweep_is_ordered_by_what_the_parts_measure(tmp_path, command, capsys):
@@ -213,10 +214,9 @@ def prepared_classes(folder, names, **tokenizer):
 
 
 def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
-    task = prepared_classes(tmp_path, ["bad", "good"], **CHARACTERS).objective
-    task.recipe.evaluation.metrics = ["accuracy", "f1"]
-    found = task.measure_texts(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
-    assert found == {"accuracy": 0.5, "f1": 0.5}
+    scores = prepared_classes(tmp_path, ["bad", "good"], **CHARACTERS).scores()
+    meant = scores.meant(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
+    assert scores.compare(*meant, names=["accuracy", "f1"]).values == {"accuracy": 0.5, "f1": 0.5}
 
 
 LOWER = {"type": "wordpiece", "vocab_size": 90, "lowercase": True}
@@ -227,7 +227,8 @@ def test_classes_are_read_as_the_tokenizer_writes_them(tokenizer, tmp_path):
     prepared = prepared_classes(tmp_path, ["not_bad", "Sci/Tech"], **tokenizer)
     rows = prepared.rows["validation"]
     written = prepared.tokenizer.batch_decode([row["labels"] for row in rows], skip_special_tokens=True)
-    assert prepared.objective.measure_texts(written, rows.texts("target")) == {"accuracy": 1.0}
+    scores = prepared.scores()
+    assert scores.compare(*scores.meant(written, rows.texts("target"))).values == {"accuracy": 1.0}
 
 
 def test_classes_that_a_tokenizer_writes_alike_are_refused(tmp_path):
@@ -258,9 +259,10 @@ def test_answers_in_a_table_of_texts_are_numbers_and_classes_as_those_of_other_t
 def test_one_of_several_columns_that_are_read_may_be_empty(tmp_path):
     recipe = load_recipe("text_to_text", ["task.source='{ask} {more}'", "data.files=x", "data.validation_files=null"])
     task = objective_of(recipe)
-    assert task.read({"ask": "name a colour", "more": ""}, "here") == "name a colour "
+    reads = task.Reads(task)
+    assert reads.read({"ask": "name a colour", "more": ""}, "here") == "name a colour "
     with pytest.raises(UserError, match="here holds an empty text in 'ask' and 'more'"):
-        task.read({"ask": " ", "more": ""}, "here")
+        reads.read({"ask": " ", "more": ""}, "here")
 
 
 PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"
@@ -300,8 +302,8 @@ def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
 
 @pytest.mark.parametrize(("task", "metrics"), [("translation", []), ("text_to_text", None)])
 def test_without_a_metric_the_end_of_a_run_writes_its_samples_alone(task, metrics, tmp_path, command, monkeypatch):
-    read, write = [], Translation.written
-    monkeypatch.setattr(Translation, "written", lambda self, *given: read.extend(given[1]) or write(self, *given))
+    read, write = [], WritesTexts.written
+    monkeypatch.setattr(WritesTexts, "written", lambda self, *given: read.extend(given[1]) or write(self, *given))
     settings = {"training": {"max_steps": 2}, "evaluation": {"metrics": metrics}, "data": {"test_files": None}}
     assert command("train", task_recipe(tmp_path, task, **settings)) == 0
     samples_alone = metrics == []  # text_to_text has metrics by its kind of answers where none are named

@@ -65,10 +65,10 @@ def stage_at(recipe: Recipe, step: int) -> StageSection | None:
     return section and replace(section, until=None, learning_rate=None, **dict.fromkeys(OF_RATE))
 
 
-def extend(recipe: Recipe) -> None:
-    """Change the recipe to begin a new warm-up and decay, or a new stage, where the finished run in output_dir ended.
+def extend(recipe: Recipe) -> Recipe:
+    """The recipe with a new warm-up and decay, or a new stage, that begins where the finished run in output_dir ended.
 
-    If the run has been extended by the same command before, the recipe gets the same restarts or stages again, so that
+    If the run has been extended by the same command before, the recipe has the same restarts or stages again, so that
     the command resumes it. Raises UserError if there is no finished run, it ended early, or the recipe has no more
     steps.
     """
@@ -79,16 +79,15 @@ def extend(recipe: Recipe) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{setting} holds no run to extend; train it first, without --extend") from None
     restarts = section_of(stored).restarts
-    extended = replace(recipe, training=replace(recipe.training, restarts=restarts)).to_dict()
+    again = recipe.with_(training={"restarts": restarts})
+    extended = again.to_dict()
     # Whether a step has as many rows, divided otherwise, is checked when the run goes on.
     same = stored | {"training": stored["training"] | {name: extended["training"][name] for name in SETTINGS}}
     if restarts and next(resume_differences(same, extended), None) is None:
-        recipe.training.restarts = restarts
-        return
+        return again
     old = schedule_of(stored)
     if 0 < len(recipe.stages) <= len(old.stages) and old.training.max_steps == recipe.training.max_steps:
-        recipe.stages = _trained_so_far(recipe, old, [section.until for section in old.stages])
-        return
+        return recipe.with_(stages=_trained_so_far(recipe, old, [section.until for section in old.stages]))
     if status != "finished":
         raise UserError(f"{setting}: the run there is not finished; let the same command without --extend go on first")
     if "ended_early" in run:
@@ -99,12 +98,12 @@ def extend(recipe: Recipe) -> None:
             f"training.max_steps={most} is no more than the {steps:,} steps that the run in {setting} has made"
         )
     if not recipe.stages:
-        recipe.training.restarts = [*restarts, steps]
-        return
+        return recipe.with_(training={"restarts": [*restarts, steps]})
     ends = [float(stage.end) if stage.end > 1 else 1 / most for stage in stages_of(old)]  # 1.0 would be all steps
     trained = _trained_so_far(recipe, old, ends)
-    recipe.stages = [*trained, *(recipe.stages[len(trained) :] or [_last_again(old)])]
+    recipe = recipe.with_(stages=[*trained, *(recipe.stages[len(trained) :] or [_last_again(old)])])
     check_recipe(recipe)
+    return recipe
 
 
 def _trained_so_far(recipe: Recipe, old: Recipe, ends: list[float]) -> list[StageSection]:

@@ -1,6 +1,5 @@
 """The checkpoint from which a run is resumed."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UserError
@@ -17,7 +16,7 @@ def with_values_of_run(recipe: Recipe) -> Recipe:
     both = {name for name in LEFT_OPEN if f"training.{name}" in stored.get("chosen", {}).keys() & recipe.chosen.keys()}
     values = {name: stored["recipe"]["training"][name] for name in LEFT_OPEN if name in both}
     chosen = recipe.chosen | {f"training.{name}": "as the run began with" for name in values}
-    return replace(recipe, training=replace(recipe.training, **values), chosen=chosen) if values else recipe
+    return recipe.with_(training=values, chosen=chosen)
 
 
 def checkpoint_to_go_on(session, trusted: bool) -> Path | None:

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
 from ...errors import UserError, first_line
-from ...objectives.measuring import evenly_spread
+from ...objectives.scores import evenly_spread
 from ...recipes.checks import FOLLOWS_VALIDATIONS
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
@@ -60,8 +59,7 @@ def trial_recipe(
     """
     ranks = data_ranks(recipe.training, arguments.world_size)
     steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, ranks))
-    training = replace(
-        recipe.training,
+    changed: dict = dict(
         output_dir=folder,
         max_steps=steps if steps is not None else recipe.training.max_steps,
         per_device_train_batch_size=micro_batch,
@@ -70,10 +68,10 @@ def trial_recipe(
         report_to="none",
         logging_steps=1,
     )
-    if training.lr_scheduler_type in FOLLOWS_VALIDATIONS:  # the trial has no validations
-        training = replace(training, lr_scheduler_type="constant", lr_scheduler_kwargs={})
-    evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, patience=None, average_checkpoints=None)
-    return replace(recipe, training=training, evaluation=evaluation)
+    if recipe.training.lr_scheduler_type in FOLLOWS_VALIDATIONS:  # the trial has no validations
+        changed |= {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {}}
+    validations = dict.fromkeys(("every_steps", "best_metric", "patience", "average_checkpoints"))
+    return recipe.with_(training=changed, evaluation=validations)
 
 
 def try_step(session, model) -> tuple:

@@ -2,7 +2,6 @@
 
 import errno
 import traceback
-from dataclasses import replace
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
@@ -46,9 +45,8 @@ def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException,
     traceback.clear_frames(error.__traceback__)  # they hold the activations; planning below needs some memory
     devices, where = this_device(), "training"
     if stage is not None and not evaluates:
-        recipe, where = stage.stage.recipe, f"stages.{stage.stage.number}"
-        training = replace(recipe.training, per_device_train_batch_size=stage.micro_batch)
-        recipe = replace(recipe, training=training)
+        recipe = stage.stage.recipe.with_(training={"per_device_train_batch_size": stage.micro_batch})
+        where = f"stages.{stage.stage.number}"
     rows = evaluation_rows(recipe) if evaluates else recipe.training.per_device_train_batch_size
     ways = ways_out(recipe, engine, evaluates, devices, memory_of_recipe(recipe, engine, devices), where)
     what = "an evaluation" if evaluates else "training"

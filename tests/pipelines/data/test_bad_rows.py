@@ -165,8 +165,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
     recipe = load_recipe(str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None})))
     with pytest.raises(UserError, match=r"zz\.png holds no image .* \(data\.bad_rows=skip leaves the row out\)"):
         prepare_data(recipe)
-    recipe.data.bad_rows = "skip"
-    data = prepare_data(recipe)
+    data = prepare_data(recipe.with_(data={"bad_rows": "skip"}))
     assert data.rows["train"].notes == [
         "1 row left out (data.bad_rows=skip): 1 'image' holds no image that Pillow can read"
     ]

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -81,12 +82,12 @@ def test_a_document_of_two_sources_stays_in_the_first_where_that_is_asked_for(fi
     data = DataSection(mixture=sources, validation_fraction=0, cache_dir=str(files / "cache"))
 
     def parts(**clean):
-        data.clean = CleanSettings(exact_duplicates=True, near_duplicates=0.8, **clean)
-        return [texts(corpus) for corpus in open_corpora(data)["train"].sources.values()]
+        cleaned = replace(data, clean=CleanSettings(exact_duplicates=True, near_duplicates=0.8, **clean))
+        return [texts(corpus) for corpus in open_corpora(cleaned)["train"].sources.values()]
 
     first, alone = parts()
     assert parts(across_sources=True) == [first, [new]] and alone == [NEAR, new, TEXTS[0]]
-    sources[0].max_documents = 3  # what is not read is nobody's duplicate
+    sources[0] = replace(sources[0], max_documents=3)  # what is not read is nobody's duplicate
     assert parts(across_sources=True)[1] == [NEAR, new]
 
 
@@ -147,10 +148,8 @@ def test_what_is_left_out_is_part_of_the_identity_and_decided_once(files, monkey
 
 
 def test_each_source_of_a_mixture_is_cleaned_and_says_so(files):
-    data = section(files)
-    data.mixture = [MixtureSource(files=f"{files}/train-{number}.jsonl") for number in (0, 1)]
-    data.files = None
-    corpus = open_corpora(data)["train"]
+    sources = [MixtureSource(files=f"{files}/train-{number}.jsonl") for number in (0, 1)]
+    corpus = open_corpora(replace(section(files), mixture=sources, files=None))["train"]
     assert set(PLANTED.values()) & set(texts(corpus)) == {NEAR}  # what it is like is in the other source
     assert sum(note.startswith("cleaning left out") for note in corpus.notes()) == 2
 
@@ -182,8 +181,7 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
     for path in files.glob("train-*"):
         (folder / path.name).write_text(path.read_text())
     data = section(files, exact_duplicates=False, near_duplicates=None)
-    data.files, data.dataset, data.streaming = None, str(folder), True
-    corpus = open_corpora(data)["train"]
+    corpus = open_corpora(replace(data, files=None, dataset=str(folder), streaming=True))["train"]
     pairs = list(corpus.documents_from())
     assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[2:]]
     assert [one for one, _ in corpus.documents_from(json.loads(json.dumps(pairs[7][1])))] == [d for d, _ in pairs[8:]]

@@ -187,9 +187,8 @@ def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path,
     assert texts(open_corpora(data)["train"]) == ["one, two", "three", "four"]
     rows = [row for _, row in open_examples(data, {"label_field": "label"})["train"]]
     assert [row["label"] for row in rows] == ["x", "y", "x"]
-    data.text_field = "txt"
     with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.psv, row 1; did you mean text\?"):
-        open_corpora(data)
+        open_corpora(replace(data, text_field="txt"))
 
 
 def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
@@ -300,21 +299,18 @@ def test_sources_of_a_mixture_have_different_names():
 
 
 def test_a_source_of_a_mixture_is_called_what_the_recipe_names_it(tmp_path):
-    sections = mixture(tmp_path, [300, 300], [1, 1])
-    sections[0].name = "the news"
-    corpus = open_corpora(DataSection(mixture=sections))["train"]
+    first, second = mixture(tmp_path, [300, 300], [1, 1])
+    corpus = open_corpora(DataSection(mixture=[replace(first, name="the news"), second]))["train"]
     assert list(corpus.sources) == ["the_news", "part1_txt"] and corpus.name == "the_news + part1_txt"
-    sections[0].name = "news"
-    sections[1].name = "news"
     with pytest.raises(UserError, match=r"data\.mixture\.1\.name='news' must be a name that no other source has"):
-        open_corpora(DataSection(mixture=sections))
+        open_corpora(DataSection(mixture=[replace(section, name="news") for section in (first, second)]))
 
 
 def test_each_source_of_a_mixture_has_its_own_validation_where_it_has_one(tmp_path):
     sections = mixture(tmp_path, [300, 2000, 100, 100], [1, 1, 1, 1])
     (tmp_path / "held.txt").write_text("held back\n" * 3)
-    sections[1].validation_fraction, sections[2].validation_fraction = 0.3, 0.0
-    sections[3].validation_files = str(tmp_path / "held.txt")
+    own = {}, {"validation_fraction": 0.3}, {"validation_fraction": 0.0}, {"validation_files": f"{tmp_path}/held.txt"}
+    sections = [replace(section, **settings) for section, settings in zip(sections, own)]
     corpora = open_corpora(DataSection(mixture=sections, validation_fraction=0.1))
     held = {name: texts(part) for name, part in corpora["validation"].sources.items()}
     assert list(held) == ["part0_txt", "part1_txt", "part3_txt"] and held["part3_txt"] == ["held back\n"] * 3

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from anyformer.pipelines.data import derived
@@ -101,18 +102,18 @@ def test_kinds_of_names_are_what_the_tags_say(tmp_path):
     rows = [{"tokens": ["Anna", "saw", "Rom"], "tags": ["B-PER", "O", "B-LOC"]}]
     rows += [{"tokens": ["New", "York", "saw"], "tags": ["B-LOC", "I-LOC", "O"]}, {"tokens": ["so"], "tags": ["O"]}]
     columns = {"text_field": "tokens", "label_field": "tags"}
-    section = DataSection(files=str(write_lines(tmp_path / "a.jsonl", rows)), validation_fraction=0.0)
-    section.derive = "entity_kinds"
+    files = str(write_lines(tmp_path / "a.jsonl", rows))
+    section = DataSection(files=files, validation_fraction=0.0, derive="entity_kinds")
     found = [(row["tokens"], row["tags"]) for _, row in open_examples(section, columns)["train"]]
     assert found == [("Anna saw Rom", ["PER", "LOC"]), ("New York saw", ["LOC"]), ("so", [])]
-    section.files = str(write_lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": ["O"]}]))
+    files = str(write_lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": ["O"]}]))
     with pytest.raises(UserError, match=r"task\.label_field='tags': .*b\.jsonl, line 1 has 1 tags of 2 words"):
-        open_examples(section, columns)
-    section.files = str(write_lines(tmp_path / "c.jsonl", [{"tokens": "a b", "tags": ["O"]}]))
+        open_examples(replace(section, files=files), columns)
+    files = str(write_lines(tmp_path / "c.jsonl", [{"tokens": "a b", "tags": ["O"]}]))
     with pytest.raises(
         UserError, match=r"task\.text_field='tokens': .*c\.jsonl, line 1 holds str, not a list of words"
     ):
-        open_examples(section, columns)
+        open_examples(replace(section, files=files), columns)
 
 
 LISTED = {"context_field": "context", "question_field": None, "choices_field": "choices", "max_length": 96}
@@ -199,8 +200,7 @@ def test_questions_about_docstrings_are_validated_in_words_that_training_never_h
         asked = {wording.format(name=name): answer for wording in wordings for name, answer in answers.items()}
         assert rows and all(asked[row["instruction"]] == row["output"] for row in rows)
     assert not set(ASKED) & set(ASKED_OTHERWISE)
-    section.validation_fraction = 0.0
-    assert list(open_examples(section, columns)) == ["train"]
+    assert list(open_examples(replace(section, validation_fraction=0.0), columns)) == ["train"]
 
 
 @pytest.mark.parametrize(

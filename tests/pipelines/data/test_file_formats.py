@@ -8,6 +8,7 @@ import json
 import lzma
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -84,14 +85,13 @@ def test_a_text_is_found_under_keys_within_keys_in_every_format_that_has_them(tm
         DataSection(dataset=str(tmp_path / "hub"), streaming=way, validation_fraction=0) for way in (False, True)
     ]
     for data in sources:
-        data.text_field = "doc.body.text"
+        data = replace(data, text_field="doc.body.text")
         assert texts(open_corpora(data)["train"]) == ["one", "two"]
         if data.files:
             examples = open_examples(data, {"text_field": "doc.body.text"})["train"]
             assert [row["doc.body.text"] for _, row in examples] == ["one", "two"]
-        data.text_field = "doc.body.txt"
         with pytest.raises(UserError, match=r"text_field='doc\.body\.txt'.*no such.*did you mean doc\.body\.text\?"):
-            open_corpora(data)
+            open_corpora(replace(data, text_field="doc.body.txt"))
 
 
 def test_code_and_markup_are_text_where_a_pattern_asks_for_them(tmp_path):

@@ -113,5 +113,5 @@ def test_classes_without_rows_and_rare_ones_are_said(tmp_path):
     train, validation = rows["train"].notes, rows["validation"].notes
     assert train[-1] == "rare: 'billing ' with 4, 'grade_2' with 1, 'shiping' with 2"
     assert validation[0].startswith("no row of the class 'grade_2', 'shiping', not measured here; data.stratify=true")
-    recipe.data.stratify = True
-    assert prepare_data(recipe).rows["validation"].notes == ["no row of the class 'grade_2', not measured here"]
+    stratified = recipe.with_(data={"stratify": True})
+    assert prepare_data(stratified).rows["validation"].notes == ["no row of the class 'grade_2', not measured here"]

@@ -3,6 +3,7 @@
 import functools
 import http.server
 import threading
+from dataclasses import replace
 
 import fsspec
 import pytest
@@ -85,9 +86,8 @@ def test_without_a_network_the_copy_serves_and_without_a_copy_it_is_one_sentence
     end()
     assert texts(open_corpora(data)["train"]) == ["some text\n"]
     assert "cannot be reached" in capsys.readouterr().err
-    data.cache_dir = str(tmp_path / "empty")
     with pytest.raises(UserError, match=r"data\.files='http://127.*/a\.txt' cannot be reached: ") as caught:
-        open_corpora(data)
+        open_corpora(replace(data, cache_dir=str(tmp_path / "empty")))
     assert "\n" not in str(caught.value)
 
 

@@ -46,7 +46,7 @@ def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_widt
     assert (fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]) == (64, 2, 1)
     assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 100
     assert narrow.training.output_dir == "runs/x/width-64-steps-100"
-    recipe.training.output_dir = "runs/rates: a #1"  # as YAML a mapping, and a comment
+    recipe = recipe.with_(training={"output_dir": "runs/rates: a #1"})  # as YAML a mapping, and a comment
     settings = ladder(recipe, [64], steps)[0].settings
     assert load_recipe("stdlib_moe_dense", settings).training.output_dir == "runs/rates: a #1/width-64-steps-100"
     with pytest.raises(UserError, match="give three or more"):

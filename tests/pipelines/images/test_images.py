@@ -32,13 +32,13 @@ COLUMNS = {"image_field": "image", "label_field": "label"}
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """A function: sections of a recipe -> (recipe, task, rows of each split)."""
+    """A function: sections of a recipe -> (recipe, its data, rows of each split)."""
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
 
     def prepare(channels=1, **sections):
         recipe = load_recipe(str(image_recipe(tmp_path, channels=channels, **sections)))
         data = prepare_data(recipe)
-        return recipe, data.objective, data.rows
+        return recipe, data, data.rows
 
     return prepare
 
@@ -162,7 +162,7 @@ def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepare
     table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
     images = [PIL.Image.open(io.BytesIO(row["image"]["bytes"])) for row in table]
     wanted = processor(images=images, return_tensors="pt")["pixel_values"]
-    found = task.collator(False)([rows["test"][i] for i in range(11)])
+    found = task.collator_of(False)([rows["test"][i] for i in range(11)])
     torch.testing.assert_close(found["pixel_values"], wanted, atol=1e-6, rtol=0)
     assert found["labels"].tolist() == [row["label"] for row in table]
 
@@ -177,7 +177,7 @@ def test_training_images_have_mean_zero_and_deviation_one(prepared):
     for channels in (1, 3):
         _, task, rows = prepared(channels, task={"name": "image_classification"})
         plain = [{k: v for k, v in rows["train"][i].items() if k != "augment"} for i in range(len(rows["train"]))]
-        pixels = task.collator(False)(plain)["pixel_values"]
+        pixels = task.collator_of(False)(plain)["pixel_values"]
         assert pixels.shape[1] == channels
         torch.testing.assert_close(pixels.mean(dim=(0, 2, 3)), torch.zeros(channels), atol=1e-3, rtol=0)
         torch.testing.assert_close(pixels.std(dim=(0, 2, 3)), torch.ones(channels), atol=1e-3, rtol=0)
@@ -370,7 +370,7 @@ def test_transparent_images_are_on_white_in_training_in_prediction_and_in_the_sa
         document = yaml.safe_load(recipe.read_text())
         recipe.write_text(yaml.safe_dump(document | {"model": sections["model"]}))
     data = prepare_data(load_recipe(str(recipe)))
-    rows, task = data.rows["train"], data.objective
+    rows, task = data.rows["train"], data
     seen = rows.store.pixels[0]
     corner = seen[:, : SIZE // 2, -SIZE // 2 :] if kind == "turned" else seen[:, : SIZE // 2, : SIZE // 2]
     assert corner.max() == 0 and (seen == 255).sum() == 3 * SIZE * SIZE * 3 // 4
@@ -379,8 +379,8 @@ def test_transparent_images_are_on_white_in_training_in_prediction_and_in_the_sa
     task.processor.save_pretrained(tmp_path / "saved")
     processor = AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)
     file = tmp_path / "signs" / "left" / "a.png"
-    trained = task.collator(False)([{k: v for k, v in rows[0].items() if k != "augment"}])["pixel_values"]
-    asked = task.asked({"image": str(file)}, "row 1")
+    trained = task.collator_of(False)([{k: v for k, v in rows[0].items() if k != "augment"}])["pixel_values"]
+    asked = task.answers().asked({"image": str(file)}, "row 1")
     shown = asked if checkpoint and kind == "turned" else PIL.Image.open(file)  # transformers' own leaves EXIF alone
     for image in (asked, shown):
         found = processor(images=image, return_tensors="pt")["pixel_values"]

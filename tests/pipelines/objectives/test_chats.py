@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.prepare import describe_data, prepare_data
+from anyformer.pipelines.objectives.prepare import cache_of, describe_data, prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import on_rows, random_decoder, task_recipe, write_lines
 from tiny_tokenizers import of_bytes
@@ -200,7 +200,7 @@ def test_control_tokens_in_any_text_of_a_message_are_ordinary_text(prepare):
     end = data.tokenizer.convert_tokens_to_ids(bad)
     assert ids.count(end) == plain.count(end) == 3 and int((labels == end).sum()) == 1
     assert data.tokenizer.decode(ids).count(bad) == 3 + 6
-    asked = data.objective.prompt_ids(data.objective.asked(row, "here"))
+    asked = data.labels.prompt_ids(data.answers().asked(row, "here"))
     assert asked == ids[: len(asked)] and asked.count(end) == 2
 
 
@@ -322,18 +322,11 @@ def test_a_pair_compares_the_answers_from_where_its_conversations_differ(prepare
 
 def test_a_written_call_is_compared_with_the_call(prepare):
     data = prepare([{"messages": WITH_CALLS[:2], "tools": [TOOL]}] * 2, **MESSAGES)
-    source, objective = data.sources["train"], data.objective
-    rows = objective.rows(source, "validation", objective_cache(data))
+    rows = data.reads.rows(data, data.sources["train"], "validation", cache_of(data.objective.recipe))
     assert rows.texts("answer")[0] == LEARNED_CALLS[0].removesuffix("<|im_end|>")
-    asked = objective.prompt_ids(objective.asked({"messages": WITH_CALLS[:2], "tools": [TOOL]}, "here"))
+    asked = data.labels.prompt_ids(data.answers().asked({"messages": WITH_CALLS[:2], "tools": [TOOL]}, "here"))
     right = data.tokenizer.apply_chat_template(WITH_CALLS[:1], tools=[TOOL], add_generation_prompt=True)["input_ids"]
     assert asked == right
-
-
-def objective_cache(data):
-    from anyformer.pipelines.objectives.prepare import cache_of
-
-    return cache_of(data.objective.recipe)
 
 
 # ---- the end of an answer
@@ -367,7 +360,7 @@ def test_the_token_that_ends_an_answer_is_learned_and_stops_generation(prepare, 
     assert learned(data)[1][-1] == end
     eos_id = data.tokenizer.eos_token_id
     model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=eos_id))
-    data.objective.prepare_model(model)
+    data.learns().adapt(model)
     ids = data.tokenizer.convert_tokens_to_ids(stops)
     assert model.generation_config.eos_token_id == ([eos_id, *ids] if ids else eos_id)
     assert data.tokenizer.decode([eos_id, *ids], skip_special_tokens=True) == ""
@@ -384,7 +377,7 @@ def test_a_call_that_ends_otherwise_stops_generation_as_well(prepare, tmp_path):
     marks = ("<|im_start|>", "<|im_end|>", "<|call|>")
     data = prepare([with_calls([CALL])], tokenizer=tokenizer_of(tmp_path / "tokenizer", template, marks), **MESSAGES)
     model = SimpleNamespace(generation_config=GenerationConfig())
-    data.objective.prepare_model(model)
+    data.learns().adapt(model)
     assert model.generation_config.eos_token_id == data.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|call|>"])
     assert learned(data)[1][0].endswith("</tool_call><|call|>")
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import pyarrow.parquet
@@ -11,6 +12,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives import chats, instruction_tuning
 from anyformer.pipelines.objectives.finished_model import FinishedModel
+from anyformer.pipelines.objectives.messages import Chat
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
@@ -61,12 +63,12 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         ]
         if not messages or (messages[0]["role"], messages[-1]["role"]) != ("user", "assistant"):
             return
-        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
+        ids, learned = map(torch.tensor, data.labels.encode([("here", messages)], Counter())[0])
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
         last = [message | {"weight": 0} for message in messages[:-1]] + messages[-1:]  # as of a completion
-        ids, learned = map(torch.tensor, data.objective.encode([("here", last)])[0])
+        ids, learned = map(torch.tensor, data.labels.encode([("here", last)], Counter())[0])
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()
@@ -81,7 +83,7 @@ def test_control_tokens_in_a_message_are_text_and_those_of_the_template_are_cont
         {"role": "assistant", "content": answer},
     ]
     plain = [message | {"content": message["content"].replace("<|", "<!")} for message in asked]
-    (ids, learned), (others, _) = data.objective.encode([("here", asked), ("there", plain)])
+    (ids, learned), (others, _) = data.labels.encode([("here", asked), ("there", plain)], Counter())
     assert ids.count(tokenizer.eos_token_id) == others.count(tokenizer.eos_token_id) == 2
     assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == tokenizer.decode(others).replace("<!", "<|")
     assert tokenizer.decode([number for number, own in zip(ids, learned) if own]) == answer + end
@@ -170,25 +172,25 @@ def test_a_conversation_that_cannot_be_learned_is_named_with_its_place(tmp_path,
 def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
     rows = [GOOD, GOOD | {"instruction": "long " * 100}, *[GOOD] * 11]
     data = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
-    said = data.objective.describe(data.rows["train"])
+    said = data.reads.describe(data, data.rows["train"])
     assert "1 more left out, whose prompt alone is longer" in said and "cut off" not in said
-    lines = [int(place.split()[-1]) for place, _ in data.objective.with_rows(data.sources["train"])]
+    lines = [int(place.split()[-1]) for place, _ in data.reads.with_rows(data, data.sources["train"])]
     assert lines == [1, *range(3, 14)]
     rows[2:4] = [GOOD | {"output": "long " * 20}] * 2
-    said = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
+    data = prepared(tmp_path, **on_rows(tmp_path, rows, max_length=60))
     cut = "in 2 of 12 conversations an answer is cut off at its end; raise task.max_length"
-    assert cut in said.objective.describe(said.rows["train"])
+    assert cut in data.reads.describe(data, data.rows["train"])
     with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
         prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))
 
 
 def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
-    objective = prepared(tmp_path, data={"test_files": None}).objective
-    objective.tokenizer.chat_template = (
+    data = prepared(tmp_path, data={"test_files": None})
+    data.tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + ('!' if loop.last else '?') + m['content'] }}{% endfor %}"
     )
     with pytest.raises(UserError, match="writes a message otherwise once another follows"):
-        objective.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])])
+        data.labels.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])], Counter())
 
 
 def without_mark(before="", prompt=""):
@@ -227,13 +229,13 @@ def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refu
     plain.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
     with pytest.raises(UserError, match=says):  # also of a later answer, where the first probe passes
-        plain.objective.encode([("here", chat)])
+        plain.labels.encode([("here", chat)], Counter())
 
 
 def test_a_template_without_a_mark_at_the_end_of_answers_learns_them_and_an_end(template_of):
     data = template_of(without_mark(" "))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-    ((ids, learned),) = data.objective.encode([("here", chat)])
+    ((ids, learned),) = data.labels.encode([("here", chat)], Counter())
     assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog<|endoftext|>"
 
 
@@ -248,16 +250,17 @@ def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
 
 def test_written_answers_of_packed_rows_are_compared_with_their_own_references(tmp_path, monkeypatch):
     data = prepared(tmp_path, evaluation={"metrics": ["exact_match", "perplexity"]})
-    rows, objective = data.rows["validation"], data.objective
-    prompts = [tuple(objective.prompt_ids(json.loads(prompt))) for prompt in rows.texts("prompt")]
+    rows = data.rows["validation"]
+    prompts = [tuple(data.labels.prompt_ids(Chat.from_json(prompt))) for prompt in rows.texts("prompt")]
     told = dict(zip(prompts, rows.texts("answer")))
     monkeypatch.setattr(
         instruction_tuning, "continuations", lambda finished, tokenizer, ids, most: [told[tuple(each)] for each in ids]
     )
     with kept_comparisons() as compared:
-        found = objective.measure(FinishedModel("", lambda: None, 4), rows, [0, len(rows) - 1], None)
+        model = FinishedModel("", lambda: None, 4)
+        found = data.scores().of_answers(data.answers(), model, rows, [0, len(rows) - 1], None)
     asked = sorted(each[0] for row in (0, len(rows) - 1) for each in rows.documents(row))
-    assert found == {"exact_match": 1.0} and rows.is_packed and compared[0].rows == asked
+    assert found.values == {"exact_match": 1.0} and rows.is_packed and compared[0].rows == asked
     assert compared[0].references == [rows.texts("answer")[number] for number in asked]
 
 
@@ -289,15 +292,15 @@ def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path
 
 def test_a_sample_prompt_longer_than_the_positions_is_refused_before_the_training(tmp_path):
     prompts = {"sample_prompts": ["short", "a long question " * 10]}
-    objective = prepared(tmp_path, data={"test_files": None}, evaluation=prompts).objective
+    answers = prepared(tmp_path, data={"test_files": None}, evaluation=prompts).answers()
     with pytest.raises(UserError, match=r"evaluation.sample_prompts.1 has \d+ tokens, but the model has 128 positions"):
-        objective.check_model_length(128)
+        answers.check_prompts(128)
 
 
 def test_a_sample_ends_where_the_models_positions_do(tmp_path, monkeypatch):
-    objective = prepared(tmp_path, data={"test_files": None}, evaluation={"sample_tokens": 96}).objective
+    answers = prepared(tmp_path, data={"test_files": None}, evaluation={"sample_tokens": 96}).answers()
     monkeypatch.setattr(chats, "continuations", lambda finished, tokenizer, prompts, most: [most])
     config = SimpleNamespace(max_position_embeddings=64)
     finished = FinishedModel("", lambda: SimpleNamespace(config=config), 1)
-    found = [objective.sample_answer(finished, [0] * length) for length in (40, 64)]
+    found = [answers._sample(finished, [0] * length) for length in (40, 64)]
     assert found == [24, 96]  # rotary positions go on, as far as they do

@@ -134,15 +134,16 @@ SECTIONS = {
 def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp_path):
     from anyformer.pipelines.data.corpora import open_corpora
     from anyformer.pipelines.objectives.prepare import prepare_data
+    from anyformer.pipelines.plugins import objective_of
     from anyformer.pipelines.recipes.compose import load_recipe
 
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
     corpus = open_corpora(recipe.data)["train"]
-    recipe.data.streaming = True
-    stream = data.objective.rows(corpus, "train", tmp_path)
+    objective = objective_of(recipe.with_(data={"streaming": True}))
+    stream = objective.Reads(objective).rows(data, corpus, "train", tmp_path)
     assert isinstance(stream, StreamingPackedDataset)
-    stored, collate = data.rows["train"], data.objective.collator(packed=True)
+    stored, collate = data.rows["train"], data.collator_of(packed=True)
     for epoch in (0, 3):
         stream.set_epoch(epoch)
         rows = list(stream)
@@ -162,8 +163,8 @@ def test_documents_of_an_encoder_begin_with_cls_and_end_with_sep(tiny_recipe):
     for number, text in enumerate(texts):
         assert store.document(number).tolist() == tokenizer(text).input_ids
     ids = {"cls_token_id": 0, "sep_token_id": 1, "mask_token_id": 3}
-    assert data.objective.config_fields() == ids == {name: getattr(tokenizer, name) for name in ids}
-    batch = data.objective.collator(data.packed)([data.rows["train"][0]])
+    assert data.learns().config_fields() == ids == {name: getattr(tokenizer, name) for name in ids}
+    batch = data.collator([data.rows["train"][0]])
     assert batch["labels"].max() < len(tokenizer) and tokenizer.mask_token_id in batch["input_ids"]
 
 
@@ -171,6 +172,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
     class Maskless(Vocabulary):
         mask_token_id = None
 
+    objective = Masked(Recipe(objective=Masked.Settings()))
     with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        Masked(Recipe(objective=Masked.Settings())).use_tokenizer(Maskless())
+        objective.Reads(objective).prepare({"train": None}, None, False, Maskless())
     assert "\n" not in str(caught.value)

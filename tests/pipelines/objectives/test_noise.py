@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def stored(texts, tokenizer):
 
 
 def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own):
-    """(objective, rows with their ids) over these documents."""
+    """(data without rows, rows with their ids) over these documents."""
     recipe = Recipe(
         model=ModelSection(family=family or FAMILY.get(name, "seq2seq")),
         objective=OBJECTIVES[name].Settings(sequence_length=length, **own),
@@ -48,19 +49,19 @@ def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own
     )
     objective = objective_of(recipe)
     objective.check()
-    objective.use_tokenizer(letters)
-    dataset = objective.pack(stored(texts, letters), tail)
+    data = objective.Reads(objective).prepare({"train": None}, None, False, letters)
+    dataset = data.reads._pack(data, stored(texts, letters), tail)
     assert isinstance(dataset, PackedDataset)
-    return objective, [dataset[number] | {"row_ids": number, "epoch": 0} for number in range(len(dataset))]
+    return data, [dataset[number] | {"row_ids": number, "epoch": 0} for number in range(len(dataset))]
 
 
 def text_of(letters, ids) -> str:
     return "".join(letters.convert_ids_to_tokens([i for i in ids.tolist() if i != IGNORE_INDEX]))
 
 
-def sources_and_targets(letters, objective, rows):
+def sources_and_targets(letters, data, rows):
     """(source, target, row) of each row as texts, without the end-of-text that closes source and target."""
-    batch = objective.collator(True)(rows)
+    batch = data.collator_of(True)(rows)
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     for row, source, target, inside in zip(rows, batch["input_ids"], batch["labels"], mask):
         raw = text_of(letters, row["labels"])
@@ -91,9 +92,9 @@ def stand_in_order(pieces: list[str], text: str) -> bool:
 @given(texts=documents, infill=st.floats(0.05, 0.9), mean=st.floats(1, 8), seed=seeds)
 def test_each_mask_stands_for_a_span_and_as_many_tokens_as_asked_for_are_left_out(letters, texts, infill, mean, seed):
     own = {"infill_rate": infill, "mean_span_length": mean, "permute_rate": 0.0}
-    objective, rows = made("denoising", letters, texts, 48, seed=seed, **own)
+    data, rows = made("denoising", letters, texts, 48, seed=seed, **own)
     end = letters.eos_token
-    for source, target, raw in sources_and_targets(letters, objective, rows):
+    for source, target, raw in sources_and_targets(letters, data, rows):
         assert target == raw and len(source.split(end)) == len(target.split(end))
         words, kept = (text.replace(end, "") for text in (target, source.replace(MASK, "")))
         assert abs(len(words) - len(kept) - infill * len(words)) <= target.count(end) + 1
@@ -104,8 +105,8 @@ def test_each_mask_stands_for_a_span_and_as_many_tokens_as_asked_for_are_left_ou
 
 @given(texts=documents, seed=seeds)
 def test_sentences_change_places_within_their_document(letters, texts, seed):
-    objective, rows = made("denoising", letters, texts, 1000, seed=seed, infill_rate=0.0)
-    ((source, target, _),) = sources_and_targets(letters, objective, rows)
+    data, rows = made("denoising", letters, texts, 1000, seed=seed, infill_rate=0.0)
+    ((source, target, _),) = sources_and_targets(letters, data, rows)
     for noisy, text in zip(source.split(letters.eos_token), target.split(letters.eos_token)):
         moved, sentences = (sorted(map(str.strip, re.findall(r"[^.!?]+[.!?]", one))) for one in (noisy, text))
         assert moved == sentences and len(noisy) == len(text)
@@ -122,10 +123,10 @@ def put_back(source, target):
 
 @given(texts=documents, seed=seeds, length=st.integers(8, 120))
 def test_each_denoiser_leaves_out_what_its_target_says(letters, texts, seed, length):
-    objective, rows = made("mixture_of_denoisers", letters, texts, length, seed=seed)
-    batch = objective.collator(True)(rows)
+    data, rows = made("mixture_of_denoisers", letters, texts, length, seed=seed)
+    batch = data.collator_of(True)(rows)
     assert batch["input_ids"].shape[1] <= length and batch["labels"].shape[1] <= length
-    for source, target, raw in sources_and_targets(letters, objective, rows):
+    for source, target, raw in sources_and_targets(letters, data, rows):
         (mode,) = re.findall(r"<\|[RSX]\|>", source)
         assert source.startswith(mode)
         text, over = put_back(source.removeprefix(mode), target)
@@ -135,8 +136,8 @@ def test_each_denoiser_leaves_out_what_its_target_says(letters, texts, seed, len
 
 
 def test_the_papers_denoisers_are_drawn_alike(letters):
-    objective, (row, *_) = made("mixture_of_denoisers", letters, ["".join(SENTENCES) * 9], 64)
-    batch = objective.collator(True)([row | {"row_ids": number} for number in range(1400)])
+    data, (row, *_) = made("mixture_of_denoisers", letters, ["".join(SENTENCES) * 9], 64)
+    batch = data.collator_of(True)([row | {"row_ids": number} for number in range(1400)])
     drawn = Counter(letters.convert_ids_to_tokens(batch["input_ids"][:, 0].tolist()))
     assert all(abs(drawn[mode] - 200 * times) < 60 for mode, times in zip(MODES, (2, 1, 4)))
 
@@ -146,18 +147,18 @@ def test_the_papers_denoisers_are_drawn_alike(letters):
 
 @given(texts=documents, seed=seeds)
 def test_prefix_and_rest_are_the_row(letters, texts, seed):
-    objective, rows = made("prefix_lm", letters, texts, 40, seed=seed)
-    assert objective.auto_class == "AutoModelForSeq2SeqLM" and not objective.shifts_labels
-    for source, target, raw in sources_and_targets(letters, objective, rows):
+    data, rows = made("prefix_lm", letters, texts, 40, seed=seed)
+    assert data.objective.auto_class == "AutoModelForSeq2SeqLM" and not data.objective.shifts_labels
+    for source, target, raw in sources_and_targets(letters, data, rows):
         assert source + target == raw and source and (target or raw == letters.eos_token or len(raw) == 1)
 
 
 @given(texts=documents, seed=seeds)
 def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix_that_all_of_it_sees(letters, texts, seed):
-    objective, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
-    assert objective.auto_class == "AutoModelForCausalLM" and objective.shifts_labels
+    data, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
+    assert data.objective.auto_class == "AutoModelForCausalLM" and data.objective.shifts_labels
     for packed in (True, False):
-        batch = objective.collator(packed)(rows)
+        batch = data.collator_of(packed)(rows)
         assert torch.equal(batch["input_ids"], torch.stack([row["input_ids"] for row in rows]))
         for row, labels, prefix in zip(rows, batch["labels"], batch["prefix_mask"]):
             predicted = labels != IGNORE_INDEX
@@ -174,10 +175,10 @@ def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix_that_all_of
 
 @given(texts=documents, seed=seeds)
 def test_a_decoders_masks_are_seen_by_all_and_have_a_token_before_them(letters, texts, seed):
-    objective, rows = made("masked", letters, texts, 40, family="decoder", seed=seed)
-    assert objective.auto_class == "AutoModelForCausalLM" and objective.shifts_labels
+    data, rows = made("masked", letters, texts, 40, family="decoder", seed=seed)
+    assert data.objective.auto_class == "AutoModelForCausalLM" and data.objective.shifts_labels
     for packed in (True, False):
-        batch = objective.collator(packed)(rows)
+        batch = data.collator_of(packed)(rows)
         assert "attention_mask" not in batch
         for row, labels, seen in zip(rows, batch["labels"], batch["prefix_mask"]):
             assert not (labels != IGNORE_INDEX)[row["position_ids"] == 0].any()
@@ -194,7 +195,7 @@ def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
         assert (objective.auto_class, objective.shifts_labels) == (head, head == "AutoModelForCausalLM")
         if head == "AutoModelForCausalLM":
             with pytest.raises(UserError, match=r"\(gpt2\) is causal throughout.*anyformer convert"):
-                objective.open()
+                objective.Reads(objective).open()
     with pytest.raises(UserError, match="cannot be loaded"):
         _ = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path)), objective=settings)).auto_class
 
@@ -216,8 +217,8 @@ def arranged_back(text, letters):
 @given(texts=documents, seed=seeds, packed=st.booleans(), rate=st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_rearranged_document_is_the_document_and_each_token_is_predicted_as_often(letters, texts, seed, packed, rate):
     texts = texts if packed else texts[:1]
-    objective, rows = made("fill_in_the_middle", letters, texts, 40, fim_rate=rate, shortest=4, seed=seed)
-    batch = objective.collator(True)(rows)
+    data, rows = made("fill_in_the_middle", letters, texts, 40, fim_rate=rate, shortest=4, seed=seed)
+    batch = data.collator_of(True)(rows)
     for i, row in enumerate(rows):
         starts = (batch["position_ids"][i] == 0).nonzero()[:, 0].tolist()
         spans = list(zip(starts, [*starts[1:], len(batch["position_ids"][i])]))
@@ -239,14 +240,14 @@ def test_a_rearranged_document_is_the_document_and_each_token_is_predicted_as_of
             assert new - Counter({IGNORE_INDEX: 99}) == old - Counter({IGNORE_INDEX: 99})
     if rate == 0:
         assert torch.equal(batch["input_ids"][:, : rows[0]["input_ids"].shape[0]], batch["input_ids"])
-    without = objective.collator(False)(rows)
+    without = data.collator_of(False)(rows)
     assert "position_ids" not in without and torch.equal(without["input_ids"], batch["input_ids"])
 
 
 def test_half_of_the_documents_are_rearranged_half_of_those_with_the_suffix_first(letters):
-    objective, rows = made("fill_in_the_middle", letters, ["".join(SENTENCES) * 2] * 400, 82, tail="drop", shortest=2)
-    batch = objective.collator(True)(rows)
-    ids, (prefix, _, suffix) = batch["input_ids"].flatten(), objective.sentinel_ids
+    data, rows = made("fill_in_the_middle", letters, ["".join(SENTENCES) * 2] * 400, 82, tail="drop", shortest=2)
+    batch = data.collator_of(True)(rows)
+    ids, (prefix, _, suffix) = batch["input_ids"].flatten(), letters.convert_tokens_to_ids(MIDDLES)
     begins = ids == prefix
     parts = sum(len(np.flatnonzero(row["position_ids"].numpy() == 0)) for row in rows)
     by_suffix = int((begins[:-1] & (ids[1:] == suffix)).sum())  # some prefixes are empty, too
@@ -265,11 +266,11 @@ CORRUPTED += [("masked", "encoder", {"masking": kind}) for kind in ("token", "wh
 def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_number(letters, name, family, own):
     texts = ["".join(SENTENCES[:n]) * 3 for n in range(1, 6)]
     for seed in (0, 7, 2**62):
-        objective, rows = made(name, letters, texts, 48, family, seed=seed, **own)
-        whole = objective.collator(True)(rows)
+        data, rows = made(name, letters, texts, 48, family, seed=seed, **own)
+        whole = data.collator_of(True)(rows)
         for size in range(1, len(rows) + 1):
             order = np.random.default_rng(size).permutation(len(rows))[:size].tolist()
-            part = objective.collator(True)([rows[number] for number in order])
+            part = data.collator_of(True)([rows[number] for number in order])
             for key in ("input_ids", "labels"):
                 width = min(whole[key].shape[1], part[key].shape[1])
                 assert torch.equal(part[key][:, :width], whole[key][order][:, :width])
@@ -277,7 +278,7 @@ def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_n
 
     def seen(seed=0, **changes):
         other, _ = made(name, letters, texts, 48, family, seed=seed, **own)
-        batch = other.collator(True)([rows[1] | changes])
+        batch = other.collator_of(True)([rows[1] | changes])
         return tuple(batch["input_ids"][0].tolist()), tuple(batch["labels"][0].tolist())
 
     assert seen(epoch=1) == seen(epoch=1)
@@ -287,9 +288,9 @@ def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_n
 
 @pytest.mark.parametrize(("name", "family", "own"), CORRUPTED)
 def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, family, own):
-    objective, rows = made(name, letters, ["".join(SENTENCES)] * 3, 32, family, **own)
+    data, rows = made(name, letters, ["".join(SENTENCES)] * 3, 32, family, **own)
     filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORE_INDEX)}
-    batch = objective.collator(True)([rows[0], filler])
+    batch = data.collator_of(True)([rows[0], filler])
     assert (batch["labels"][0] != IGNORE_INDEX).any() and (batch["labels"][1] == IGNORE_INDEX).all()
     assert name != "masked" or torch.equal(batch["input_ids"][1], rows[0]["input_ids"])  # nothing is hidden, either
     assert not batch.get("attention_mask", torch.zeros(0)).eq(0).any() or family != "encoder"
@@ -297,9 +298,10 @@ def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, famil
 
 @pytest.mark.parametrize(("name", "family"), OBJECTIVE)
 def test_the_batches_of_a_stream_have_one_length(letters, name, family):
-    objective, rows = made(name, letters, ["".join(SENTENCES)] * 9, 32, family, tail="drop")
-    objective.recipe.data.streaming = True
-    batches = [objective.collator(True)(rows[i : i + 1]) for i in range(6)]
+    data, rows = made(name, letters, ["".join(SENTENCES)] * 9, 32, family, tail="drop")
+    streamed = objective_of(data.objective.recipe.with_(data={"streaming": True}))
+    data = replace(data, objective=streamed, reads=streamed.Reads(streamed))
+    batches = [data.collator_of(True)(rows[i : i + 1]) for i in range(6)]
     for key in ("input_ids", "labels"):
         assert len({batch[key].shape for batch in batches}) == 1
 

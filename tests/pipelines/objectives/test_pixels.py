@@ -1,6 +1,7 @@
 """Images as rows of colours, and hidden patches: clusters, rows, runs, completions, probes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import PIL.Image
@@ -13,9 +14,11 @@ from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to
 from anyformer.pipelines.images.processors import image_gpt_processor
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
 from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
+from anyformer.pipelines.objectives.pixels import Palette
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import ModelSection
 from image_data import SIZE, image_recipe, pictures
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -43,7 +46,7 @@ def pixels_recipe(folder, channels=1, training=None, evaluation=None, **objectiv
 def prepared(tmp_path):
     def prepare(**kwargs):
         data = prepare_data(load_recipe(str(pixels_recipe(tmp_path, **kwargs))))
-        return data.objective, data.rows
+        return data, data.rows
 
     return prepare
 
@@ -53,10 +56,11 @@ def prepared(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_codes_are_those_of_the_saved_processor(prepared, tmp_path, channels):
-    job, rows = prepared(channels=channels)
-    assert job.channels == channels and job.clusters.shape == (8, 3)
-    assert (np.diff(job.clusters.sum(axis=1)) >= -1e-3).all()  # from dark to bright
-    job.processor.save_pretrained(tmp_path / "saved")
+    data, rows = prepared(channels=channels)
+    palette = Palette(data.processor)
+    assert palette.channels == channels and palette.clusters.shape == (8, 3)
+    assert (np.diff(palette.clusters.sum(axis=1)) >= -1e-3).all()  # from dark to bright
+    data.processor.save_pretrained(tmp_path / "saved")
 
     import io
 
@@ -85,18 +89,19 @@ def test_more_clusters_than_colours_are_refused(prepared, tmp_path):
 
 
 def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
-    job, rows = prepared()
+    data, rows = prepared()
+    palette = Palette(data.processor)
     row = rows["train"][0]
-    assert row["input_ids"][0] == len(job.clusters) and torch.equal(row["input_ids"][1:], row["labels"][:-1])
+    assert row["input_ids"][0] == len(palette.clusters) and torch.equal(row["input_ids"][1:], row["labels"][:-1])
     assert len(row["labels"]) == SIZE * SIZE and np.array_equal(row["labels"], rows["train"].codes[0])
-    config = AnyformerDecoderConfig(**MODEL, **job.config_fields())
+    config = AnyformerDecoderConfig(**MODEL, **data.learns().config_fields())
     model = AnyformerDecoderForCausalLM(config).eval()
-    batch = job.collator(False)([row, rows["train"][1]])
+    batch = data.collator_of(False)([row, rows["train"][1]])
     logits = model(batch["input_ids"]).logits
-    assert logits.shape[-1] == len(job.clusters)
+    assert logits.shape[-1] == len(palette.clusters)
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     torch.testing.assert_close(model(**batch).loss, wanted)
-    bits = job.metrics_of_pass(["bits_per_pixel"], {"loss": wanted.item()}, rows["test"], None)
+    bits = data.scores().of_pass(["bits_per_pixel"], {"loss": wanted.item()}, rows["test"], None)
     assert bits["bits_per_pixel"] == pytest.approx(wanted.item() / np.log(2))
 
 
@@ -141,15 +146,16 @@ def test_a_mistake_in_labels_is_told_before_colours_are_sought(tmp_path, monkeyp
 
 
 def test_a_completion_keeps_the_upper_half_and_draws_the_rest(prepared):
-    job, rows = prepared()
-    model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **job.config_fields())).eval()
+    data, rows = prepared()
+    palette = Palette(data.processor)
+    model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **data.learns().config_fields())).eval()
     codes = np.asarray(rows["test"].codes[:3])
-    found = complete(model, job, codes, seed=1)
+    found = complete(model, palette, codes, seed=1)
     half = SIZE * SIZE // 2
     assert np.array_equal(found[:, :half], codes[:, :half]) and not np.array_equal(found, codes) and found.max() < 8
-    assert np.array_equal(found, complete(model, job, codes, seed=1))
-    assert not np.array_equal(found, complete(model, job, codes, seed=2))
-    grid = completion_grid(job, codes, found)
+    assert np.array_equal(found, complete(model, palette, codes, seed=1))
+    assert not np.array_equal(found, complete(model, palette, codes, seed=2))
+    grid = completion_grid(palette, codes, found)
     assert grid.dtype == np.uint8 and grid.shape[0] > 3 * SIZE and grid.shape[1] > 3 * SIZE
     assert np.array_equal(grid[: SIZE // 2 * 6, : SIZE * 6], grid[: SIZE // 2 * 6, -SIZE * 6 :])  # seen == original
 
@@ -216,16 +222,18 @@ def test_what_pixels_cannot_mean_is_refused(tmp_path):
 
 def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
     run = tmp_path / "run"
-    image_gpt_processor(8).save_pretrained(run)
-    other = objective_of(load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16))))
-    other.recipe.model.name_or_path, other.recipe.trust_remote_code = str(run), False
-    other.settings.label_field = None
-    other.prepare({}, tmp_path, False)  # it has no clusters: those of the recipe are fitted
     processor = image_gpt_processor(8)
     processor.clusters = [[0.0, 0.0, 0.0]] * 4
     processor.save_pretrained(run)
-    with pytest.raises(UserError, match=r"objective.clusters=16 has no effect with model.*.*, which brings 4"):
-        other.prepare({}, tmp_path, False)
-    other.settings.clusters, other.settings.image_size = 4, 16
-    with pytest.raises(UserError, match=r"objective.image_size=16 has no effect with .*, which brings 8; set it to 8"):
-        other.prepare({}, tmp_path, False)
+    recipe = load_recipe(str(pixels_recipe(tmp_path)))
+    for settings, says in (
+        ({"clusters": 16, "image_size": 8}, "objective.clusters=16 has no effect with model.*.*, which brings 4"),
+        (
+            {"clusters": 4, "image_size": 16},
+            "objective.image_size=16 has no effect with .*, which brings 8; set it to 8",
+        ),
+    ):
+        learned = replace(recipe.objective, **settings)
+        pixels = objective_of(replace(recipe, model=ModelSection(name_or_path=str(run)), objective=learned))
+        with pytest.raises(UserError, match=says):
+            pixels.Reads(pixels).prepare({}, tmp_path, False)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives import preference
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import on_rows, random_decoder, task_recipe, write_lines
@@ -39,7 +40,7 @@ def test_a_pair_is_two_conversations_and_the_reference_knows_each_alone(tmp_path
             assert row["reference"][side].item() == pytest.approx(total.item(), abs=SAME)
     # The model that starts is its own reference: no reward, and the loss of a coin.
     batch = data.collator([rows[number] for number in range(len(rows))])
-    own = data.objective.loss()
+    own = data.learns().loss()
     with torch.no_grad():
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     assert own.logits(outputs, batch).abs().max() < SAME
@@ -81,11 +82,9 @@ def test_a_run_prefers_what_is_chosen_and_is_measured_against_its_reference_agai
 
 
 def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path, monkeypatch):
-    from anyformer.pipelines.objectives.preference import Preference
-
     asked = []
-    compute = Preference._log_probabilities
-    monkeypatch.setattr(Preference, "_log_probabilities", lambda *a: asked.append(1) or compute(*a))
+    compute = preference.log_probabilities
+    monkeypatch.setattr(preference, "log_probabilities", lambda *a: asked.append(1) or compute(*a))
     recipe = task_recipe(tmp_path, "preference", data={"test_files": None, "validation_fraction": 0})
     one = prepare_data(load_recipe(recipe))
     again = prepare_data(load_recipe(recipe))
@@ -110,9 +109,7 @@ def test_without_a_prompt_answers_are_conversations_or_their_json_and_never_a_te
 
 
 def test_the_reference_is_asked_once_all_splits_have_been_read(tmp_path, monkeypatch):
-    from anyformer.pipelines.objectives.preference import Preference
-
-    monkeypatch.setattr(Preference, "_log_probabilities", lambda *_: pytest.fail("too early"))
+    monkeypatch.setattr(preference, "log_probabilities", lambda *_: pytest.fail("too early"))
     good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
     files = write_lines(tmp_path / "test.jsonl", [good, good | {"rejected": "b"}])
     with pytest.raises(UserError, match=r"test.jsonl, line 2 holds the answer that is chosen"):

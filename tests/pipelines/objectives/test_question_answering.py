@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.finished_model import FinishedModel
-from anyformer.pipelines.objectives.question_answering import best_spans
+from anyformer.pipelines.objectives.question_answering import Windows, best_spans
+from anyformer.pipelines.training.finish import answers_of_splits
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,14 +40,14 @@ def example(context: str, text: str | None, start: int = 0, question: str = "who
 def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_answer(
     tokenized, kind, words, data, stride
 ):
-    objective = tokenized[kind].objective
-    objective.settings.stride = stride
+    settings, tokenizer = tokenized[kind].objective.settings, tokenized[kind].tokenizer
+    windows = Windows(replace(settings, stride=stride), tokenizer)
     first = data.draw(st.integers(0, len(words) - 1))
     last = data.draw(st.integers(first, min(len(words) - 1, first + 1)))
     context, answer = " ".join(words), " ".join(words[first : last + 1])
     start = len(" ".join([*words[:first], ""]))
-    (found,) = objective._batches([("here", example(context, answer, start))])
-    whole = objective.tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
+    (found,) = windows.of([("here", example(context, answer, start))])
+    whole = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
     tokens = whole["offset_mapping"]
     place, covered, holds = 0, set(), 0  # place: of the window's first token in the context
     for ids, labels, (a, b), text, begins, ends in zip(
@@ -56,8 +58,8 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
         assert context[offset : offset + len(text)] == text
         covered |= {(offset + x, offset + y) for x, y in zip(begins, ends)}
         place += len(begins) - stride
-        null = objective.place_of_no_answer(ids)
-        assert ids[null] == objective.tokenizer.cls_token_id
+        null = windows.place_of_no_answer(ids)
+        assert ids[null] == tokenizer.cls_token_id
         if labels != [null, null]:
             i, j = labels
             assert a <= i <= j < b
@@ -66,7 +68,7 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
             holds += 1
     assert covered >= {(x, y) for x, y in whole["offset_mapping"] if x < y}
     assert found["facts"]["answer_in_no_window"] == (holds == 0)
-    assert holds or stride < len(objective.tokenizer(answer)["input_ids"]) + 1  # a larger overlap holds any answer
+    assert holds or stride < len(tokenizer(answer)["input_ids"]) + 1  # a larger overlap holds any answer
 
 
 @given(
@@ -95,8 +97,8 @@ def test_the_loss_is_the_mean_over_both_ends_of_real_tokens_by_our_head_and_from
 
     data = prepare()
     data.tokenizer.padding_side = side
-    objective, rows = data.objective, data.rows["train"]
-    batch = objective.collator(False)([rows[i] for i in range(5)])
+    collate, rows = data.collator_of(False), data.rows["train"]
+    batch = collate([rows[i] for i in range(5)])
     for number in range(5):  # labels are the places of the same tokens, whatever the side of the padding
         ids = rows[number]["input_ids"][rows[number]["labels"]]
         assert torch.equal(batch["input_ids"][number, batch["labels"][number]], ids)
@@ -105,12 +107,14 @@ def test_the_loss_is_the_mean_over_both_ends_of_real_tokens_by_our_head_and_from
     model = anyformer.AnyformerEncoderForQuestionAnswering(config).eval()
     inputs = {name: x for name, x in batch.items() if name != "labels"}
     expected = model(**inputs).loss
-    loss = ModelLoss(model, shifts_labels=False, accepts_loss_kwargs=False, label_smoothing=0.1, own=objective.loss())
+    loss = ModelLoss(
+        model, shifts_labels=False, accepts_loss_kwargs=False, label_smoothing=0.1, own=data.learns().loss()
+    )
     for needs_logits in (False, True):
         total, logits, _ = loss.sum(model, batch, needs_logits)
         torch.testing.assert_close(total / loss.count(batch), expected)
     assert logits.shape == (5, 2, batch["input_ids"].shape[1])
-    each = [objective.collator(False)([rows[i]]) for i in range(5)]  # nothing is padded
+    each = [collate([rows[i]]) for i in range(5)]  # nothing is padded
     outputs = [model(input_ids=row["input_ids"], token_type_ids=row.get("token_type_ids")) for row in each]
     smoothed = sum(
         torch.nn.functional.cross_entropy(scores, row[f"{end}_positions"], label_smoothing=0.1)
@@ -156,21 +160,21 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
         task={"no_answer": True, "max_length": 40, "stride": 4, "max_answer_length": 16},
         tokenizer=CHARACTERS,
     )
-    objective, windows = data.objective, data.rows["test"]
+    windows, scores, answers = data.rows["test"], data.scores(), data.answers()
     assert len(windows) > 100 and data.rows["test"].facts["examples"] == 50
     model = Oracle(windows, null=1)
     finished = FinishedModel("", lambda: model, batch_size=7)
-    metrics, samples = objective.finish(finished, {"train": data.rows["train"], "test": windows})
+    metrics, _, samples = answers_of_splits(data, answers, finished)
     lost = windows.facts["answer_in_no_window"] / 50
     assert metrics == {f"test_{name}": pytest.approx(1 - lost) for name in ("answer_exact_match", "answer_f1")}
     assert samples[0]["text"] == samples[0]["reference"] == rows[0]["answers"]["text"][0]
-    part = objective.measure(finished, windows, [0], None)
+    part = scores.of_answers(answers, finished, windows, [0], None).values
     assert part["answer_f1"] == 1  # of one question, by all its windows
     unsure = FinishedModel("", lambda: Oracle(windows, null=100), batch_size=7)
-    never = objective.measure(unsure, windows, range(len(windows)), None)
+    never = scores.of_answers(answers, unsure, windows, range(len(windows)), None).values
     assert never == {name: pytest.approx(0.2) for name in ("answer_exact_match", "answer_f1")}
-    objective.settings.no_answer = False  # there always is one
-    assert all(each["given"] for each in objective.answers(finished, windows, range(len(windows))))
+    answers.settings = replace(answers.settings, no_answer=False)  # there always is one
+    assert all(each["given"] for each in answers.of_windows(finished, windows, range(len(windows))))
 
 
 def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_path):
@@ -178,11 +182,12 @@ def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_
     asked = []
     for tokenizer in (CHARACTERS, {"type": "byte_bpe", "vocab_size": 310}):
         data = prepare(data=test, task={"max_length": 40, "stride": 4}, tokenizer=tokenizer)
-        windows, objective = data.rows["test"], data.objective
-        some, of_window = objective.some_rows(windows, 7), windows.numbers("number")
+        windows, scores = data.rows["test"], data.scores()
+        some, of_window = scores.some_rows(windows, 7), windows.numbers("number")
         assert len(some) == sum(number in set(of_window[some]) for number in of_window)  # with all their windows
         with kept_comparisons() as compared:
-            objective.measure(FinishedModel("", lambda rows=windows: Oracle(rows, null=1), 7), windows, some, None)
+            oracle = FinishedModel("", lambda rows=windows: Oracle(rows, null=1), 7)
+            scores.of_answers(data.answers(), oracle, windows, some, None)
         asked.append((len(some), compared[0].rows, compared[0].references))
     (first, *same), (second, *other) = asked
     assert first > second and same == other and len(same[0]) == 7
@@ -256,6 +261,9 @@ def test_decoders_answer_none_at_their_last_token(tmp_path, command, prepare, ca
     model = {"family": "decoder"}
     data = prepare(model=model)
     row = data.rows["train"][0]
-    assert data.objective.place_of_no_answer(row["input_ids"].tolist()) == len(row["input_ids"]) - 1
+    assert (
+        Windows(data.objective.settings, data.tokenizer).place_of_no_answer(row["input_ids"].tolist())
+        == len(row["input_ids"]) - 1
+    )
     assert command("train", task_recipe(tmp_path, "question_answering", model=model), "--dry-run") == 0
     assert "gradients finite" in capsys.readouterr().out

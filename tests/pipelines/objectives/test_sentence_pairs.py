@@ -11,6 +11,7 @@ from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.data.sentence_pair_rows import SentencePairRows
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.data import Data
 from anyformer.pipelines.objectives.masking import MaskingSettings
 from anyformer.pipelines.objectives.sentence_pairs import PairLosses, SentencePairCollator, SentencePairs
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -280,7 +281,7 @@ def test_models_without_a_head_for_pairs_or_a_second_segment_are_refused():
     from transformers import BertConfig, BertForPreTraining
 
     objective = SentencePairs(Recipe(objective=SentencePairs.Settings()))
-    objective.processor = SimpleNamespace(model_max_length=512)
+    data = Data(objective, objective.Reads(objective), SimpleNamespace(model_max_length=512))
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
     with pytest.raises(UserError, match=r"BertForPreTraining.*convert it first"):
-        objective.prepare_model(BertForPreTraining(BertConfig(**tiny)))
+        data.learns().adapt(BertForPreTraining(BertConfig(**tiny)))

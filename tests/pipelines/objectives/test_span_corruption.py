@@ -32,16 +32,16 @@ def stored(length, seed=0):
     return TokenArrays([np.random.default_rng(seed).integers(2, WORDS, length)])
 
 
-def objective(vocabulary=None, seed=0, **settings):
+def prepared(vocabulary=None, seed=0, **settings):
+    """The data without rows."""
     section = SpanCorruption.Settings(**{"sequence_length": 64} | settings)
     made = SpanCorruption(Recipe(objective=section, training=TrainingSection(seed=seed)))
-    made.use_tokenizer(vocabulary or Vocabulary())
-    return made
+    return made.Reads(made).prepare({"train": None}, None, False, vocabulary or Vocabulary())
 
 
 def collator(length=64, density=0.15, span=3.0, seed=0):
     own = {"sequence_length": length, "noise_density": density, "mean_span_length": span}
-    return objective(seed=seed, **own).collator(True)
+    return prepared(seed=seed, **own).collator_of(True)
 
 
 def rows_of(tokens, length, density=0.15, span=3.0, epoch=0):
@@ -125,14 +125,15 @@ def test_bad_settings_are_one_sentence():
     def without(**changes):
         return type("Other", (Vocabulary,), changes)()
 
+    data = prepared()
     cases = [
-        (lambda: objective(without(eos_token_id=None)), "needs a tokenizer with an end-of-text token"),
-        (lambda: objective(without(pad_token_id=None)), "needs a tokenizer with a padding token"),
-        (lambda: objective(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
-        (lambda: objective(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
-        (lambda: objective(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
+        (lambda: prepared(without(eos_token_id=None)), "needs a tokenizer with an end-of-text token"),
+        (lambda: prepared(without(pad_token_id=None)), "needs a tokenizer with a padding token"),
+        (lambda: prepared(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
+        (lambda: prepared(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
+        (lambda: prepared(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
         (lambda: raw_length(3, 0.15, 3.0, beside=1), "objective.sequence_length=3 must be at least 4"),
-        (lambda: objective().pack(stored(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
+        (lambda: data.reads._pack(data, stored(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
     ]
     for call, sentence in cases:
         with pytest.raises(UserError) as caught:

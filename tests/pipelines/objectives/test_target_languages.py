@@ -76,7 +76,7 @@ def test_rows_are_what_transformers_own_tokenizer_gives_in_training_and_in_predi
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     folder, tokenizer = checkpoint
     data = prepare_data(load_recipe(str(recipe_on(folder, tmp_path, task={"max_length": length}))))
-    rows, task = data.rows["validation"], data.objective
+    rows, answers = data.rows["validation"], data.answers()
     unnamed = getattr(tokenizer, "tgt_lang", "") is None
     assert ("targets are marked as de_DE, as sources are" in capsys.readouterr().err) == unnamed
     sources, targets = rows.texts("source"), rows.texts("target")
@@ -85,8 +85,8 @@ def test_rows_are_what_transformers_own_tokenizer_gives_in_training_and_in_predi
     read = tokenizer(sources, **how)["input_ids"]
     assert [row["input_ids"].tolist() for row in rows] == read
     asked = []
-    monkeypatch.setattr(task, "written", lambda finished, ids: asked.extend(ids) or [""] * len(ids))
-    task.predict(None, [*sources, "a</s>b"])
+    monkeypatch.setattr(answers, "written", lambda finished, ids: asked.extend(ids) or [""] * len(ids))
+    answers.predict(None, [*sources, "a</s>b"])
     assert asked[:-1] == read
     if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):
         assert asked[-1].count(tokenizer.eos_token_id) == 1  # as in training, a control token in a text is text

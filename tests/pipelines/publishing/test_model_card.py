@@ -44,11 +44,7 @@ def model_folder(tiny_config, tmp_path):
 
 
 def recipe(**data) -> Recipe:
-    recipe = Recipe(name="tiny", description="a test")
-    for name, value in data.items():
-        setattr(recipe.data, name, value)
-    recipe.training.output_dir = "run"
-    return recipe
+    return Recipe(name="tiny", description="a test").with_(data=data, training={"output_dir": "run"})
 
 
 def card_of(folder, recipe=None, **how):
@@ -104,13 +100,12 @@ def test_what_a_recipe_says_itself_composes_to_the_same_recipe(name):
 
 def test_a_card_names_base_model_and_licence(model_folder):
     (model_folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
-    tuned = recipe(dataset="owner/corpus")
-    tuned.model.name_or_path, tuned.publish.license = "owner/base", "mit"
+    tuned = recipe(dataset="owner/corpus").with_(model={"name_or_path": "owner/base"}, publish={"license": "mit"})
     front, text = card_of(model_folder, tuned)
     assert front["base_model"] == "owner/base" and "Fine-tuned from `owner/base`." in text
     assert front["license"] == "mit" and "Licence: mit." in text
     (model_folder / "run.json").unlink()
-    tuned.model.name_or_path = "/home/someone/secret-place/base"
+    tuned = tuned.with_(model={"name_or_path": "/home/someone/secret-place/base"})
     (model_folder / "recipe.yaml").write_text(tuned.to_yaml())
     front, text = card_of(model_folder)
     assert "base_model" not in front and "Fine-tuned from `base`." in text and "secret-place" not in text

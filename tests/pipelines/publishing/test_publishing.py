@@ -315,8 +315,8 @@ def test_a_tokenizer_is_saved_without_facts_of_its_loading(tiny_recipe, tmp_path
         prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "trained")
         saved = json.loads((tmp_path / "trained" / "tokenizer_config.json").read_text())
         assert not {"is_local", "local_files_only"} & saved.keys()
-    recipe.tokenizer.name_or_path = str(tmp_path / "trained")
-    prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "again")
+    again = recipe.with_(tokenizer={"name_or_path": str(tmp_path / "trained")})
+    prepare_data(again).tokenizer.save_pretrained(tmp_path / "again")
     assert "is_local" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
 
 

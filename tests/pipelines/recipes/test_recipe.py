@@ -1,8 +1,10 @@
 """Laws of recipes: layers, strictness, round trips, and agreement with the sources field names are read from."""
 
+import copy
 import dataclasses
 import json
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import get_args
@@ -50,6 +52,56 @@ SMALL = "model: {family: decoder}\ntokenizer: {type: char}\ndata: {source: stdli
 
 
 # ---------------------------------------------------------------------------------------------------- layers
+
+
+def sections_in(value) -> list:
+    """The dataclasses at every depth of a recipe's fields, lists and mappings."""
+    if dataclasses.is_dataclass(value):
+        return [value, *sections_in([getattr(value, row.name) for row in dataclasses.fields(value)])]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [section for each in values for section in sections_in(each)]
+
+
+def refuses_edits(section) -> bool:
+    names = [row.name for row in dataclasses.fields(section)] + ["no_field"]
+    for name in names:
+        with pytest.raises(dataclasses.FrozenInstanceError, match=name):
+            setattr(section, name, getattr(section, name, None))
+        with pytest.raises(dataclasses.FrozenInstanceError, match=name):
+            delattr(section, name)
+    return True
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_loaded_recipe_cannot_be_edited_at_any_depth(name):
+    sections = sections_in(load_recipe(name))
+    assert len(sections) >= 8 and all(map(refuses_edits, sections))
+
+
+def test_every_objectives_settings_and_a_plugins_cannot_be_edited_but_are_replaced_copied_and_pickled():
+    @dataclasses.dataclass
+    class Own(OBJECTIVES["causal"].Settings):
+        rate: float = 0.5
+
+        def __post_init__(self):
+            super().__post_init__()
+            self.rate = 2 * self.rate
+
+    for cls in [Own, *(objective.Settings for _, objective in OBJECTIVES.items())]:
+        assert refuses_edits(cls())
+    assert Own().rate == 1 and dataclasses.replace(Own(), rate=3.0).rate == 6 and "_is_made" not in repr(Own())
+    settings = load_recipe("quickstart").learned
+    for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
+        assert same == settings and refuses_edits(same)
+
+
+def test_a_changed_recipe_is_another_one():
+    recipe = load_recipe("quickstart", trust_remote_code=True)
+    before = recipe.to_dict()
+    other = recipe.with_(training={"seed": 7}, stages=[], name="other", chosen={})
+    assert recipe.to_dict() == before and other.trust_remote_code
+    expected = before | {"training": before["training"] | {"seed": 7}, "stages": [], "name": "other"}
+    assert other.to_dict() == expected
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -70,7 +70,7 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
             checkpoint_to_go_on(session, trusted=False)
-        recipe.trust_remote_code = True
+        session.recipe = recipe.with_(trust_remote_code=True)
     assert checkpoint_to_go_on(session, trusted=False) == checkpoint
 
 

@@ -152,6 +152,5 @@ def test_a_first_stage_of_one_step_stays_one_step(tmp_path):
     made["training"] = {"max_steps": 10, "output_dir": str(tmp_path)}
     facts = {"recipe": recipe_from_dict(made).to_dict(), "status": "finished", "steps": 10}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    longer = recipe_from_dict(made, ["training.max_steps=20"])
-    extend(longer)
+    longer = extend(recipe_from_dict(made, ["training.max_steps=20"]))
     assert [stage.end for stage in stages_of(longer)] == [1, 10, 20]

@@ -114,8 +114,7 @@ def test_extending_adds_the_stages_that_the_recipe_has_beyond_the_run_or_its_las
 
     def extended(total: int, *stages) -> list[StageSection]:
         made = recipe_from_dict(MADE | {"training": training | {"max_steps": total}, "stages": list(stages)})
-        extend(made)
-        return made.stages
+        return extend(made).stages
 
     def has_run(status: str, total: int, *stages) -> None:
         recipe = run_of(total, *stages, **training)
@@ -242,7 +241,15 @@ def test_stages_weigh_sources_anew_and_each_source_goes_on_where_it_was():
 
 def test_the_time_that_is_left_follows_the_tokens_of_the_stages_to_come():
     def run(stage, rows, length):
-        return StageRun(stage, SimpleNamespace(row_lengths=lambda: (length, length)), None, rows, rows, 1, 0)
+        return StageRun(
+            stage,
+            SimpleNamespace(objective=SimpleNamespace(row_lengths=lambda: (length, length))),
+            None,
+            rows,
+            rows,
+            1,
+            0,
+        )
 
     stages = stages_of(run_of(20, {"until": 10}, {"until": 1.0}))
     staged = StagedTraining([run(stages[0], 4, 16), run(stages[1], 8, 48)], None, None)

@@ -1,0 +1,286 @@
+"""Texts that an encoder-decoder writes from other texts: settings, token ids of both, generation, metrics of texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.documents import in_batches
+from ..data.rows import Rows
+from ..lazy import torch
+from ..open_tokenizer import has_languages
+from ..recipes.schema import ObjectiveSettings, doc
+from ..tokenizers.control_tokens import text_tokenizer
+from ..words import at_limit, counted, say, watched
+from .answers import Answers
+from .base import TOKENS, Objective
+from .data import Data
+from .finished_model import SAMPLES, FinishedModel
+from .learns import Learns
+from .scores import Scored, Scores
+from .tokens import need_tokens
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+
+
+@dataclass
+class WritingSettings(ObjectiveSettings):
+    """Lengths of the texts that are read and written, and how the finished model searches for an answer."""
+
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
+    max_target_length: int | None = doc("tokens per answer; null: as max_length", **TOKENS)
+    num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
+    length_penalty: float = doc(
+        "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
+    )
+    max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1, at_most=2**20)
+
+    @property
+    def most_written(self) -> int:
+        """Most tokens of an answer in the data."""
+        return self.max_target_length or self.max_length
+
+
+class WritingTask(Objective):
+    """Base of tasks whose model writes a text from a text (Vaswani et al. 2017)."""
+
+    section = "task"
+    auto_class = "AutoModelForSeq2SeqLM"
+    special_tokens = "eos"
+    row_noun = "example"
+    compares = "texts"
+    continues_prompts = True
+    loss_unit = "nats per token"
+    samples_are_answers = True
+    legend_words = "source: what the encoder reads; target: what the decoder has to write"
+    use = 'anyformer generate {folder} "your text"'
+
+    def check_search(self) -> None:
+        """Raise UserError for a setting of beams that has no effect on greedy search."""
+        if self.settings.num_beams == 1:
+            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
+
+    def metrics_of_answers(self) -> list[str]:
+        return list(self.metrics)
+
+    def lengths(self) -> dict[str, int | None]:
+        section = self.settings
+        return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+
+    def row_lengths(self) -> tuple[int, int]:
+        return self.settings.max_length, self.settings.most_written
+
+
+class Pairs:
+    """Sources and targets as token ids.
+
+    Args:
+        settings: lengths. tokenizer: the model's, of which a copy reads texts in which control tokens are spelled out.
+    """
+
+    def __init__(self, settings: WritingSettings, tokenizer):
+        self.settings, self.tokenizer, self._plain = settings, tokenizer, text_tokenizer(tokenizer)
+
+    def inputs(self, texts: list[str]) -> list[list[int]]:
+        """The ids that the encoder reads of each text."""
+        longest = self.settings.max_length
+        inputs = self._plain(texts, truncation=True, max_length=longest)
+        return [self._ended(ids, longest) for ids in inputs["input_ids"]]
+
+    def labels(self, texts: list[str]) -> list[list[int]]:
+        """The ids that the decoder has to write for each text."""
+        longest = self.settings.most_written
+        labels = self._plain(text_target=texts, truncation=True, max_length=longest)
+        return [self._ended(ids, longest) for ids in labels["input_ids"]]
+
+    def _ended(self, ids: list[int], longest: int) -> list[int]:
+        """`ids` with an end-of-text token: without one a model would never learn to stop."""
+        end = self.tokenizer.eos_token_id
+        return ids if end in ids[-2:] else [*ids[: longest - 1], end]  # a language's token may follow the end
+
+    def cut(self, texts: list[str], ids: list[list[int]]) -> int:
+        """How many of the texts, whose `inputs` are `ids`, are longer than what is read."""
+        longest, end = self.settings.max_length, self.tokenizer.eos_token_id
+        full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= longest]
+        whole = self._plain(full, verbose=False)["input_ids"] if full else []
+        return sum(len(row) + (end not in row[-2:]) > longest for row in whole)
+
+    def starts(self) -> dict[str, int | None]:
+        """Where answers in the tokenizer's target language begin; {} for a tokenizer without languages.
+
+        mBART shifts labels in a circle, so that their last token, the language's or the end's, is the first that the
+        decoder reads. A language's token before the text is written first (mBART-50, NLLB).
+        """
+        if not has_languages(self.tokenizer):
+            return {}
+        first, *_, last = self.labels([""])[0]
+        forced = None if first == self.tokenizer.eos_token_id else first
+        return {"decoder_start_token_id": last, "forced_bos_token_id": forced}
+
+
+# ---- reading: what the Reads of these tasks share
+
+
+def check_writer(objective: Objective, tokenizer) -> None:
+    """Raise UserError for a tokenizer without eos or padding; say where targets get the sources' language."""
+    need_tokens(objective, tokenizer, eos="an end-of-text", pad="a padding")
+    if has_languages(tokenizer) and not tokenizer.tgt_lang:
+        source = tokenizer.src_lang
+        say([f"targets are marked as {source}, as sources are; tgt_lang in tokenizer_config.json can say another"])
+
+
+def stored_pairs(reads: Any, data: Data, source: "Examples", split: str, cache: Path, key: list) -> "EncodedExamples":
+    """The examples as input_ids and labels (unshifted); for measuring also the raw texts.
+
+    key: further settings that the texts and the encoded examples depend on, as JSON.
+    """
+    settings, tokenizer, columns = reads.settings, data.tokenizer, {"input_ids": "int32[]", "labels": "int32[]"}
+    if split != "train":
+        columns |= {"source": "string", "target": "string"}
+    depends = [settings.max_length, settings.most_written, list(columns), *key]
+    depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
+    return reads.stored(data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
+
+
+def batches_of_pairs(settings: WritingSettings, tokenizer, examples, texts_of: Callable) -> Iterator[dict[str, list]]:
+    """Rows of examples, by column, batch after batch.
+
+    texts_of: a batch of examples -> (texts to read, texts to write, texts that answers are compared with).
+    """
+    pairs = Pairs(settings, tokenizer)
+    for batch in in_batches(examples):
+        source, target, reference = texts_of(batch)
+        yield {
+            "input_ids": pairs.inputs(source),
+            "labels": pairs.labels(target),
+            "source": source,
+            "target": reference,
+        }
+
+
+def facts_of_pairs(settings: WritingSettings, batch: dict[str, list]) -> dict:
+    inputs, labels = ([len(ids) for ids in batch[name]] for name in ("input_ids", "labels"))
+    full = sum(a >= settings.max_length or b >= settings.most_written for a, b in zip(inputs, labels, strict=True))
+    return {
+        "examples": len(inputs),
+        "tokens": sum(inputs) + sum(labels),
+        "target_tokens": sum(labels),
+        "at_max_length": full,
+    }
+
+
+def words_of_pairs(rows: Rows) -> str:
+    """A line about the rows, for people."""
+    facts = rows.facts
+    number, target = facts["examples"], facts["target_tokens"]
+    return (
+        f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
+        f"{target / number:.1f} target tokens each, "
+        f"{at_limit(facts['at_max_length'], number, 'their maximum length')}"
+    )
+
+
+def pair_collator(tokenizer) -> Callable[[list[dict]], dict]:
+    from ..data.length_batching import PaddingCollator
+
+    return PaddingCollator(tokenizer.pad_token_id)
+
+
+# ---- the model
+
+
+class LearnsToWrite(Learns):
+    """Where the decoder begins, and how `generate` searches."""
+
+    def config_fields(self) -> dict[str, Any]:
+        """Each target begins with the padding token, as in T5 and Marian, or as `Pairs.starts` says."""
+        starts = Pairs(self.settings, self.tokenizer).starts()
+        start = starts.get("decoder_start_token_id", self.tokenizer.pad_token_id)
+        return {"decoder_start_token_id": start, "is_encoder_decoder": True}
+
+    def adapt(self, model) -> None:
+        """Let `generate` search as the recipe says; saved as generation_config.json."""
+        config, section, tokenizer = model.generation_config, self.settings, self.tokenizer
+        config.update(
+            num_beams=section.num_beams,
+            max_new_tokens=section.max_new_tokens or section.most_written,
+            max_length=None,  # some checkpoints set it, and it would compete with max_new_tokens
+            length_penalty=section.length_penalty if section.num_beams > 1 else None,
+            early_stopping=section.num_beams > 1,
+            do_sample=False,
+        )
+        starts = Pairs(section, tokenizer).starts() if getattr(tokenizer, "tgt_lang", None) else {}
+        if starts:  # a checkpoint's own may be of another language
+            model.config.decoder_start_token_id = starts["decoder_start_token_id"]
+        elif config.decoder_start_token_id is None:
+            starts = {"decoder_start_token_id": getattr(model.config, "decoder_start_token_id", None)}
+        config.update(**starts)
+
+
+class WritesTexts(Answers):
+    """Texts that the model writes by its generation config."""
+
+    head = WritingTask.auto_class
+    finishes_on = "all"
+
+    def asked(self, row: dict, place: str) -> str:
+        """The text that the encoder reads."""
+        return self.data.reads.read(row, place)
+
+    def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
+        pairs = Pairs(self.settings, self.tokenizer)
+        ids = pairs.inputs(asked)
+        self.cut += pairs.cut(asked, ids)
+        return [{"prediction": text} for text in self.written(finished, ids)]
+
+    def written(self, finished: FinishedModel, ids: list, watch: Callable = list) -> list[str]:
+        """The texts that the model writes for `ids`, token ids of texts, in their order, by its generation config."""
+        from ..data.length_batching import batches_by_tokens
+
+        model, collate, texts = finished.model, pair_collator(self.tokenizer), {}
+        for batch in watch(batches_by_tokens(range(len(ids)), finished.batch_size, lambda number: len(ids[number]))):
+            inputs = collate([{"input_ids": torch.as_tensor(ids[number])} for number in batch])
+            with torch.inference_mode():
+                output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+            texts |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
+        return [texts[number] for number in range(len(ids))]
+
+    def of_rows(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int]) -> list[str]:
+        """The texts written for the rows `numbers`, in that order; every process answers for a share of them."""
+
+        def answer(mine: list[int]) -> list[str]:
+            ids = [rows[number]["input_ids"] for number in mine]
+            return self.written(finished, ids, lambda batches: watched(batches, "translating, batch"))
+
+        return finished.shared(numbers, answer)
+
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows], scored: Scored | None) -> list[dict]:
+        """Answers to evaluation.sample_prompts; without prompts the first answers that were measured."""
+        prompts = self.recipe.evaluation.sample_prompts
+        if not prompts:
+            return super().samples(finished, splits, scored)
+        answers = self.predict(finished, prompts)
+        return [{"prompt": prompt, "text": answer["prediction"]} for prompt, answer in zip(prompts, answers)]
+
+
+class TextScores(Scores):
+    """Metrics of written texts."""
+
+    def of_answers(
+        self, answers: WritesTexts, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train
+    ) -> Scored:
+        """Metrics of answers; without metrics only as many rows are answered as are shown."""
+        numbers = numbers if self.metrics else numbers[:SAMPLES]
+        texts, (sources, references) = answers.of_rows(finished, rows, numbers), map(rows.texts, ("source", "target"))
+        shown = [
+            {"prompt": sources[number], "reference": references[number], "text": text}
+            for number, text in zip(numbers[:SAMPLES], texts)
+        ]
+        return self.compare(*self.meant(texts, [references[number] for number in numbers]), samples=shown)
+
+    def meant(self, predictions: list[str], references: list[str]) -> tuple[list, list]:
+        """What the metrics compare: (predicted, true), of written and right texts."""
+        return predictions, references
