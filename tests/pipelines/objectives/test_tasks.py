@@ -10,8 +10,8 @@ import torch
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler, PaddingCollator
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.labelled_texts import ReadsLabelledTexts
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.objectives.sequence_classification import SequenceClassification
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given
@@ -272,7 +272,7 @@ def test_a_task_recipe_is_written_and_read_back_equal_and_a_checkpoint_replaces_
 
 def test_examples_are_encoded_once(prepare, monkeypatch):
     first = prepare()
-    monkeypatch.setattr(SequenceClassification, "_batches", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(ReadsLabelledTexts, "_batches", lambda *_, **how: pytest.fail("encoded again"))
     again = prepare()
     assert [row["input_ids"].tolist() for row in first.rows["test"]] == [
         row["input_ids"].tolist() for row in again.rows["test"]

@@ -525,13 +525,13 @@ CHANGES = {
 @pytest.mark.parametrize("to_file", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(change, to_file, classes, tmp_path):
-    file, out, answered = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS * 10)), tmp_path / "out.jsonl", []
-    prediction, usual = prepare_prediction(classes, str(file), batch_size=1), Prediction.answers
+    file, out, calls = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS * 10)), tmp_path / "out.jsonl", []
+    prediction, usual = prepare_prediction(classes, str(file), batch_size=1), Prediction.answered
 
     class Changing(Prediction):
-        def answers(self, *arguments):
-            answered.append(1)
-            if len(answered) == 2:
+        def answered(self, *arguments):
+            calls.append(1)
+            if len(calls) == 2:
                 CHANGES[change](file)
             return usual(self, *arguments)
 
