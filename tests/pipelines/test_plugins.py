@@ -54,6 +54,15 @@ def test_the_documentation_has_an_example_of_each_kind_as_short_as_it_promises()
         assert len([line for line in source.splitlines() if line.strip()]) <= LIMITS[kind], kind
 
 
+def test_the_methods_that_the_documentation_gives_to_a_part_are_its_own():
+    text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    of_parts = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \|([^|]*)\|$", text, re.M))
+    assert tuple(of_parts) == PARTS
+    for kind, names in of_parts.items():
+        part = getattr(OBJECTIVES["translation"], kind)
+        assert [name for name in re.findall(r"`(\w+)`", names) if not callable(getattr(part, name, None))] == []
+
+
 def recipe_file(folder: Path, **sections) -> Path:
     path = folder / "mine.yaml"
     recipe = {
