@@ -53,7 +53,7 @@ class Evaluation(Result):
     and versions that its number depends on, if it names any. intervals: metric -> {"low", "high", "method"}, its 95 %
     confidence interval. answers: {"row", "prediction", "reference"} of each example, if there are references, and its
     "part" if one run has several tasks. compared: what the metrics were computed from. backends: what computed
-    attention and experts. classes: as Objective.class_report.
+    attention and experts. classes: as Scores.class_report.
     """
 
     split: str

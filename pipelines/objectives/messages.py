@@ -2,14 +2,11 @@
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.cells import kind_of
 from ..errors import UserError
 from ..words import counted
-
-if TYPE_CHECKING:
-    from .chats import ChatSettings
 
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
@@ -198,7 +195,7 @@ def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, in
 class Conversations:
     """One reading of examples. left_out: how often something of the data is in no conversation, by what it is."""
 
-    def __init__(self, settings: "ChatSettings"):
+    def __init__(self, settings: Any):
         self.settings, self.left_out = settings, Counter()
 
     def prompt(self, place: str, row: dict) -> Messages:
