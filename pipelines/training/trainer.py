@@ -77,7 +77,9 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         adjust: function (optimizer, model) that changes the learning rates of a new optimizer's groups; None: nothing.
-        learns: the loss (objectives/learns.py); None: the model's own, whose labels are aligned with the inputs.
+        learns: the loss (objectives/learns.py); None: the model's own.
+        shifts_labels: without `learns`, whether labels are aligned with the inputs, so that the first of a row never
+            counts.
         scores: what evaluation measures beside the loss (objectives/scores.py); None: only the loss is measured.
         patience: training ends after this many validations without a better `args.metric_for_best_model`; None: never.
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
@@ -96,6 +98,7 @@ class AnyformerTrainer(Trainer):
         run_identity: str = "{}",
         adjust: Callable | None = None,
         learns: Learns | None = None,
+        shifts_labels: bool = True,
         scores: Scores | None = None,
         patience: int | None = None,
         validation_metrics=None,
@@ -111,7 +114,7 @@ class AnyformerTrainer(Trainer):
         self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
         self.own_loss = None if learns is None else learns.training_loss()
         self.logits_of = None if learns is None else learns.logits_of()
-        self.own_optimizer, self.shifts_labels = own_optimizer(section), learns is None or learns.shifts_labels
+        self.own_optimizer, self.shifts_labels = own_optimizer(section), shifts_labels if learns is None else learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.rows = kwargs["train_dataset"] = training_rows(kwargs.get("train_dataset") or ())
         self.bare_rows = self.rows.rows
