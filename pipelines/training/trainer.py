@@ -114,7 +114,8 @@ class AnyformerTrainer(Trainer):
         self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
         self.own_loss = None if learns is None else learns.training_loss()
         self.logits_of = None if learns is None else learns.logits_of()
-        self.own_optimizer, self.shifts_labels = own_optimizer(section), shifts_labels if learns is None else learns.shifts_labels
+        self.own_optimizer = own_optimizer(section)
+        self.shifts_labels = shifts_labels if learns is None else learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.rows = kwargs["train_dataset"] = training_rows(kwargs.get("train_dataset") or ())
         self.bare_rows = self.rows.rows
