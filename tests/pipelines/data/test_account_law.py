@@ -340,7 +340,7 @@ def outcome(recipe, **door: Any) -> Any:
     """(batches, account) of a recipe's rows. door: options of prepare_data."""
     data, batches = prepare_data(recipe, **door), []
     for rows in data.rows.values():
-        batches += [data.objective.collated(rows, number, rows[number]) for number in range(len(rows))]
+        batches += [data.reads.collated(data, rows, number, rows[number]) for number in range(len(rows))]
     batches = [{name: np.asarray(value).tolist() for name, value in batch.items()} for batch in batches]
     return batches, [account_of(rows) for rows in data.rows.values()]
 
