@@ -19,7 +19,6 @@ from ..tokenizers.control_tokens import ControlTokens
 from ..words import working
 from .account import Account
 from .account_words import unusual
-from .columns_met import ColumnsMet
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -100,26 +99,26 @@ def encode_examples(
     """
 
     def build(folder: Path) -> None:
-        total, account, columns = {}, Account(), ColumnsMet(source.source.columns.values())
+        total, account = {}, Account()
         occurrences, control = Counter(), ControlTokens(tokenizer)
 
         def count(row: dict[str, Any]) -> None:
-            columns.add(row)
             cells = [row[column] for column in source.source.columns.values()]
             occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
 
+        watched = source.watched(count)
         with (
             working(f"encoding {source.split}"),
             (folder / ARROW).open("wb") as file,
             pyarrow.ipc.new_stream(file, schema) as writer,
         ):
-            for batch in batches(source.watched(count)):
+            for batch in batches(watched):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        columns.into(account)
+        account.update(watched.account())
         for token, number in occurrences.items():
             account.read_as("control token", token, "ordinary text", number)
-        account.note(*source.notes(), *notes())
+        account.note(*notes())
         meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}
         (folder / META).write_text(json.dumps(meta | {"account": account.to_json()}))
 

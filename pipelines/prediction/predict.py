@@ -100,7 +100,8 @@ class Prediction:
                 else:
                     self.empty += self.asked(place, row) is None
         columns.into(self.account)
-        self.account.note(*self.rows.notes(), *self.answers.notes())
+        self.account.update(self.rows.account())
+        self.account.note(*self.answers.notes())
         self.content, self.files = seen.hexdigest(), files
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:

@@ -118,11 +118,7 @@ PLAIN = [name for name, task in TASKS.items() if task.rows is TEXTS]
 LIKE = {*PLAIN[1:], "sequence_regression", "sentence_similarity", "multi_label_classification", "multi_task"}
 
 # What nothing shows yet: why -> cases, as patterns of their names.
-OF_COLUMNS = ("a column", "a key in one row", "a nested key in one row")
 SILENT = {
-    "unread columns are not counted in plain text": [f"{name}-*-{what}" for name in PLAIN for what in OF_COLUMNS],
-    "nor in files that have a schema": [f"*-{suffix}-{what}" for suffix in ("parquet", "conll") for what in OF_COLUMNS],
-    "nor in data sets": ["Hub-a column"],
     "a class's number is read as its name": ["evaluation-a number"],
     "a number that is a text is read as one": ["*-text for label"],
     "a tag of another scheme is read as bio": ["token_classification-*-an end for tags"],
@@ -130,8 +126,6 @@ SILENT = {
     "the template drops white space around a message": ["*-a space before of messages", "*-a space before of prompt"],
     "keys of a message that are null are not counted": ["instruction_tuning-*-null beside"],
     "a message in parts is read as one text": ["instruction_tuning-*-parts"],
-    "a column of nulls is not counted": ["instruction_tuning-*-no tool"],
-    "AttributeError in place of a sentence": ["text_to_text-*-a number for label", "text_to_text-*-null for label"],
 }
 
 
@@ -374,7 +368,7 @@ def marked(*case: str, door: str = ""):
     """The case, expected to fail where it is silent still."""
     name = "-".join(filter(None, (door, *case)))
     whys = [why for why, patterns in SILENT.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    silent = pytest.mark.xfail(reason=", ".join(whys), strict=True, raises=(AssertionError, AttributeError))
+    silent = pytest.mark.xfail(reason=", ".join(whys), strict=True, raises=AssertionError)
     return pytest.param(*case, marks=[silent] if whys else [], id=name)
 
 
