@@ -114,8 +114,8 @@ def prepare_images(
 ) -> ImageStore:
     """The images of a split, decoded, resized and cropped by the processor, but neither rescaled nor normalised.
 
-    class_of: (label, place) -> class number; None: no labels are read. classes: their names, on which the numbers
-    depend. Raises UserError for an image that cannot be used.
+    class_of: (label, place, account) -> class number; None: no labels are read. classes: their names, on which the
+    numbers depend. Raises UserError for an image that cannot be used.
     """
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
@@ -130,7 +130,7 @@ def prepare_images(
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
-            labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
+            labels = class_of and [class_of(row[columns["label_field"]], place, account) for place, row in batch]
             for image in images:
                 count_image(account, image, processor, shape, field)
             yield resized(processor, images, shape), labels
