@@ -29,8 +29,9 @@ class Sentence(NamedTuple):
 
 # (fate, what) -> its sentence. In this order they are said; all others follow, by their reasons.
 SENTENCES = {
-    (NOTED, ""): Sentence("{why}", ""),
     (LEFT_OUT, "document"): Sentence("{all} skipped: {each}", "{number} {why}"),
+    (LEFT_OUT, "source document"): Sentence("no example was made of {all} ({why})", ""),
+    (NOTED, ""): Sentence("{why}", ""),
     (READ_AS, "file"): Sentence("read as {why}, not UTF-8: {each}", "{name}", shown=1),
     (LEFT_OUT, "row"): Sentence("{all} left out (data.bad_rows=skip): {each}", "{number} {why}", "; "),
     (READ_AS, "control token"): Sentence(
@@ -45,7 +46,7 @@ ANY = Sentence("{all} {why}{each}", "{name!r} {number}")
 
 def unusual(account: Account) -> list[str]:
     """A sentence for each thing that people should know, by the same rule for every reader; [] where nothing is."""
-    met = account.number(USED, "row") + account.number(LEFT_OUT, "row")
+    met = account.number(USED, "row")
     return _said([item for item in account.entries() if not item[1].is_usual or _is_rare(*item, met)])
 
 
@@ -105,7 +106,7 @@ def _sentences(sentence: Sentence, what: str, alike: list[Item]) -> list[str]:
     if sentence is ANY and listed:
         listed = f": {listed}"
     total, why = sum(entry.number for _, entry in alike), alike[0][0].why
-    said = sentence.head.format(all=counted(total, what), each=listed, why=why)
+    said = sentence.head.format(all=counted(total, what.removeprefix("source ")), each=listed, why=why)
     hints = [(key, entry) for key, entry in alike if entry.hint]
     if "{why}" in sentence.head:
         return [f"{said}; {hints[0][1].hint}" if hints else said]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from ..errors import UserError
-from ..words import counted
 from .documents import in_batches
 from .reader import Example
 from .source_parts import Part
@@ -79,7 +78,3 @@ def reasons(found: Collection[BadRow]) -> str:
 def leave_out(examples: Part, found: list[BadRow]) -> None:
     """Leave these rows out of the split, in addition to those left out already."""
     examples.left_out = {**examples.left_out, **{row.index: row for row in found}}
-
-
-def left_out_notes(rows: Collection[BadRow]) -> list[str]:
-    return [f"{counted(len(rows), 'row')} left out (data.bad_rows=skip): {reasons(rows)}"] if rows else []

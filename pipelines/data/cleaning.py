@@ -23,6 +23,7 @@ from ..recipes.data_section import CleanSettings
 from ..storage.cache import cached_folder, sha
 from ..storage.checksums import hashed_files
 from ..words import counted, working
+from .account import Account
 from .contamination import TestSets, shared_notes
 from .documents import Document, Skipped, Source
 from .source_parts import SourceCorpus
@@ -113,7 +114,7 @@ class CleanSource(Source):
         if clean.near_duplicates is not None:
             need_package("data.clean.near_duplicates", "datasketch", "near_duplicates")
         self.source, self.clean, self.cache, self.tests, self.most = source, clean, cache, tests, most
-        self.name, self.where = source.name, source.where
+        self.name, self.where, self.columns = source.name, source.where, source.columns
         self.splits_by_name, self.has_encoding, self.streamed = source.splits_by_name, source.has_encoding, streamed
         self.earlier = list(earlier)
         self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
@@ -161,20 +162,20 @@ class CleanSource(Source):
         earlier = {"earlier": [source.identity() for source in self.earlier]} if self.earlier else {}
         return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()} | earlier
 
-    def notes(self) -> list[str]:
+    def account(self) -> Account:
         """How many documents of the whole source were left out, by reason; empty for a stream."""
+        account = Account()
         if self.streamed:
-            return []
+            return account
         report, _, folder = self._found
         reasons = report["dropped"]
         number = sum(count for count, _ in reasons.values())
         lines = [f"cleaning left out {number:,} of {counted(report['documents'], 'document')} of {self.name}"]
         for reason, (count, examples) in sorted(reasons.items(), key=lambda row: -row[1][0]):
             lines.append(f"{count:,} {reason}, such as {'; '.join(examples)}")
-        return [
-            "\n".join(lines),
-            *shared_notes(report["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}"),
-        ]
+        shared = shared_notes(report["sets"], self.clean.decontaminate_words, f"clean/{folder.name}/{SHARED}")
+        account.note("\n".join(lines), *shared)
+        return account
 
     @cached_property
     def _found(self) -> tuple[dict, dict[int, set[int]], Path]:

@@ -14,17 +14,22 @@ class ColumnsMet:
     def __init__(self, read: Iterable[str]):
         self.read = set(read)
         self._kinds: Counter[tuple[str, ...]] = Counter()  # most rows have the same columns
+        self._nulls: Counter[str] = Counter()
 
-    def add(self, row: dict[str, Any]) -> None:
-        """A row as it was read; a null in a column that is read counts as none."""
+    def add(self, row: dict[str, Any], unread: Iterable[str] = ()) -> None:
+        """A row as it was read. unread: columns that its place has beside those of the row."""
+        self._nulls.update(name for name in self.read & row.keys() if row[name] is None)
         is_nested = any(isinstance(value, dict) for value in row.values())
         there = {name for name, value in row.items() if value is not None or name not in self.read}
-        self._kinds[tuple(cell_names({name: row[name] for name in there}) if is_nested else there)] += 1
+        names = cell_names({name: row[name] for name in there}) if is_nested else there
+        self._kinds[(*names, *unread)] += 1
 
     def into(self, account: Account) -> None:
         """Add the counts: of a dict of which parts are read, its other parts; of one that nothing reads, itself."""
         for name in self.read:
             account.used("column", name, 0)
+        for name, rows in self._nulls.items():
+            account.unused("null", name, rows)
         for names, rows in self._kinds.items():
             account.used("row", number=rows)
             for name in names:

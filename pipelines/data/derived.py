@@ -17,8 +17,8 @@ from ..errors import UserError
 from ..lazy import np
 from ..recipes.schema import DataSection
 from ..storage.cache import kept_value
-from ..words import counted
-from .cells import IfThere, texts_of
+from .account import UNUSED, USED, Account
+from .cells import texts_of
 from .documents import Corpus, Document, Limits, counted_from
 from .examples import Examples
 from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
@@ -138,14 +138,17 @@ class DerivedFromDocuments(Reader):
         return counted_from(place, self._rows())
 
     def _rows(self) -> Iterator[Row]:
-        self.unfit, others = Counter(), {name: None for name in self.columns.values() if isinstance(name, IfThere)}
+        self.unfit = Counter()
         for where, row in OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit, *self.words):
-            yield Row(where, where, others | row)
+            yield Row(where, where, row)
 
-    def notes(self) -> list[str]:
-        """The documents that the latest pass skipped, and those of which it made no example."""
-        unfit = [f"no example was made of {counted(n, 'document')} ({why})" for why, n in self.unfit.items() if n]
-        return [*self.corpus.notes(), *unfit]
+    def account(self) -> Account:
+        """How the documents were read, those that the latest pass skipped, and those of which it made no example."""
+        of_documents = self.corpus.account().entries()
+        account = Account(item for item in of_documents if item[0].fate not in (USED, UNUSED))
+        for why, number in self.unfit.items():
+            account.left_out("source document", why, number)
+        return account
 
     def identity(self) -> Any:
         derived = [self.derive, _FORMAT, *self.words]
@@ -160,12 +163,12 @@ class EntityKinds(Reader):
         self.source, self.name = source, f"{source.name} (entity_kinds)"
 
     def rows_from(self, place: Any = None) -> Iterator[tuple[Row, Any]]:
-        for _, (where, row), after in self.source.read_from(place):
+        for read, (where, row), after in self.source.read_from(place):
             try:
                 row = row if isinstance(row, UserError) else entity_kinds(row, self.columns, where)
             except UserError as error:
                 row = error
-            yield Row(where, where, row), after
+            yield Row(where, where, row, unread=read.unread), after
 
     def only(self, *columns: str | None) -> Reader:
         return self  # every column is needed

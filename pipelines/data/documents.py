@@ -1,8 +1,7 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from types import MappingProxyType
@@ -11,7 +10,7 @@ from typing import Any, Self
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
-from ..words import counted
+from .account import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +36,6 @@ SKIPPED = {
     "empty": "empty",
     "cleaned": "by data.clean",
 }
-
-
-NAMED = 5  # documents that are named for each reason; the others are counted
-
-
-class SkipCounts(Counter[str]):
-    """How many documents were left out of a pass, by reason. places: reason -> the first few of them."""
-
-    def __init__(self, counts: Iterable = (), places: Mapping[str, Sequence[str]] = MappingProxyType({})):
-        super().__init__(counts)
-        self.places = {reason: list(places[reason]) for reason in places}
-
-    def __str__(self) -> str:
-        """`3 documents skipped: 2 not UTF-8, 1 empty`, or an empty string."""
-        parts = [f"{self[reason]:,} {words}" for reason, words in SKIPPED.items() if self[reason]]
-        return f"{counted(self.total(), 'document')} skipped: {', '.join(parts)}" if parts else ""
-
-    def add(self, skipped: Skipped) -> None:
-        self[skipped.reason] += 1
-        places = self.places.setdefault(skipped.reason, [])
-        places += [skipped.source][: NAMED - len(places)]
-
-    def named(self, ways_out: Mapping[str, str]) -> list[str]:
-        """A sentence for each reason for which there is a way out, with the places."""
-        sentences = []
-        for reason in ways_out.keys() & self.places.keys():
-            more = self[reason] - len(self.places[reason])
-            listed = ", ".join(self.places[reason]) + (f" and {more:,} more" if more else "")
-            sentences.append(f"{SKIPPED[reason]}: {listed}; {ways_out[reason]}")
-        return sorted(sentences)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"counts": dict(self), "places": {reason: list(places) for reason, places in self.places.items()}}
 
 
 UTF8 = "utf-8"
@@ -166,6 +132,7 @@ class Source(Divisible):
     where: str
     splits_by_name = False  # choose validation documents by their name instead of their index
     has_encoding = False  # whether data.encoding says how its files are read
+    columns: Mapping[str, str] = MappingProxyType({})  # those that are read, by the settings that name them
 
     def items(self) -> Iterator[Document | Skipped]:
         """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError.
@@ -182,13 +149,13 @@ class Source(Divisible):
         """
         return ((None, item, after) for item, after in counted_from(place, self.items()))
 
-    def notes(self) -> list[str]:
-        """Sentences a user should read about what the source itself leaves out."""
-        return []
+    def account(self) -> Account:
+        """How its files are read, and what the source itself leaves out."""
+        return Account()
 
 
 class Corpus(Divisible):
-    """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
+    """The documents of one split, in a fixed order.
 
     files: the state, before hashing, of each file that the latest fingerprint() hashed. sources: name -> corpus of a
     mixture (data.mixture), in which each has its own rows and weight; {}: this is no mixture.
@@ -196,7 +163,6 @@ class Corpus(Divisible):
 
     split: str
     name: str
-    skipped: SkipCounts
     files: States = {}
     sources: Mapping[str, "Corpus"] = MappingProxyType({})
 
@@ -213,29 +179,13 @@ class Corpus(Divisible):
         with hashed_files() as self.files:
             return sha(self.identity())
 
-    def tally(self) -> Any:
-        """The counts of the latest pass up to its latest document, as JSON: all that `skipped` and `notes` need."""
-        return self.skipped.to_json()
+    def tally(self) -> Account:
+        """What was counted in the latest pass, up to its latest document."""
+        return Account()
 
-    def together(self, first: Any, second: Any) -> Any:
-        """The tally of a pass, from the tallies of its two parts in order."""
-        both = SkipCounts(Counter(first["counts"]) + Counter(second["counts"]), first["places"])
-        for reason, places in second["places"].items():
-            known = both.places.setdefault(reason, [])
-            known += places[: NAMED - len(known)]
-        return both.to_json()
-
-    def restore(self, tally: Any) -> None:
-        """Set `skipped` and `notes` to those of a pass with this tally."""
-        self.skipped = SkipCounts(tally["counts"], tally["places"])
-
-    def skipped_by_name(self) -> list[str]:
-        """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""
-        return []
-
-    def notes(self) -> list[str]:
-        """Sentences a user should read once the documents have been iterated."""
-        return [*([str(self.skipped)] if self.skipped.total() else []), *self.skipped_by_name()]
+    def account(self, tally: Account | None = None) -> Account:
+        """Of all that came in, in the latest pass or in one with this tally."""
+        return self.tally() if tally is None else tally
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ _GROUP = 500_000  # characters that are encoded at once
 class Border:
     """The end of a shard. place: where the next document begins (Corpus.documents_from); None: the corpus ends.
 
-    tally: the corpus's counts from its beginning to here (Corpus.tally).
+    tally: what was counted of the corpus from its beginning to here (Corpus.tally).
     """
 
     place: Any
-    tally: Any
+    tally: Account
 
 
-BEGINNING = Border(None, None)
+BEGINNING = Border(None, Account())
 
 
 @dataclass
@@ -108,10 +108,6 @@ def _groups(
     """The wanted documents' texts in groups of about half a million characters, each with the Border of the shard that
     ends with it, or None."""
 
-    def border(place: Any) -> Border:
-        tally = corpus.tally()
-        return Border(place, tally if start.tally is None else corpus.together(start.tally, tally))
-
     filled, group, size = 0, [], 0
     for document, place in corpus.documents_from(start.place):
         filled += len(document.text.encode())
@@ -119,9 +115,9 @@ def _groups(
             group.append(document.text)
             size += len(document.text)
         if filled >= most:
-            yield group, border(place)
+            yield group, Border(place, start.tally + corpus.tally())
             number, filled, group, size = number + 1, 0, [], 0
         elif size >= _GROUP:
             yield group, None
             group, size = [], 0
-    yield group, border(None)
+    yield group, Border(None, start.tally + corpus.tally())

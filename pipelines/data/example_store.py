@@ -19,7 +19,6 @@ from ..tokenizers.control_tokens import ControlTokens
 from ..words import working
 from .account import Account
 from .account_words import unusual
-from .columns_met import ColumnsMet
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -86,40 +85,38 @@ def encode_examples(
     key: str,
     source: Examples,
     schema: pyarrow.Schema,
-    batches: Callable[[Examples], Iterable[dict[str, list]]],
+    batches: Callable[[Examples, Account], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
     tokenizer: "transformers.PreTrainedTokenizerFast",
-    notes: Callable[[], list[str]] = list,
 ) -> EncodedExamples:
     """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
     facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
-    uses; its control tokens are counted in the examples. notes: sentences for people, once all is encoded. The account
-    of the examples is stored with them.
+    uses; its control tokens are counted in the examples. The account of the examples is stored with them; `batches`
+    counts what becomes of labels and texts.
     Raises what `batches` raises; no files are left behind then.
     """
 
     def build(folder: Path) -> None:
-        total, account, columns = {}, Account(), ColumnsMet(source.source.columns.values())
+        total, account = {}, Account()
         occurrences, control = Counter(), ControlTokens(tokenizer)
 
         def count(row: dict[str, Any]) -> None:
-            columns.add(row)
             cells = [row[column] for column in source.source.columns.values()]
             occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
 
+        watched = source.watched(count)
         with (
             working(f"encoding {source.split}"),
             (folder / ARROW).open("wb") as file,
             pyarrow.ipc.new_stream(file, schema) as writer,
         ):
-            for batch in batches(source.watched(count)):
+            for batch in batches(watched, account):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        columns.into(account)
+        account.update(watched.account())
         for token, number in occurrences.items():
             account.read_as("control token", token, "ordinary text", number)
-        account.note(*source.notes(), *notes())
         meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}
         (folder / META).write_text(json.dumps(meta | {"account": account.to_json()}))
 

@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import UserError
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
-from .bad_rows import left_out_notes
-from .documents import Corpus, Document, SkipCounts
+from .account import Account
+from .documents import Corpus, Document
 from .reader import Example
 from .source_parts import Part
 from .splits import VALIDATION
@@ -46,9 +46,12 @@ class Examples(Part):
         examples.source = self.source.only(column)
         return examples
 
-    def notes(self) -> list[str]:
-        """Sentences a user should read once the examples have been iterated."""
-        return [*self.source.notes(), *left_out_notes(self.left_out.values())]
+    def account(self) -> Account:
+        """Of all that came in, once the examples have been iterated."""
+        account = self.tally() + self.source.account()
+        for row in self.left_out.values():
+            account.left_out("row", row.reason, place=row.place)
+        return account
 
     def identity(self) -> Any:
         rule, is_planned = self.rule, self.rule is not None and self.rule.planned is not None
@@ -66,7 +69,7 @@ class ExampleTexts(Corpus):
 
     def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: dict[str, Any]):
         self.examples, self.render, self.key = examples, render, key
-        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
+        self.split, self.name = examples.split, examples.name
 
     def documents(self) -> Iterator[Document]:
         for place, row in self.examples:

@@ -29,7 +29,7 @@ from ..lazy import datasets, pyarrow
 from ..storage.packed_files import open_packed, packing_of, unpacked_name
 from .cells import cell
 from .documents import UTF8, Limits
-from .files import WAY_OUT, bounded_lines, encoding_of, name_of_files, open_file, readable
+from .files import WAY_OUT, bounded_lines, encoding_of, open_file, readable
 
 QUOTES = "a value that begins with a quotation mark needs quotes around it, and its own quotes doubled"
 
@@ -61,6 +61,10 @@ class FileFormat(ABC):
     def columns(self, field: str, path: Path) -> list[str] | None:
         """Names of the columns; None where each row has its own. Raises UserError for a file of another format."""
         return None
+
+    def unread(self, field: str, path: Path, columns: list[str], limits: Limits) -> list[str] | None:
+        """Names of the columns that its rows lack where these are read; None: it is no table."""
+        return [column for column in self.columns(field, path) or () if column not in columns]
 
     def class_names(self, field: str, path: Path, column: str) -> list[str] | None:
         """Names of the classes, where the file carries them (`datasets.ClassLabel`)."""
@@ -142,14 +146,6 @@ def encodings_in(field: str, paths: list[Path], limits: Limits) -> dict[Path, st
             if not getattr(format_of(path), "is_compressed", False) and encoding_of(path) not in (None, UTF8):
                 found[path] = encoding_of(path)
     return found
-
-
-def encoding_notes(field: str, paths: list[Path], limits: Limits) -> list[str]:
-    """A sentence for each encoding of encodings_in."""
-    found = encodings_in(field, paths, limits)
-    files = {name: [path for path in found if found[path] == name] for name in sorted(set(found.values()))}
-    way_out = f"if that is wrong, {WAY_OUT}"
-    return [f"read as {name}, not UTF-8: {name_of_files(each)}; {way_out}" for name, each in files.items()]
 
 
 @register_file_format(".jsonl", ".ndjson")
@@ -319,8 +315,7 @@ class Conll(FileFormat):
             start, words, size = 1, [], None
             for number, line in enumerate(chain(lines, [""]), start=1):
                 line = line.rstrip("\r\n")
-                # Not every white space divides: a no-break space is a part of a word, as in 10 000.
-                values = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+                values = self._values(line)
                 if any(value.strip() for value in values) and values[0] != NEW_DOCUMENT:
                     start = start if words else number
                     words.append((number, values))
@@ -328,6 +323,18 @@ class Conll(FileFormat):
                 elif words:
                     yield start, self._sentence(words, size, f"{field}: {path}")
                     words = []
+
+    @staticmethod
+    def _values(line: str) -> list[str]:
+        # Not every white space divides: a no-break space is a part of a word, as in 10 000.
+        return line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+
+    def unread(self, field, path, columns, limits):
+        """Columns between the first and the last one."""
+        with open_file(path, limits.encoding) as stream:
+            lines = (self._values(line.rstrip("\r\n")) for line in io.TextIOWrapper(stream, "utf-8"))
+            first = next((values for values in lines if any(map(str.strip, values)) and values[0] != NEW_DOCUMENT), [])
+        return [f"column {number}" for number in range(2, len(first))]
 
     @staticmethod
     def _sentence(words, size, where) -> dict[str, list[str]] | UserError:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..storage.checksums import contents
 from ..storage.packed_files import packing_of
+from .account import Account
 from .documents import Limits, counted_from
-from .file_formats import FileFormat, check_opens, encoding_notes, encodings_in, format_of
-from .files import file_identities, name_of_files, readable
+from .file_formats import FileFormat, check_opens, encodings_in, format_of
+from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
 from .plain_text import PlainText
 from .reader import Reader, Row, View
@@ -80,11 +81,13 @@ class FileReader(Reader):
         has_own_paths = self.image_column is not None and kind.has_own_paths
         names = self.names_in(path) if self.view.names_classes else {}
         file, name, counts = str(path), path.name, kind.counts
-        for number, values in kind.rows(self.field, path, self.columns_in(path, kind), self.limits_of(path)):
+        asked = self.field, path, self.columns_in(path, kind), self.limits_of(path)
+        unread = kind.unread(*asked)
+        for number, values in kind.rows(*asked):
             place, source = (file, name) if number is None else (f"{file}, {counts} {number}", f"{name}:{number}")
             if has_own_paths and isinstance(values, dict):
                 values = self._with_own_path(values, path)
-            yield Row(place, source, values, names)
+            yield Row(place, source, values, names, unread)
 
     def _with_own_path(self, values: dict[str, Any], path: Path) -> dict[str, Any]:
         image = values.get(self.image_column)
@@ -123,8 +126,11 @@ class FileReader(Reader):
             identity |= {"document": self.other.document} | ({"encodings": [*found.values()]} if found else {})
         return identity
 
-    def notes(self) -> list[str]:
-        return encoding_notes(self.field, self.paths, self.limits)
+    def account(self) -> Account:
+        account = Account()
+        for path, encoding in encodings_in(self.field, self.paths, self.limits).items():
+            account.read_as("file", path.name, encoding, hint=f"if that is wrong, {WAY_OUT}")
+        return account
 
     def named(self) -> list[dict[str, list[str]]]:
         return [self.names_in(path) for path in self.paths] if self.view.names_classes else []

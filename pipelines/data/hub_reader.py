@@ -64,8 +64,9 @@ class HubReader(Reader):
         columns = [column for column in outermost if column in there]
         batches = self.table.select_columns(columns).with_format(None).iter(batch_size=256)
         rows = chain.from_iterable(zip(*(batch[column] for column in columns)) for batch in batches)
+        unread = [column for column in there if column not in columns]
         for number, (values, names) in enumerate(zip(rows, self._names_of_rows())):
-            yield self._row(number, dict(zip(columns, values)), names)
+            yield self._row(number, dict(zip(columns, values)), names, unread)
 
     def _streamed(self, place: list | None) -> Iterator[tuple[Row, list]]:
         done, state = place or (0, None)
@@ -75,8 +76,8 @@ class HubReader(Reader):
             values = {name: values[0] for name, values in batch.items()}
             yield self._row(number - 1, values, {}), [number, self.table.state_dict()]
 
-    def _row(self, number: int, values: dict[str, Any], names: dict[str, list[str]]) -> Row:
-        return Row(f"{self.place}, row {number}", f"{self.dataset}/{self.split}{self._shard}:{number}", values, names)
+    def _row(self, number: int, *of_it: Any) -> Row:
+        return Row(f"{self.place}, row {number}", f"{self.dataset}/{self.split}{self._shard}:{number}", *of_it)
 
     def _names_of_rows(self) -> Iterator[dict[str, list[str]]]:
         """The names of the classes in the file of each row."""

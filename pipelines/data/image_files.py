@@ -10,6 +10,7 @@ from ..errors import UserError
 from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash, contents
 from ..words import counted
+from .account import Account
 from .example_splits import open_examples
 from .examples import Examples
 from .file_formats import FileFormat
@@ -74,8 +75,8 @@ class ImageFiles(FileReader):
                 files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
 
-    def notes(self) -> list[str]:
-        return []  # an image has no encoding
+    def account(self) -> Account:
+        return Account()  # an image has no encoding
 
     def class_names(self, column: str) -> list[str] | None:
         return sorted({path.parent.name for path in self.paths})

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..storage.cache import sha
-from .documents import Corpus, Document, SkipCounts
+from .account import Account
+from .documents import Corpus, Document
 
 
 class MixtureCorpus(Corpus):
@@ -38,15 +39,8 @@ class MixtureCorpus(Corpus):
     def identity(self) -> Any:
         return {"in turn": [identity for identity, _ in self._in_turn()], "split": self.split}
 
-    @property
-    def skipped(self) -> SkipCounts:
-        counts = SkipCounts()
-        for corpus in self.sources.values():
-            counts.update(corpus.skipped)
-        return counts
-
-    def skipped_by_name(self) -> list[str]:
-        return [sentence for corpus in self.sources.values() for sentence in corpus.skipped_by_name()]
+    def account(self, tally: Account | None = None) -> Account:
+        return sum((corpus.account() for corpus in self.sources.values()), Account())
 
     def size_hint(self) -> int | None:
         sizes = [corpus.size_hint() for corpus in self.sources.values()]

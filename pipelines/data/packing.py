@@ -176,7 +176,6 @@ class PackedDataset(Rows, Dataset):
             "words": int(store.num_words),
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
-            "skipped": dict(store.skipped or {}),
         }
 
     def _bounds(self, index: int) -> tuple[int, int]:

@@ -34,6 +34,9 @@ class PlainText(FileFormat):
     def __init__(self, document: str = "file"):
         self.document = document
 
+    def unread(self, field: str, path: Path, columns: list[str], limits: Limits) -> None:
+        """A text has no columns."""
+
     def rows(
         self, field: str, path: Path, columns: list[str], limits: Limits
     ) -> Iterator[tuple[int | None, dict[str, Any] | str]]:

@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -27,13 +27,14 @@ class Row(NamedTuple):
 
     place: for errors, such as a path and a line. source: a short one, for documents. values: {column: value}; in place
     of those of a row that cannot be read the reason, one of SKIPPED, or an error. names: {column: the names of its
-    classes}, where the data hold them.
+    classes}, where the data hold them. unread: columns of the place beside these; None: it is no table.
     """
 
     place: str
     source: str
     values: dict[str, Any] | str | UserError
     names: dict[str, list[str]] = {}
+    unread: Sequence[str] | None = ()
 
 
 class View:

@@ -105,7 +105,6 @@ class SentencePairRows(Rows, Dataset):
             "examples": len(self),
             "tokens": store.num_tokens,
             "bytes": store.num_bytes,
-            "skipped": dict(store.skipped or {}),
         }
 
     def document(self, place: int) -> int:

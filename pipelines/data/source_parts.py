@@ -6,8 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import UserError
-from .documents import Corpus, Document, SkipCounts, Skipped, Source
+from .account import LEFT_OUT, Account
+from .account_words import unusual
+from .columns_met import ColumnsMet
+from .documents import SKIPPED, Corpus, Document, Skipped, Source
 from .splits import TRAIN, VALIDATION, Split
+
+# Reason to skip a document -> the setting that allows more.
+ALLOWS_MORE = {"too_long": "data.max_document_bytes", "gigantic_line": "data.max_line_bytes"}
 
 
 class Part:
@@ -21,6 +27,7 @@ class Part:
     def __init__(self, split: str, source: Source, *, rule: Split | None = None, most: int | None = None):
         self.split, self.source, self.rule, self.most = split, source, rule, most
         self.name = source.name
+        self._begin()
 
     def numbered_from(self, place: list | None = None) -> Iterator[tuple[int, Any, list]]:
         """(number in the source, item, place after it) of every row; items are what the source's read_from gives.
@@ -32,10 +39,12 @@ class Part:
         last = self.rule.window if self.rule is not None and self.split == VALIDATION else None
         if count == self.most or (last is not None and first >= last):
             return
+        self._begin()
         # Every row that anyone reads passes here: `row` has all its columns, `item` says what was made of it.
-        for index, (_row, item, after) in enumerate(self.source.read_from(start), start=first):
+        for index, (row, item, after) in enumerate(self.source.read_from(start), start=first):
             count += not isinstance(item, Skipped)
             if self._holds(index, item):
+                self._count(row, item)
                 yield index, item, [index + 1, count, after]
             if count == self.most or index + 1 == last:
                 return  # without asking a stream for one more
@@ -43,6 +52,24 @@ class Part:
     def numbered(self) -> Iterator[tuple[int, Any]]:
         """(number in the source, item) of every row."""
         return ((index, item) for index, item, _ in self.numbered_from())
+
+    def tally(self) -> Account:
+        """What was counted in the latest pass, up to its latest row."""
+        tally = Account(self._skipped.entries())
+        self._met.into(tally)
+        return tally
+
+    def _begin(self) -> None:
+        self._skipped, self._met = Account(), ColumnsMet(self.source.columns.values())
+
+    def _count(self, row: Any, item: Any) -> None:
+        if row is not None and row.unread is not None and isinstance(row.values, dict):
+            self._met.add(row.values, row.unread)
+        if isinstance(item, Skipped):
+            hint = f"{ALLOWS_MORE[item.reason]} allows more" if item.reason in ALLOWS_MORE else ""
+            if item.reason == "non_utf8" and self.source.has_encoding:
+                hint = f"{self.source.where}.encoding=latin-1, or what it is, reads another encoding"
+            self._skipped.left_out("document", SKIPPED[item.reason], place=item.source, hint=hint)
 
     def _holds(self, index: int, item: Any) -> bool:
         if index in self.left_out:
@@ -55,14 +82,9 @@ class Part:
 class SourceCorpus(Part, Corpus):
     """The documents of one part of a source. Its first `most` are counted before they are split."""
 
-    skipped = SkipCounts()
-
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
-        self.skipped = SkipCounts()
         for _, item, after in self.numbered_from(place):
-            if isinstance(item, Skipped):
-                self.skipped.add(item)
-            else:
+            if not isinstance(item, Skipped):
                 yield self._my_end(item) if self.rule is not None and self.rule.cut else item, after
 
     @property
@@ -79,12 +101,9 @@ class SourceCorpus(Part, Corpus):
             return [self]  # these count documents from the first one
         return [SourceCorpus(self.split, source) for source in self.source.parts(size)]
 
-    def skipped_by_name(self) -> list[str]:
-        ways = {"too_long": "data.max_document_bytes allows more", "gigantic_line": "data.max_line_bytes allows more"}
-        if self.source.has_encoding:
-            ways["non_utf8"] = f"{self.source.where}.encoding=latin-1, or what it is, reads another encoding"
-        own = [] if self.rule is not None and self.split != TRAIN else self.source.notes()
-        return [*self.skipped.named(ways), *own]
+    def account(self, tally: Account | None = None) -> Account:
+        is_of_train = self.rule is not None and self.split != TRAIN
+        return super().account(tally) + (Account() if is_of_train else self.source.account())
 
     def identity(self) -> Any:
         rule = self.rule and self.rule.identity(self.split) | {"held": self.split == VALIDATION}
@@ -121,26 +140,20 @@ def completed(rule: Split | None, source: Source, most: int | None) -> Split | N
 
     Raises UserError where there is no document among the source's first `most`.
     """
-    skipped = SkipCounts()
-
-    def names() -> Iterator[tuple[int, str]]:
-        for index, item in Part(TRAIN, source, most=most).numbered():
-            if isinstance(item, Skipped):
-                skipped.add(item)
-            else:
-                yield index, item.source
-
-    there = names()
+    part = Part(TRAIN, source, most=most)
+    there = ((index, item.source) for index, item in part.numbered() if not isinstance(item, Skipped))
     first = next(there, None)
     if first is None:
-        raise no_documents(source, skipped)
+        raise no_documents(source, part.tally())
     return rule and rule.with_both_parts(chain([first], there))
 
 
-def no_documents(source: Source, skipped: SkipCounts) -> UserError:
-    reason, way_out = f" ({skipped})" if skipped.total() else "", ""
-    if skipped["too_long"]:
+def no_documents(source: Source, tally: Account) -> UserError:
+    skipped = Account(tally.entries(LEFT_OUT, "document"))
+    reasons, way_out = {key.why for key, _ in skipped.entries()}, ""
+    if SKIPPED["too_long"] in reasons:
         way_out = f"; raise data.max_document_bytes or set {source.where}.document to line"
-    elif skipped["gigantic_line"]:
+    elif SKIPPED["gigantic_line"] in reasons:
         way_out = "; raise data.max_line_bytes"
+    reason = f" ({unusual(skipped)[0]})" if skipped else ""
     return UserError(f"{source.where}: {source.name} holds no document with text{reason}{way_out}.")

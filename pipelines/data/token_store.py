@@ -11,7 +11,6 @@ from ..errors import UserError
 from ..lazy import transformers
 from .account import READ_AS, Account
 from .account_words import unusual
-from .documents import SkipCounts
 from .mapped_store import META, MappedStore
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
@@ -26,7 +25,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out, by reason. account: of the documents. notes: its sentences for people.
+    account: of the documents. notes: its sentences for people.
     """
 
     kind = "tokens"
@@ -39,7 +38,6 @@ class TokenStore(MappedStore):
         self.account = Account.from_json(meta["account"])
         self.notes = unusual(self.account)
         self.control_tokens = {key.name: entry.number for key, entry in self.account.entries(READ_AS, "control token")}
-        self.skipped = SkipCounts(meta["skipped"])
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])
         self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty
@@ -135,8 +133,8 @@ class TokenWriter:
             self._sizes[name] += sizes[name]
 
     def finish(self, fingerprint: str, name: str, **more: Any) -> None:
-        """Write meta.json. more: further entries, such as `skipped` (by reason) of a whole corpus."""
+        """Write meta.json. more: further entries, such as `tally` of a shard."""
         counts = {"dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents}
         counts |= {**self._sizes, "account": self.account.to_json()}
-        meta = {"fingerprint": fingerprint} | counts | {"name": name, "skipped": {}} | more
+        meta = {"fingerprint": fingerprint} | counts | {"name": name} | more
         (self.folder / META).write_text(json.dumps(meta, indent=1))

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens
-from .account import READ_AS
+from .account import READ_AS, Account
 from .documents import Corpus, Share
 from .encoded_stream import BEGINNING, Border, Framing, encoded_stream
 from .encoding import Encoder
@@ -67,16 +67,16 @@ class Tokenization:
 
     def _store(self, progress: bool) -> TokenStore:
         def build(folder: Path) -> None:
-            size = self.corpus.size_hint()
+            size, tally = self.corpus.size_hint(), None
             with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.framing.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
                     self._write(writer, self._stream(self.corpus), advance)
                 else:
-                    self._join(writer, self.shards(WHOLE, advance))
+                    tally = self._join(writer, self.shards(WHOLE, advance))
                 has_control_tokens = bool(writer.account.number(READ_AS, "control token"))
-                writer.account.note(*self.corpus.notes())
+                writer.account.update(self.corpus.account(tally))
                 fingerprint = self.key if has_control_tokens else self.fingerprint
-                writer.finish(fingerprint, self.corpus.name, skipped=dict(self.corpus.skipped))
+                writer.finish(fingerprint, self.corpus.name)
 
         store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
         remove_at_once(self.cache / self._kind, beside=store.folder)
@@ -115,14 +115,14 @@ class Tokenization:
                 stream = stream or shards_from(first=number, start=border)
                 with TokenWriter(folder, self.framing.dtype) as writer:
                     after = self._write(writer, stream, advance)
-                    writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
+                    writer.finish(self.key, corpus.name, next=after.place, tally=after.tally.to_json())
                 is_made = True
 
             folder = self.cache / self._kind / name
             if wanted(number) or is_complete(folder):
                 cached_folder(self.cache, self._kind, name, build, self.corpus.files)
                 meta = json.loads((folder / META).read_text())
-                border = Border(meta["next"], meta["tally"])
+                border = Border(meta["next"], Account.from_json(meta["tally"]))
                 if not is_made:
                     advance(meta["num_bytes"])
                     stream = stream and stream.close()  # it stands before this shard
@@ -144,15 +144,13 @@ class Tokenization:
             advance(item.sizes["num_bytes"])
         raise RuntimeError("a stream that ends without a border")
 
-    def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> None:
-        """Write all shards, and give the corpus their tallies."""
-        tally, parts = None, {}
+    def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> Account:
+        """Write all shards; the sum of their tallies."""
+        parts = {}
         for folder in folders:
             writer.add_store(folder)
             parts[folder.name.split("-")[0]] = json.loads((folder / META).read_text())["tally"]  # of its last shard
-        for part in parts.values():
-            tally = part if tally is None else self.corpus.together(tally, part)
-        self.corpus.restore(tally)
+        return sum(map(Account.from_json, parts.values()), Account())
 
     @property
     def _kind(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 
 from ..adapters import weights_identity
+from ..data.account_words import unusual
 from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
@@ -86,7 +87,7 @@ def evaluate_few_shot(
     reads = objective.Reads(objective)
     sources, template = reads.open(), question_template(reads, shots.template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
-    say(f"{split}: {note}" for note in sources[split].notes())
+    say(f"{split}: {note}" for note in unusual(sources[split].account()))
     kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
     scores = data.scores()
     names = [name for name in scores.metrics if METRICS[name].fits(kind.compares)]

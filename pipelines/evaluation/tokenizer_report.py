@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..data.account_words import unusual
 from ..data.documents import in_batches
 from ..errors import UserError, did_you_mean, loading_reason, refuse_file
 from ..generation import HUB_NAME, RUNS, check_runs
@@ -155,7 +156,7 @@ def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
 
     try:
         corpus = open_corpora(DataSection(files=pattern, text_field=text_field, validation_fraction=0))["train"]
-        say(corpus.source.notes())
+        say(unusual(corpus.source.account()))
         return _sample(corpus, pattern, most)
     except UserError as error:  # its message names settings of a recipe
         message = str(error).replace("data.files", "--on").replace("data.text_field", "--text-field")

@@ -14,7 +14,6 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from ..adapters import load_config
 from ..data.account import READ_AS, Account
-from ..data.columns_met import ColumnsMet
 from ..data.documents import in_batches
 from ..data.examples import Examples
 from ..data.image_store import ON_WHITE, ImageStore, decode, store_images
@@ -115,8 +114,8 @@ def prepare_images(
 ) -> ImageStore:
     """The images of a split, decoded, resized and cropped by the processor, but neither rescaled nor normalised.
 
-    class_of: (label, place) -> class number; None: no labels are read. classes: their names, on which the numbers
-    depend. Raises UserError for an image that cannot be used.
+    class_of: (label, place, account) -> class number; None: no labels are read. classes: their names, on which the
+    numbers depend. Raises UserError for an image that cannot be used.
     """
     columns = examples.source.columns
     field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
@@ -126,18 +125,16 @@ def prepare_images(
         identity = examples.identity()
     key = sha([sha(identity), *rest])
 
-    account, met = Account(), ColumnsMet(columns.values())
+    account = Account()
 
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
-            labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
-            for image, (_, row) in zip(images, batch):
-                met.add(row)
+            labels = class_of and [class_of(row[columns["label_field"]], place, account) for place, row in batch]
+            for image in images:
                 count_image(account, image, processor, shape, field)
             yield resized(processor, images, shape), labels
-        met.into(account)
-        account.note(*examples.notes())
+        account.update(examples.account())
 
     store = store_images(cache, key, examples, batches, account, label_facts)
     is_on_white = any(key.why.startswith(ON_WHITE) for key, _ in store.account.entries(READ_AS, "image"))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from ..data.account import Account
+from ..data.account_words import unusual
 from ..data.cells import filled_text_of
 from ..data.documents import Limits
 from ..data.file_formats import format_of
@@ -90,7 +92,7 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
     """
     readers = _readers(settings, where)
     good_field, bad_field, *group_fields = columns = _columns(settings, _columns_of(readers[0]), where)
-    say(note for reader in readers for note in reader.notes())
+    say(unusual(sum((reader.account() for reader in readers), Account())))
     good, bad, groups = [], [], {column: [] for column in group_fields}
     readers = [reader.seeing(reader.view.of(columns)) for reader in readers]
     for reader in readers:

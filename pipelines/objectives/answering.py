@@ -3,11 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..data.account import Account
 from ..data.documents import in_batches
 from ..generation import free_positions
 from ..lazy import torch, transformers
 from .base import Objective
 from .finished_model import FinishedModel
+
+
+def count_cut(account: Account, texts: int) -> None:
+    """Count texts that were truncated to what the model can read."""
+    account.cut("text", "cut to what the model reads at once", texts, is_usual=False)
 
 
 def by_length(items: Sequence, lengths: Sequence[int], answer: Callable[[list], list]) -> list:
@@ -29,7 +35,7 @@ def piped(objective: Objective, finished: FinishedModel, kind: str, asked: list,
     elif asked:
         columns = zip(*(item.values() if isinstance(item, dict) else [item] for item in asked))
         lengths, keyword = list(map(len, processor(*map(list, columns), verbose=False)["input_ids"])), "tokenizer"
-        objective.cut += sum(length > processor.model_max_length for length in lengths)
+        count_cut(objective.account, sum(length > processor.model_max_length for length in lengths))
         options["batch_size"] = 1 if processor.pad_token_id is None else finished.batch_size
     device = finished.model.device
     pipe = getattr(transformers, f"{kind}Pipeline")(model=finished.model, device=device, **{keyword: processor})
@@ -103,7 +109,8 @@ def of_read_texts(
     model, tokenizer = finished.model, objective.tokenizer
     most = tokenizer.model_max_length
     full = [text for text, ids in zip(texts, read, strict=True) if len(ids) == most]
-    objective.cut += sum(len(ids) > most for ids in (tokenizer(full, verbose=False)["input_ids"] if full else []))
+    whole = tokenizer(full, verbose=False)["input_ids"] if full else []
+    count_cut(objective.account, sum(len(ids) > most for ids in whole))
     collate = PaddingCollator(tokenizer.pad_token_id or 0)
 
     def of_some(texts: list[list[int]]) -> list:

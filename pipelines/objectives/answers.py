@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.account import Account
 from .data import Data
 
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ class Answers:
 
     head: the Auto class of the model that answers rows without labels; "": none does, and an objective that is chosen
     by the model's head answers instead (of_heads.py). finishes_on: the processes that use the finished model at the end
-    of a run: "none", "one" or "all". cut: number of texts that were truncated to what the model can read. on_white:
-    number of images with transparency that were read.
+    of a run: "none", "one" or "all". account: of the rows that `asked` has read and `predict` has answered.
     """
 
     head: ClassVar[str] = ""
@@ -27,7 +27,7 @@ class Answers:
     def __init__(self, objective: "Objective", data: Data):
         self.objective, self.data, self.processor, self.tokenizer = objective, data, data.processor, data.tokenizer
         self.recipe, self.settings = objective.recipe, objective.settings
-        self.cut = self.on_white = 0
+        self.account = Account()
 
     def check_prompts(self, most: int) -> None:
         """Raise UserError for a prompt of the recipe that leaves a model of `most` positions no room for an answer."""
@@ -35,10 +35,6 @@ class Answers:
     def asked(self, row: dict, place: str) -> Any:
         """What the model reads of a row without a label, in the form that `predict` takes. Raises UserError."""
         raise TypeError(f"{type(self).__name__} answers no rows; what the model's head says does (of_heads.py)")
-
-    def notes(self) -> list[str]:
-        """Sentences for people about the rows that `asked` has read."""
-        return []
 
     def predict(self, finished: "FinishedModel", asked: list) -> list[dict[str, Any]]:
         """The answers {"prediction": ..., further columns} to some rows. asked: what `asked` returned for each."""

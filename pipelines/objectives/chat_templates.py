@@ -1,15 +1,15 @@
 """A tokenizer's chat template: what it writes of a conversation, as text and tokens, and where answers end."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+from ..data.account import Account
 from ..errors import UserError, first_line
 from ..lazy import tokenizers
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
-from .messages import ASSISTANT, Chat, Messages, is_learned
+from .messages import ASSISTANT, Chat, Messages, is_learned, leave_out
 
 # What templates are tried with. Some need the id of a call, as long as Mistral's, others the tool's name.
 ASK, SAY = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
@@ -90,7 +90,7 @@ class ChatTemplate:
         """The text of a conversation up to the answer to be written. Raises UserError."""
         return self.render(chat, place, add_generation_prompt=True, **chat.variables)
 
-    def written(self, chat: Chat, place: str, left_out: Counter, **options: Any) -> str:
+    def written(self, chat: Chat, place: str, account: Account, **options: Any) -> str:
         """The text of a conversation, as `render`; what changes nothing in it is counted, or refused if it is NEEDED.
 
         What has once changed a text is read by the template.
@@ -118,7 +118,10 @@ class ChatTemplate:
                     f"tokenizer.name_or_path to one with a template that does"
                 )
             else:
-                left_out[words] += number
+                leave_out(account, words, number)
+        for content in (message["content"] for message in chat[chat.repeated :]):
+            if content not in text and content.strip() in text:
+                account.read_as("message", "", "without the white space around it", is_usual=True)
         return text
 
     # ---- the ends of answers
@@ -154,9 +157,9 @@ class ChatTemplate:
             shorter = shorter.removesuffix(next(name for name in names if shorter.endswith(name))).rstrip()
         return shorter if shorter.endswith(names) else through
 
-    def answers_in(self, chat: Chat, place: str, left_out: Counter) -> tuple[str, list[tuple[int, int]]]:
+    def answers_in(self, chat: Chat, place: str, account: Account) -> tuple[str, list[tuple[int, int]]]:
         """(a conversation as text, the character spans (begin, end) of its learned answers). Raises UserError."""
-        text, spans = self.written(chat, place, left_out), []
+        text, spans = self.written(chat, place, account), []
         for number, message in enumerate(chat):
             if not is_learned(message):
                 continue
@@ -186,17 +189,17 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raise UserError for a template that the tokenizer cannot learn an answer with."""
-        ((ids, learned),) = self.encode([("a probe", Chat([ASK, SAY]))], Counter())
+        ((ids, learned),) = self.encode([("a probe", Chat([ASK, SAY]))], Account())
         prompt = self.prompt(Chat([ASK]), "a probe")
         prompt_ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         if not any(learned) or ids[: len(prompt_ids)] != prompt_ids:
             raise joins(prompt)
 
-    def encode(self, conversations: list[tuple[str, Chat]], left_out: Counter) -> list[Encoded]:
+    def encode(self, conversations: list[tuple[str, Chat]], account: Account) -> list[Encoded]:
         """(token ids, which of them are learned) for each (place, conversation).
 
         An answer is what the template writes between its prompt and the next message, without white space at the end,
-        and the token that ends it. A token that begins before the answer is not learned. left_out: counts what the
+        and the token that ends it. A token that begins before the answer is not learned. account: counts what the
         template does not write.
 
         Raises UserError where the tokenizer joins the prompt's last space with the answer's first word: that word would
@@ -206,7 +209,7 @@ class ChatTemplate:
         the conversation. Control tokens that the template itself writes stay control tokens.
         """
         encoded = []
-        parts = [self.answers_in(self.hidden(chat), place, left_out) for place, chat in conversations]
+        parts = [self.answers_in(self.hidden(chat), place, account) for place, chat in conversations]
         for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts])):
             for begin, _ in spans:
                 if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):

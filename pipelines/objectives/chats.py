@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.account import Account
 from ..data.cells import IfThere
 from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
@@ -107,7 +108,7 @@ class ReadsChats(Reads):
     def texts(self, source: "Examples") -> Corpus:
         from ..data.examples import ExampleTexts
 
-        read = Conversations(self.settings)
+        read = Conversations(self.settings, Account())
 
         def texts(place: str, row: dict) -> list[str]:
             # With the template's marks: a vocabulary of characters must contain every character of them.
@@ -135,12 +136,12 @@ class ReadsChats(Reads):
         from ..tokenizers.load import tokenizer_fingerprint
 
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
-        section, tokenizer, read = self.settings, data.tokenizer, Conversations(self.settings)
+        section, tokenizer = self.settings, data.tokenizer
         of_rows = [section.max_length, section.system, tokenizer.chat_template, list(columns)]
         # The name of the rows in the cache, and part of a run's identity.
         key = sha([self.objective.name, examples_fingerprint(source), tokenizer_fingerprint(tokenizer), of_rows])
-        make = partial(self._batches, data, read)
-        rows = encode_examples(cache, key, source, schema_of(columns), make, self._facts, tokenizer, read.notes)
+        make = partial(self._batches, data)
+        rows = encode_examples(cache, key, source, schema_of(columns), make, self._facts, tokenizer)
         if not len(rows):
             raise UserError(
                 f"task.max_length={section.max_length}: no {self._noun} of {source.name} leaves room for an answer; "
@@ -149,7 +150,7 @@ class ReadsChats(Reads):
         return rows
 
     def with_rows(self, data: Data, source: "Examples") -> "Iterator[Example]":
-        read = Conversations(self.settings)
+        read = Conversations(self.settings, Account())
         for batch in in_batches(source):
             rows = self._rows_of(data, read, batch)
             yield from (example for example, row in zip(batch, rows) if row is not None)
@@ -158,12 +159,12 @@ class ReadsChats(Reads):
         for _ in self.texts(examples).documents():
             pass
         if data is not None:
-            for _ in self._batches(data, Conversations(self.settings), examples):
+            for _ in self._batches(data, examples, Account()):
                 pass
 
-    def _batches(self, data: Data, read: Conversations, examples: "Examples") -> Iterator[dict[str, Any]]:
+    def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
         """Columns of the rows, batch after batch, and the number of examples without a row."""
-        names = [*self._columns, "prompt", "answer", "full", "cut"]
+        names, read = [*self._columns, "prompt", "answer", "full", "cut"], Conversations(self.settings, account)
         for batch in in_batches(examples):
             rows = self._rows_of(data, read, batch)
             usable = [row for row in rows if row is not None]
@@ -173,7 +174,7 @@ class ReadsChats(Reads):
         """What _row_of returns for each example, with prompt and answer of its first conversation."""
         per_row = self.objective.sequences_per_row
         conversations = [(place, chat) for place, row in batch for chat in self._conversations(read, place, row)]
-        encoded, rows = data.labels.encode(conversations, read.left_out), []
+        encoded, rows = data.labels.encode(conversations, read.account), []
         for start in range(0, len(conversations), per_row):
             row, (_, chat) = self._row_of(encoded[start : start + per_row]), conversations[start]
             prompt, answer = Chat(chat[:-1], chat.variables).to_json(), data.labels.last_answer(chat, encoded[start])
@@ -226,7 +227,7 @@ class AnswersChats(Answers):
     def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
         self._template = data.labels or ChatTemplate(self.tokenizer)  # a finished model is asked without rows
-        self._read = Conversations(self.settings)
+        self._read = Conversations(self.settings, self.account)
 
     @property
     def finishes_on(self) -> str:
@@ -239,11 +240,8 @@ class AnswersChats(Answers):
     def asked(self, row: dict, place: str) -> Chat:
         """The conversation up to the answer; raises UserError also where the chat template cannot write it."""
         chat = self._read.asked(place, row)
-        self._template.written(chat, place, self._read.left_out, add_generation_prompt=True)
+        self._template.written(chat, place, self.account, add_generation_prompt=True)
         return chat
-
-    def notes(self) -> list[str]:
-        return self._read.notes()
 
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
         prompts = list(map(self._template.prompt_ids, asked))

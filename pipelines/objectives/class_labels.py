@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.account import Account
 from ..errors import UserError
 from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
@@ -70,17 +71,17 @@ class ClassLabels:
     type: str = "int32"
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value
 
-    def of(self, row: dict, place: str) -> Any:
-        """The number of the class of an example. Raises UserError."""
-        return self.number(row[self.column], place)
+    def of(self, row: dict, place: str, account: Account | None = None) -> Any:
+        """The number of the class of an example; counts how it is written. Raises UserError."""
+        return self.number(row[self.column], place, account)
 
     def answer(self, row: dict, place: str) -> Any:
         """What a language model is asked for: the label itself. Raises UserError."""
         return self.of(row, place)
 
-    def number(self, value: Any, place: str) -> int:
+    def number(self, value: Any, place: str, account: Account | None = None) -> int:
         """The number of the model's output for the class that a value means. Raises UserError."""
-        return self.outputs[self.classes.names[self.classes.number(value, place)]]
+        return self.outputs[self.classes.names[self.classes.number(value, place, account)]]
 
     @property
     def outputs(self) -> dict[str, int]:
@@ -132,13 +133,14 @@ def find_classes(
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
     given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
+    origin = "of task.label_names" if facts.measured is None else "of the model"
     if facts.measured is not None:
         given = _names_of_model(reads, facts.measured, sources[facts.split].source.class_names(column), learned)
 
-    def named(names: list[str] | None) -> Classes:
-        return Classes(field, column, sources, cache, names, classes_in)
+    def named(names: list[str] | None, origin: str = "of the checkpoint") -> Classes:
+        return Classes(field, column, sources, cache, names, classes_in, origin)
 
-    classes = named(given)
+    classes = named(given, origin)
     names = learned(classes.names)
     if recipe.model.name_or_path is not None:
         known = names_of_outputs(objective.facts.config)

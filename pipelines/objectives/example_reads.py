@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.account import Account
 from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
@@ -66,12 +67,15 @@ class ReadsExamples(Reads):
         for _ in self.texts(examples).documents():
             pass
         if data is not None:
-            for _ in self._batches(data, examples):
+            for _ in self._batches(data, examples, Account()):
                 pass
 
     @abstractmethod
-    def _batches(self, data: Data, examples: "Examples") -> Iterator[dict[str, list]]:
-        """Rows of the examples, by column, batch after batch. Raises UserError for an example that makes no row."""
+    def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, list]]:
+        """Rows of the examples, by column, batch after batch; counts what becomes of labels and texts.
+
+        Raises UserError for an example that makes no row.
+        """
 
     def _facts(self, batch: dict[str, list]) -> dict:
         """Facts about one of `_batches`, whose numbers are added up over all of them."""
@@ -86,12 +90,11 @@ class ReadsExamples(Reads):
         *settings: Any,
         make: Callable | None = None,
         facts: Callable | None = None,
-        notes: Callable[[], list[str]] = list,
     ) -> "EncodedExamples":
         """The rows that `_batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
 
         columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make,
-        facts: used instead of `_batches` and `_facts`. notes: sentences for people, once all is encoded.
+        facts: used instead of `_batches` and `_facts`.
         """
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
@@ -101,7 +104,7 @@ class ReadsExamples(Reads):
         fingerprint = tokenizer_fingerprint(data.tokenizer)
         key = sha([*self.kind_of_rows, examples_fingerprint(source), fingerprint, *settings])
         make, facts = make or partial(self._batches, data), facts or self._facts
-        return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer, notes)
+        return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

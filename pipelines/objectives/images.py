@@ -106,10 +106,11 @@ class AnswersImages(Answers):
 
     def asked(self, row: dict, place: str) -> Any:
         """A Pillow image, in colour where the model reads colours."""
-        from ..data.image_store import decode
+        from ..data.image_store import ON_WHITE, decode
 
         image = decode(row[self.settings.image_field], self.channels, image_setting(self.objective), place)
-        self.on_white += "was_transparent" in image.info
+        for words in image.info["read_as"]:
+            self.account.read_as("image", "", words, is_usual=words != ON_WHITE)
         return image
 
     def predict(self, finished: FinishedModel, asked: list) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
 from ..errors import UserError, did_you_mean
 from ..recipes.types import show
 
@@ -26,8 +27,8 @@ class Classes:
     field: how errors name the column, task.label_field='label'. given: the names; None: the class names stored with the
     data, else the column's strings in alphabetical order, else LABEL_0, LABEL_1, ... for the numbers 0 to n, else the
     numbers themselves; of all splits, as a rare class may be in only one of them. classes_in: (value, place) ->
-    (place, class) of each class in a column's value. numbered: whether the numbers 0 to n in the data stand for the
-    names in their order.
+    (place, class) of each class in a column's value. origin: whose the given names are; then whose all are. numbered:
+    whether the numbers 0 to n in the data stand for the names in their order.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Classes:
         cache: Path,
         given: list[str] | None = None,
         classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
+        origin: str = "of task.label_names",
     ):
         stored = [examples.source.class_names(column) for examples in splits.values()]
         of_data = list(dict.fromkeys(name for names in stored for name in names or []))
         self.field, self.numbered = field, given is not None or stored[0] is not None
         found = of_data if stored[0] is not None else []
+        self.origin = origin if given is not None else "of the data set" if found else "of the column"
         self.names = given or found or _names_in_data(field, column, splits, cache, classes_in)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         # Given names for those stored with the data, where one is called otherwise: its place tells which.
@@ -55,14 +58,25 @@ class Classes:
         times = Counter(values)
         self.of_value = {value: number for number, value in enumerate(values) if times[value] == 1}
 
-    def number(self, value: Any, place: str) -> int:
-        """The number of the class that a label means. Raises UserError.
+    def number(self, value: Any, place: str, account: Account | None = None) -> int:
+        """The number of the class that a label means; counts how that is written. Raises UserError.
 
         It is the class of that name, for which a number may stand in a file that names its classes. Where the names are
         numbers, 01 and 1.0 mean the class 1; else a number is the class's own.
         """
-        if not are_unnamed(self.names):
+        is_unnamed = are_unnamed(self.names)
+        if not is_unnamed:
             value = getattr(value, "class_name", value)
+        number = self._number(value, place)
+        name, written = self.names[number], str(value)
+        if account is not None:
+            account.used("class name", self.origin)
+            if written != name and not (is_unnamed and isinstance(value, int)):
+                is_usual = not isinstance(value, str) or written in self.renamed
+                account.read_as("class", written, name, is_usual=is_usual)
+        return number
+
+    def _number(self, value: Any, place: str) -> int:
         if isinstance(value, str | int | float):
             name = self.renamed.get(str(value), str(value))
             if name in self.numbers:
@@ -156,15 +170,22 @@ def held(value: Any) -> str:
     return "null" if value is None else repr(value)
 
 
-def number_of(value: Any, field: str, place: str) -> float:
+def number_of(value: Any, field: str, place: str, account: Account | None = None) -> float:
     """The number that a value is, or that its text is (CSV files). Raises UserError, which names field and place."""
     number = value
     if isinstance(value, str):
+        count_text(account)
         with suppress(ValueError):
             number = float(value)
     if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
         raise UserError(f"{field}: {place} holds {held(value)}, which is no finite number")
     return float(number)
+
+
+def count_text(account: Account | None) -> None:
+    """Count a label that is a number, and is written as a text."""
+    if account is not None:
+        account.read_as("label", "", "that is a text read as a number", is_usual=True)
 
 
 def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) -> list[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.account import Account
 from ..data.batch_keys import UNLABELLED
 from ..data.documents import in_batches
 from ..data.rows import Rows
@@ -150,7 +151,9 @@ class ReadsLabelledTexts(ReadsExamples):
         make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
         return self.stored(data, source, cache, columns, settings, make=make, facts=facts)
 
-    def _batches(self, data: Data, examples: "Examples", labels: Any = None) -> Iterator[dict[str, list]]:
+    def _batches(
+        self, data: Data, examples: "Examples", account: Account, labels: Any = None
+    ) -> Iterator[dict[str, list]]:
         columns, encoding, labels = self.text_columns(), self.objective.encoding(), labels or data.labels
         tokenizer = text_tokenizer(data.tokenizer)
         for batch in in_batches(examples):
@@ -161,7 +164,7 @@ class ReadsLabelledTexts(ReadsExamples):
             for (place, _), lengths in zip(batch, encoding.lengths(encoded)):
                 if not all(lengths):
                     raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            yield {**encoded, "labels": [labels.of(row, place) for place, row in batch]}
+            yield {**encoded, "labels": [labels.of(row, place, account) for place, row in batch]}
 
     def _facts(self, batch: dict[str, list], labels: Any) -> dict:
         lengths = self.objective.encoding().lengths(batch)
@@ -210,7 +213,7 @@ class NoLabels:
     def __init__(self, labels: Any):
         self.type, self.others = labels.type, labels
 
-    def of(self, row: dict, place: str) -> int:
+    def of(self, row: dict, place: str, account: Account | None = None) -> int:
         return UNLABELLED
 
     def identity(self) -> str:

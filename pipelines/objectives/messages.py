@@ -1,12 +1,11 @@
 """Conversations as people keep them, read into the messages that chat templates take: keys, marks, tools, JSON."""
 
 import json
-from collections import Counter
 from typing import Any
 
+from ..data.account import Account
 from ..data.cells import kind_of
 from ..errors import UserError
-from ..words import counted
 
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
@@ -48,10 +47,10 @@ def not_learned(messages: Messages) -> Messages:
     return [message | {"weight": 0} if message["role"] == ASSISTANT else message for message in messages]
 
 
-def read_messages(value: Any, where: str, role: str | None, left: Counter) -> Messages:
+def read_messages(value: Any, where: str, role: str | None, account: Account) -> Messages:
     """The messages that a cell holds. Raises UserError, which begins with `where`, where it holds none.
 
-    A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. left:
+    A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. account:
     counts what is left out.
     """
     messages = value
@@ -66,7 +65,7 @@ def read_messages(value: Any, where: str, role: str | None, left: Counter) -> Me
         raise UserError(f"{where} holds {kind_of(value)}, {problem}")
     if not messages:
         raise UserError(f"{where} holds no message")
-    return [_message(message, where, left) for message in messages]
+    return [_message(message, where, account) for message in messages]
 
 
 def are_messages(value: Any) -> bool:
@@ -76,8 +75,10 @@ def are_messages(value: Any) -> bool:
     return bool(roles) and all(role in ROLES for role in roles)
 
 
-def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]:
+def _message(given: dict[str, Any], where: str, account: Account) -> dict[str, Any]:
     message = {key: value for key, value in given.items() if value is not None}  # tables fill in keys with nulls
+    for key in given.keys() - message.keys():
+        account.unused("null", f"{key} of a message")
     if "role" not in message and "from" in message:
         role, value = message.pop("from"), message.pop("value", None)
         message |= {"role": SHARE_GPT.get(role, role) if isinstance(role, str) else role}
@@ -86,8 +87,8 @@ def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]
     for key, mark in marks.items():
         if mark not in (0, 1):
             raise UserError(f"{where} holds a message with {key}={mark!r}; 1 or true learns an answer, 0 or false not")
-    calls = read_calls(message.pop("tool_calls", None), where, left)
-    role, content = message.pop("role", None), read_parts(message.pop("content", None), where, left)
+    calls = read_calls(message.pop("tool_calls", None), where, account)
+    role, content = message.pop("role", None), read_parts(message.pop("content", None), where, account)
     may_be_empty = calls or "function_call" in message or role == "tool"  # a call without a word, or its empty result
     if content is None and may_be_empty:
         content = ""
@@ -97,27 +98,29 @@ def _message(given: dict[str, Any], where: str, left: Counter) -> dict[str, Any]
     if not content.strip() and not may_be_empty:
         raise UserError(f"{where} holds an empty text of the {role}; leave the example out")
     if any(marks.values()) and role != ASSISTANT:
-        left[f"marks to learn messages of the {role}"] += 1
+        leave_out(account, f"marks to learn messages of the {role}")
     weight = {} if role != ASSISTANT or all(marks.values()) else {"weight": 0}
     return {"role": role, "content": content} | message | ({"tool_calls": calls} if calls else {}) | weight
 
 
-def read_parts(content: Any, where: str, left: Counter) -> Any:
+def read_parts(content: Any, where: str, account: Account) -> Any:
     """The content of a message; of a list of parts {type: text, text} their texts, each on its own line."""
     if not isinstance(content, list):
         return content
-    parts = [without_nulls(part, left, "null values in parts of a message") for part in content]
+    parts = [without_nulls(part, account, "parts of a message") for part in content]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise UserError(f"{where} holds a message with a part that is no {{type: text, text}}; leave it out")
-        left.update(f"{key} of a part of a message" for key in part.keys() - {"type", "text"})
+        for key in part.keys() - {"type", "text"}:
+            leave_out(account, f"{key} of a part of a message")
+    account.read_as("message", "", "in parts, read as one text", is_usual=True)
     return "\n".join(part["text"] for part in parts)
 
 
-def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
+def read_calls(value: Any, where: str, account: Account) -> list[dict[str, Any]]:
     """Calls of tools as templates take them: [{type, function: {name, arguments: a dict}}], with an id if they have."""
     calls = []
-    for call in _dicts(value, f"{where} holds tool_calls", "calls of tools", left):
+    for call in _dicts(value, f"{where} holds tool_calls", "calls of tools", account):
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{where} holds a tool call without the name of its function")
@@ -130,23 +133,23 @@ def read_calls(value: Any, where: str, left: Counter) -> list[dict[str, Any]]:
     return calls
 
 
-def read_variables(row: dict[str, Any], tools: str | None, place: str, left: Counter) -> dict[str, Any]:
+def read_variables(row: dict[str, Any], tools: str | None, place: str, account: Account) -> dict[str, Any]:
     """What a template reads beside the messages of a row. tools: the column of the tools. Raises UserError."""
     holds = f"task.tools_field={tools!r} (null reads no such column): {place} holds"
-    found = _dicts(row.get(tools), holds, TOOLS, left) if tools is not None else []
+    found = _dicts(row.get(tools), holds, TOOLS, account) if tools is not None else []
     given = row.get(VARIABLES)
-    variables = of_json(given) if isinstance(given, str) else without_nulls(given, left, f"null values in {VARIABLES}")
+    variables = of_json(given) if isinstance(given, str) else without_nulls(given, account, VARIABLES)
     if not isinstance(variables, dict | None):
         raise UserError(f"{place} holds {VARIABLES} that are no JSON object")
     return ({TOOLS: found} if found else {}) | (variables or {})
 
 
-def _dicts(value: Any, holds: str, noun: str, left: Counter) -> list[dict[str, Any]]:
+def _dicts(value: Any, holds: str, noun: str, account: Account) -> list[dict[str, Any]]:
     """A list of dicts, or the JSON of one or of its items; [] for null and an empty text. Raises UserError."""
     if isinstance(value, str):
         items = of_json(value) if value.strip() else []
     else:
-        items = without_nulls(value or [], left, f"null values in {noun}")
+        items = without_nulls(value or [], account, noun)
     items = [items] if isinstance(items, dict) else items
     items = [of_json(item) if isinstance(item, str) else item for item in items] if isinstance(items, list) else None
     if items is None or not all(isinstance(item, dict) for item in items):
@@ -154,14 +157,19 @@ def _dicts(value: Any, holds: str, noun: str, left: Counter) -> list[dict[str, A
     return items
 
 
-def without_nulls(value: Any, left: Counter, noun: str) -> Any:
-    """Nested dicts without keys whose value is null: tables fill in every key that any row has. left: counts them."""
+def without_nulls(value: Any, account: Account, noun: str) -> Any:
+    """Nested dicts without keys whose value is null: tables fill in every key that any row has. They are counted."""
     if isinstance(value, list):
-        return [without_nulls(item, left, noun) for item in value]
+        return [without_nulls(item, account, noun) for item in value]
     if not isinstance(value, dict):
         return value
-    left[noun] += sum(item is None for item in value.values())
-    return {key: without_nulls(item, left, noun) for key, item in value.items() if item is not None}
+    leave_out(account, f"null values in {noun}", sum(item is None for item in value.values()))
+    return {key: without_nulls(item, account, noun) for key, item in value.items() if item is not None}
+
+
+def leave_out(account: Account, what: str, number: int = 1) -> None:
+    """Count what is in the data, and in no conversation."""
+    account.unused("key", what, number, is_usual=False)
 
 
 def of_json(text: str) -> Any:
@@ -193,10 +201,10 @@ def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, in
 
 
 class Conversations:
-    """One reading of examples. left_out: how often something of the data is in no conversation, by what it is."""
+    """One reading of examples. account: counts what of the data is in no conversation."""
 
-    def __init__(self, settings: Any):
-        self.settings, self.left_out = settings, Counter()
+    def __init__(self, settings: Any, account: Account):
+        self.settings, self.account = settings, account
 
     def prompt(self, place: str, row: dict) -> Messages:
         """The prompt of an example, as messages. Raises UserError."""
@@ -214,7 +222,7 @@ class Conversations:
     def messages(self, field: str, place: str, row: dict, role: str | None) -> Messages:
         """The messages in the column that a setting names, as read_messages. Raises UserError where it holds none."""
         column = getattr(self.settings, field)
-        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.left_out)
+        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.account)
 
     def learned(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
         """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
@@ -254,11 +262,6 @@ class Conversations:
             return chat
         return Chat([{"role": "system", "content": system}, *chat], chat.variables)
 
-    def notes(self) -> list[str]:
-        """A sentence about all that was left out so far."""
-        left_out = [f"{what} ({counted(number, 'time')})" for what, number in self.left_out.items() if number]
-        return [f"left out, or not written by the chat template: {', '.join(left_out)}"] if left_out else []
-
     def _chat(self, messages: Messages, place: str, row: dict) -> Chat:
         """The conversation with what the template reads beside the messages of an example. Raises UserError."""
-        return self.with_system(Chat(messages, read_variables(row, self.settings.tools_field, place, self.left_out)))
+        return self.with_system(Chat(messages, read_variables(row, self.settings.tools_field, place, self.account)))

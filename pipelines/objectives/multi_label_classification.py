@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.account import Account
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
@@ -50,10 +51,10 @@ class LabelSets(ClassLabels):
     type: str = "int8[]"
     is_multi_hot: bool = False
 
-    def of(self, row: dict, place: str) -> list[int]:
+    def of(self, row: dict, place: str, account: Account | None = None) -> list[int]:
         """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
         value = row[self.column]
-        numbers = [self.number(one, where) for where, one in self.classes_in(value, place)]
+        numbers = [self.number(one, where, account) for where, one in self.classes_in(value, place)]
         if len(set(numbers)) < len(numbers):
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise UserError(

@@ -6,6 +6,7 @@ from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
 from ..data.batch_keys import row_ids
 from ..data.cells import text_of, texts_of
 from ..data.documents import in_batches
@@ -17,14 +18,14 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .answering import by_length
+from .answering import by_length, count_cut
 from .answers import Answers
 from .base import TOKENS, Objective, check_examples
 from .class_scores import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
-from .label_values import held
+from .label_values import count_text, held
 from .showing import sequence_text
 from .tokens import pad_token_id
 
@@ -93,7 +94,7 @@ class ReadsChoices(ReadsExamples):
         fields = [section.context_field, section.question_field, section.choices_field]
         return self.stored(data, source, cache, columns, [section.max_length, *fields, list(columns)])
 
-    def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
+    def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(data.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
@@ -106,7 +107,7 @@ class ReadsChoices(ReadsExamples):
                         f"{counted(len(pairs), 'choice')}, but the first example {number}; all need equally many"
                     )
             by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
-            labels = [self._label(row, place, number, by_letter) for place, row in batch]
+            labels = [self._label(row, place, number, by_letter, account) for place, row in batch]
             joined, full = joined_choices(self.settings, tokenizer, choices)
             yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
 
@@ -134,7 +135,7 @@ class ReadsChoices(ReadsExamples):
             return [(question, choice) for choice in choices]
         return [(context, choice if question is None else f"{question} {choice}") for choice in choices]
 
-    def _label(self, row: dict, place: str, number: int, by_letter: bool) -> int:
+    def _label(self, row: dict, place: str, number: int, by_letter: bool, account: Account) -> int:
         """The number of the right choice. by_letter: whether the first example names it by a letter; all must do alike.
 
         Raises UserError where letters and numbers are mixed: ARC has both, and counts its numbers from 1.
@@ -151,6 +152,7 @@ class ReadsChoices(ReadsExamples):
             value = ord(value.upper()) - ord("A")
         elif isinstance(value, str) and value.isdecimal():  # CSV files hold numbers as texts
             value = int(value)
+            count_text(account)
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no number or letter of a choice")
         if not 0 <= value < number:
@@ -216,7 +218,7 @@ class AnswersChoices(Answers):
                     joined, full = joined_choices(self.settings, tokenizer, batch)
                     if full:
                         whole = tokenizer(*map(list, zip(*chain(*batch))), verbose=False)["input_ids"]
-                        self.cut += sum(len(ids) > self.settings.max_length for ids in whole)
+                        count_cut(self.account, sum(len(ids) > self.settings.max_length for ids in whole))
                     rows = [dict(zip(joined, map(torch.tensor, values))) for values in zip(*joined.values())]
                     labels = {"labels": torch.tensor(0)}  # a dummy, because the collator stacks labels
                     inputs = collate([row | labels for row in rows])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
@@ -16,6 +17,7 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
+from .answering import count_cut
 from .answers import Answers
 from .base import Objective, check_examples
 from .data import Data
@@ -72,7 +74,7 @@ class Windows:
     def __init__(self, settings: QuestionAnsweringSettings, tokenizer):
         self.settings, self.tokenizer = settings, tokenizer
 
-    def of(self, examples, labelled: bool = True) -> Iterator[dict[str, list]]:
+    def of(self, examples, account: Account, labelled: bool = True) -> Iterator[dict[str, list]]:
         """Windows of examples (place, row), by column, batch after batch. labelled: whether they have answers."""
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
@@ -123,6 +125,8 @@ class Windows:
                 "without_answer": sum(not right for right in answers),
                 "answer_in_no_window": sum(bool(right) and i not in answered for i, right in enumerate(answers)),
             }
+            others = sum(max(0, len(right) - 1) for right in answers)
+            account.left_out("answer", "beside the first one, not learned", others, is_usual=True)
             before += len(batch)
             yield windows | {"facts": facts}
 
@@ -202,8 +206,8 @@ class ReadsQuestions(ReadsExamples):
         settings = [section.max_length, section.stride, section.question_length, section.no_answer]
         return self.stored(data, source, cache, columns, [*settings, list(columns)])
 
-    def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
-        return Windows(self.settings, data.tokenizer).of(examples)
+    def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
+        return Windows(self.settings, data.tokenizer).of(examples, account)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -300,8 +304,8 @@ class AnswersQuestions(Answers):
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
         """The answer, its probability among all candidates, and where it begins in the context."""
         rows, tensors = [], ("input_ids", "labels", "inside", "begins", "ends")
-        for batch in Windows(self.settings, self.tokenizer).of([("", row) for row in asked], labelled=False):
-            self.cut += batch.pop("facts")["questions_cut"]
+        for batch in Windows(self.settings, self.tokenizer).of([("", row) for row in asked], Account(), labelled=False):
+            count_cut(self.account, batch.pop("facts")["questions_cut"])
             types = batch.pop("token_type_ids")
             if types[0]:
                 batch["token_type_ids"] = map(torch.tensor, types)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.account import Account
 from ..data.batch_keys import row_ids
 from ..errors import UserError
 from ..lazy import rich_text, torch
@@ -59,10 +60,10 @@ class Cosines(Numbers):
         label = self.settings.label_field
         return self.settings.label_range[1] if label is None else row[label]
 
-    def of(self, row: dict, place: str) -> float:
+    def of(self, row: dict, place: str, account: Account | None = None) -> float:
         """The label of an example as a cosine. Raises UserError for what is not in range."""
         least, most = self.settings.label_range
-        label = self.answer(row, place)
+        label = self.answer(row, place, account)
         if not min(least, most) <= label <= max(least, most):
             raise UserError(
                 f"task.label_field={self.settings.label_field!r}: {place} holds {label:g}, which is outside of "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
@@ -30,14 +31,14 @@ class Numbers:
     def __init__(self, settings: LabelledTextSettings):
         self.settings = settings
 
-    def of(self, row: dict, place: str) -> float:
+    def of(self, row: dict, place: str, account: Account | None = None) -> float:
         """The label of an example: its number. Raises UserError."""
-        return self.answer(row, place)
+        return self.answer(row, place, account)
 
-    def answer(self, row: dict, place: str) -> float:
+    def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
         field = label_setting(self.settings)
-        number = number_of(self.value_in(row), field, place)
+        number = number_of(self.value_in(row), field, place, account)
         if number == IGNORE_INDEX:
             raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
         return number

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX, WORDS
 from ..metrics.tag_parts import BIOES, OUTSIDE, spelled
 from ..tokenizers.control_tokens import text_tokenizer
@@ -19,16 +20,21 @@ class TagLabels(ClassLabels):
     counted: str = "tags"
     scheme: str = "plain"
 
-    def of(self, row: dict, place: str) -> list[str]:
+    def of(self, row: dict, place: str, account: Account | None = None) -> list[str]:
         """The tags of an example's words, as the data name them. Raises UserError."""
-        return [self._name(tag, where) for where, tag in self.classes_in(row[self.column], place)]
+        return [self._name(tag, where, account) for where, tag in self.classes_in(row[self.column], place)]
 
-    def _name(self, tag: Any, place: str) -> str:
+    def _name(self, tag: Any, place: str, account: Account | None = None) -> str:
         """The name of a tag: a class, also in another scheme than that which a model has learned."""
-        known, tag = self.classes.numbers, getattr(tag, "class_name", tag)
+        known, written = self.classes.numbers, getattr(tag, "class_name", tag)
+        tag = written
         if isinstance(tag, str) and tag not in known:
             tag = next((name for name in (spelled(tag, BIOES), spelled(tag)) if name in known), tag)
-        return self.classes.names[self.classes.number(tag, place)]
+        name = self.classes.names[self.classes.number(tag, place, account)]
+        learned = name if name in self.outputs else spelled(name)
+        if account is not None and isinstance(written, str) and written != learned:
+            account.read_as("tag", written, f"read as {learned}", is_usual=True)
+        return name
 
     def facts(self, labels: list[list[int]]) -> dict[str, Any]:
         return super().facts([label for of_row in labels for label in of_row if label >= 0])

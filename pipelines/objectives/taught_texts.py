@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.account import CUT
 from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
@@ -98,8 +99,8 @@ class TaughtTexts(Teaching):
             texts, cache, identity, self.teacher.name, lambda some: self.teacher.unchanged(self._answers(some))
         )
         numbers = self._learned(data, answers, texts)
-        if self.teacher.cut:
-            print(f"teacher {self.teacher.name}: {counted(self.teacher.cut, 'text')} cut to what it can read")
+        if cut := self.teacher.account.number(CUT, "text"):
+            print(f"teacher {self.teacher.name}: {counted(cut, 'text')} cut to what it can read")
         self.teacher.let_go()
         taught = WithReference(train, numbers, sha([identity, numbers[0].shape[-1]]))
         return rows | {"train": taught}, self._lesson()

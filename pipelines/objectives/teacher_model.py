@@ -10,6 +10,7 @@ import transformers
 import anyformer
 
 from ..adapters import check_same_weights, is_adapter, load_config, load_model, weights_identity
+from ..data.account import Account
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..open_tokenizer import open_tokenizer
@@ -27,14 +28,12 @@ class Teacher:
 
     Raises UserError for a model that does not exist, or a folder without weights.
 
-    name: as the recipe names it. cut: number of texts that its tokenizer has cut.
+    name: as the recipe names it. account: of the texts that it has read.
     """
-
-    cut = 0
 
     def __init__(self, name: str, auto_class: str, trust_remote_code: bool = False):
         self.name, self.path, self.trust = name, locate_model(name, SETTING), trust_remote_code
-        self.auto_class = getattr(transformers, auto_class)
+        self.auto_class, self.account = getattr(transformers, auto_class), Account()
         self.is_folder = Path(self.path).is_dir()
         if self.is_folder:
             open_model_folder(self.path).weight_files()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.account import Account
 from ..data.cells import kind_of
 from ..data.rows import Rows
 from ..errors import UserError
@@ -121,7 +122,7 @@ class ReadsTemplates(ReadsExamples):
             if labels is not None or self.settings.answers != "classes":
                 self._answer(labels, row, place)
         if data is not None:
-            for _ in self._batches(data, examples):
+            for _ in self._batches(data, examples, Account()):
                 pass
 
     def _key(self, labels: Answerables | None) -> list:
@@ -131,9 +132,9 @@ class ReadsTemplates(ReadsExamples):
     def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
         return stored_pairs(self, data, source, split, cache, self._key(data.labels))
 
-    def _batches(self, data: Data, examples):
+    def _batches(self, data: Data, examples, account: Account):
         def texts_of(batch: list) -> tuple[list[str], list[str], list[str]]:
-            answers = [self._answer(data.labels, row, place) for place, row in batch]
+            answers = [self._answer(data.labels, row, place, account) for place, row in batch]
             read = [self.read(row, place) for place, row in batch]
             return read, [written for written, _ in answers], [true for _, true in answers]
 
@@ -158,7 +159,9 @@ class ReadsTemplates(ReadsExamples):
             raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
         return "".join(pieces)
 
-    def _answer(self, labels: Answerables | None, row: dict, place: str) -> tuple[str, str]:
+    def _answer(
+        self, labels: Answerables | None, row: dict, place: str, account: Account | None = None
+    ) -> tuple[str, str]:
         """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
@@ -166,9 +169,9 @@ class ReadsTemplates(ReadsExamples):
             text = self.text_in(row, column, "target_field", place)
             return text, text
         if section.answers == "numbers":
-            number = number_of(value, field, place)
+            number = number_of(value, field, place, account)
             return written_number(number, section.step), repr(number)
-        name = labels.names[labels.classes.number(value, place)]
+        name = labels.names[labels.classes.number(value, place, account)]
         return name, name
 
     def collator(self, data: Data, packed: bool):

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX, WORDS
 from ..data.cells import filled_text_of, texts_of
 from ..data.documents import in_batches
@@ -158,18 +159,25 @@ class ReadsTags(ReadsExamples):
         return ((place, row) for place, row in source if "".join(self._sentence(data, row, place)[0]).strip())
 
     def _batches(
-        self, data: Data, examples: "Examples", words: TaggedWords | None = None, labelled: bool = True
+        self,
+        data: Data,
+        examples: "Examples",
+        account: Account,
+        words: TaggedWords | None = None,
+        labelled: bool = True,
     ) -> Iterator[dict[str, Any]]:
         words = words or TaggedWords(data.tokenizer, self.settings.max_length, data.labels)
         for batch in in_batches(examples):
-            yield words.encode([self._sentence(data, row, place, labelled) for place, row in batch])
+            yield words.encode([self._sentence(data, row, place, account, labelled) for place, row in batch])
 
-    def _sentence(self, data: Data, row: dict, place: str, labelled: bool = True) -> tuple[list[str], list[str] | None]:
+    def _sentence(
+        self, data: Data, row: dict, place: str, account: Account | None = None, labelled: bool = True
+    ) -> tuple[list[str], list[str] | None]:
         """The words of an example and their tags."""
         column = self.settings.tokens_field
         if not labelled:
             return words_asked(row, column, place), None
-        words, tags = texts_of(row, column, "tokens_field", place, "word"), data.labels.of(row, place)
+        words, tags = texts_of(row, column, "tokens_field", place, "word"), data.labels.of(row, place, account)
         if len(words) != len(tags):
             raise UserError(
                 f"{self._label_setting}: {place} holds {counted(len(tags), 'tag')} for {counted(len(words), 'word')} "

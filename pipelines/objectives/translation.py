@@ -61,7 +61,7 @@ class ReadsTranslations(ReadsExamples):
     def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
         return stored_pairs(self, data, source, split, cache, self.encoding_key())
 
-    def _batches(self, data: Data, examples):
+    def _batches(self, data: Data, examples, account):
         def texts_of(batch: list) -> tuple[list[str], list[str], list[str]]:
             source, target = (
                 [self.text_in(row, column, field, place) for place, row in batch]

@@ -13,6 +13,7 @@ from ..open_tokenizer import has_languages
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
+from .answering import count_cut
 from .answers import Answers
 from .base import TOKENS, Objective
 from .data import Data
@@ -233,7 +234,7 @@ class WritesTexts(Answers):
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         pairs = Pairs(self.settings, self.tokenizer)
         ids = pairs.inputs(asked)
-        self.cut += pairs.cut(asked, ids)
+        count_cut(self.account, pairs.cut(asked, ids))
         return [{"prediction": text} for text in self.written(finished, ids)]
 
     def written(self, finished: FinishedModel, ids: list, watch: Callable = list) -> list[str]:

@@ -18,12 +18,11 @@ import transformers
 from accelerate import PartialState
 
 from ..adapters import check_same_weights, weights_identity
-from ..data.account import Account
+from ..data.account import CUT, READ_AS, Account
 from ..data.account_words import unusual
 from ..data.cells import IfThere
 from ..data.columns_met import ColumnsMet
 from ..data.image_files import hash_of_image
-from ..data.image_store import ON_WHITE
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
@@ -100,7 +99,7 @@ class Prediction:
                 else:
                     self.empty += self.asked(place, row) is None
         columns.into(self.account)
-        self.account.note(*self.rows.notes(), *self.answers.notes())
+        self.account.update(self.rows.account() + self.answers.account)
         self.content, self.files = seen.hexdigest(), files
 
     def asked(self, place: str, row: dict[str, Any]) -> Any:
@@ -238,10 +237,8 @@ def run_prediction(
         _answer(prediction, out, take, state)
         if not state.is_main_process:
             return
-        answered = Account()
-        answered.cut("text", "cut to what the model reads at once", prediction.answers.cut, is_usual=False)
-        answered.read_as("image", "", ON_WHITE, prediction.answers.on_white)
-        say(unusual(answered))
+        of_answers = prediction.answers.account.entries()  # what was not read at once has been said
+        say(unusual(Account(item for item in of_answers if item[0].fate in (CUT, READ_AS))))
         if prediction.empty:
             rows = counted(prediction.empty, "row is", "rows are")
             say([f"{rows} empty in what the model reads; so is the prediction"])

@@ -1,5 +1,6 @@
 """Rows without labels: from tables, image and text files, folders of such files, or Python objects."""
 
+import copy
 import glob
 import json
 import os
@@ -9,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..data.account import Account
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
-from ..data.file_formats import FileFormat, check_opens, encoding_notes, format_of
+from ..data.file_formats import FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file
 from ..data.image_files import is_image_file
@@ -106,10 +108,11 @@ class Unlabelled(FileReader):
         told = self.encoding == UTF8 or is_image_file(path) or encoding_of(path) not in (None, "cp1252")
         return self.limits if told else replace(self.limits, encoding=self.encoding)
 
-    def notes(self) -> list[str]:
-        """A sentence for each encoding, other than UTF-8 and the training's, in which files were read."""
-        found = [path for path in self.paths if not is_image_file(path) and self.limits_of(path) is self.limits]
-        return encoding_notes(FIELD, found, self.limits)
+    def account(self) -> Account:
+        """Of the files that are read in another encoding than UTF-8 and the training's."""
+        tables = copy.copy(self)
+        tables.paths = [path for path in self.paths if not is_image_file(path) and self.limits_of(path) is self.limits]
+        return FileReader.account(tables)
 
     def identity(self) -> Any:
         """JSON that changes whenever the rows do, but for the content of images; of files it holds names and hashes."""

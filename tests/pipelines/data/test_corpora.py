@@ -9,6 +9,8 @@ import tracemalloc
 from dataclasses import asdict, replace
 
 import pytest
+from anyformer.pipelines.data.account import LEFT_OUT
+from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.corpora import open_corpora, source_names
 from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
@@ -334,9 +336,9 @@ def test_unreadable_documents_are_skipped_and_counted(tmp_path):
     corpus = open_corpora(data)["train"]
     for _ in range(2):  # the counts start again with each pass
         assert texts(corpus) == ["good\n"]
-        assert corpus.skipped == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
-    assert corpus.notes() == [
-        "4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty",
+        assert corpus.account().number(LEFT_OUT, "document") == 4
+    assert unusual(corpus.account()) == [
+        "4 documents skipped: 1 empty, 1 not UTF-8, 1 too long, 1 with a gigantic line",
         "not UTF-8: 1.txt; data.encoding=latin-1, or what it is, reads another encoding",
         "too long: 2.txt; data.max_document_bytes allows more",
         "with a gigantic line: 3.txt; data.max_line_bytes allows more",
@@ -369,7 +371,7 @@ def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
     path.write_bytes(b'{"text": "caf\xe9", "by": "\xc3\xa9\xc3\xa9"}\n' + rest)
     corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
     assert texts(corpus) == ["good"]
-    assert corpus.skipped == {"non_utf8": 2, "empty": 2}
+    assert {key.why: entry.number for key, entry in corpus.tally().entries(LEFT_OUT)} == {"not UTF-8": 2, "empty": 2}
 
 
 @pytest.mark.parametrize("document", ["file", "line", "paragraph"])

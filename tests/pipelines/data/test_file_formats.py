@@ -13,6 +13,7 @@ from dataclasses import replace
 import pyarrow
 import pyarrow.parquet
 import pytest
+from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.bad_rows import bad_rows_of
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
@@ -301,7 +302,8 @@ def test_the_encoding_of_a_file_is_found_and_said_at_each_door(tmp_path, encodin
                 sources += [open_examples(section(path), {"text_field": "text"})["train"], Unlabelled(str(path))]
                 assert [row["text"] for source in sources[1:] for _, row in source] == [*words, *words], name
             for source in sources:
-                assert len(source.notes()) == len(said) and all(map(str.__contains__, source.notes(), said))
+                notes = unusual(source.account())
+                assert len(notes) == len(said) and all(map(str.__contains__, notes, said))
     plain = section(tmp_path / f"a.csv{packed}", encoding="cp1252" if encoding == "cp1252" else "utf-8")
     read = open_corpora(plain)["train"]
     assert ("encodings" in str(read.identity())) == (SAVED[encoding] != "utf-8" and encoding != "cp1252")
@@ -332,7 +334,7 @@ def test_a_table_in_another_encoding_or_in_two_is_one_sentence_and_no_row_is_dro
 def test_a_text_with_zeros_in_it_is_not_taken_for_utf16(tmp_path, content):
     (tmp_path / "a.txt").write_bytes(content)
     corpus = open_corpora(section(tmp_path / "a.txt"))["train"]
-    assert texts(corpus) == [content.decode()] and corpus.notes() == []
+    assert texts(corpus) == [content.decode()] and unusual(corpus.account()) == []
 
 
 def test_a_row_that_is_not_in_the_encoding_that_the_recipe_names_is_no_bad_row(tmp_path):
@@ -350,6 +352,6 @@ def test_broken_bytes_in_a_file_of_utf8_are_skipped_rows_and_refused_examples(tm
         content = content.replace("naïve".encode(), "naïve ça".encode())
         (tmp_path / name).write_bytes(content)
         corpus = open_corpora(section(tmp_path / name))["train"]
-        assert texts(corpus) == ["naïve ça"] and corpus.skipped == {"non_utf8": 1}
+        assert texts(corpus) == ["naïve ça"] and unusual(corpus.tally())[0] == "1 document skipped: 1 not UTF-8"
         with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
             list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])

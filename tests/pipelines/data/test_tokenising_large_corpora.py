@@ -68,7 +68,7 @@ def test_shards_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, monkeyp
     monkeypatch.setattr(encoded_stream, "_GROUP", 700)
     store = store_of(corpus, tokenizer, tmp_path / "shards")
     assert content(store) == whole
-    assert store.skipped == {"empty": 3, "gigantic_line": 5} and len(store.notes) == 2
+    assert store.notes[0] == "8 documents skipped: 5 with a gigantic line, 3 empty" and len(store.notes) == 2
     assert not (tmp_path / "shards" / "shards" / store.folder.name).exists()
 
 

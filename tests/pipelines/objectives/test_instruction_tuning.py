@@ -2,12 +2,12 @@
 
 import csv
 import json
-from collections import Counter
 from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
 import torch
+from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives import chats, instruction_tuning
@@ -63,12 +63,12 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         ]
         if not messages or (messages[0]["role"], messages[-1]["role"]) != ("user", "assistant"):
             return
-        ids, learned = map(torch.tensor, data.labels.encode([("here", messages)], Counter())[0])
+        ids, learned = map(torch.tensor, data.labels.encode([("here", messages)], Account())[0])
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
         last = [message | {"weight": 0} for message in messages[:-1]] + messages[-1:]  # as of a completion
-        ids, learned = map(torch.tensor, data.labels.encode([("here", last)], Counter())[0])
+        ids, learned = map(torch.tensor, data.labels.encode([("here", last)], Account())[0])
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()
@@ -83,7 +83,7 @@ def test_control_tokens_in_a_message_are_text_and_those_of_the_template_are_cont
         {"role": "assistant", "content": answer},
     ]
     plain = [message | {"content": message["content"].replace("<|", "<!")} for message in asked]
-    (ids, learned), (others, _) = data.labels.encode([("here", asked), ("there", plain)], Counter())
+    (ids, learned), (others, _) = data.labels.encode([("here", asked), ("there", plain)], Account())
     assert ids.count(tokenizer.eos_token_id) == others.count(tokenizer.eos_token_id) == 2
     assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == tokenizer.decode(others).replace("<!", "<|")
     assert tokenizer.decode([number for number, own in zip(ids, learned) if own]) == answer + end
@@ -190,7 +190,7 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
         "{% for m in messages %}{{ m['role'] + ('!' if loop.last else '?') + m['content'] }}{% endfor %}"
     )
     with pytest.raises(UserError, match="writes a message otherwise once another follows"):
-        data.labels.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])], Counter())
+        data.labels.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])], Account())
 
 
 def without_mark(before="", prompt=""):
@@ -229,13 +229,13 @@ def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refu
     plain.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
     with pytest.raises(UserError, match=says):  # also of a later answer, where the first probe passes
-        plain.labels.encode([("here", chat)], Counter())
+        plain.labels.encode([("here", chat)], Account())
 
 
 def test_a_template_without_a_mark_at_the_end_of_answers_learns_them_and_an_end(template_of):
     data = template_of(without_mark(" "))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-    ((ids, learned),) = data.labels.encode([("here", chat)], Counter())
+    ((ids, learned),) = data.labels.encode([("here", chat)], Account())
     assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog<|endoftext|>"
 
 

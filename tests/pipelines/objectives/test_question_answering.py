@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.finished_model import FinishedModel
@@ -46,7 +47,7 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
     last = data.draw(st.integers(first, min(len(words) - 1, first + 1)))
     context, answer = " ".join(words), " ".join(words[first : last + 1])
     start = len(" ".join([*words[:first], ""]))
-    (found,) = windows.of([("here", example(context, answer, start))])
+    (found,) = windows.of([("here", example(context, answer, start))], Account())
     whole = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
     tokens = whole["offset_mapping"]
     place, covered, holds = 0, set(), 0  # place: of the window's first token in the context

@@ -142,7 +142,7 @@ def build_of(kind, corpus, folder, monkeypatch):
 
     tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other", progress=False)
 
-    def batches(examples):
+    def batches(examples, account):
         yield {"input_ids": [[len(row["text"])] for _, row in examples]}
 
     return rows, lambda: encode_examples(
