@@ -161,7 +161,7 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
     if section.name_or_path is not None:
         return checkpoint_config(recipe)
     fields = objective.planned_fields() | section.fields
-    if "vocab_size" not in fields and objective.special_tokens is not None:
+    if "vocab_size" not in fields and objective.tokens is not None:
         fields["vocab_size"] = planned_vocabulary(recipe, objective, notes)
     if "num_labels" not in fields and objective.auto_class.endswith("Classification"):
         notes.append("2 classes are assumed: how many there are, the data say")

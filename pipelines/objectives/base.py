@@ -10,8 +10,6 @@ command.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +23,9 @@ from .answers import Answers
 from .data import ModelFacts
 from .learns import Learns
 from .reads import Reads
+from .row_words import Words
 from .scores import Scores
+from .tokens import Tokens
 
 if TYPE_CHECKING:
     from .teachers import Teaching
@@ -58,9 +58,7 @@ class Objective:
     needs: what not every run offers: OWN_BATCHES (its rows share no batch with other objectives' rows: their batches
     hold further keys, or the loss is not the model's), WHOLE_MODEL (the last pipeline stage cannot compute the loss),
     WHOLE_ROWS (no row is split over processes).
-    special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
-    recipes/special_tokens.py); None: it reads no text. framing_of_head: {Auto class that a family is pretrained with:
-    what it puts around a text instead}. sentinels: the number of tokens <extra_id_N> that it needs.
+    tokens: what its tokenizer needs (tokens.py); None: it reads no text. words: what people read about it.
     compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
     recipe names none. validates_metrics: whether validations during training measure all of them.
     asks_for: the kind of answers in `Reads.questions`, which few-shot evaluation puts to any language model: "classes",
@@ -69,13 +67,8 @@ class Objective:
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
     compared by text and by position.
-    hub_task: the Hub's pipeline tag of the model, where its head does not imply it. loss_unit: the unit of the loss.
-    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: the words before
-    the prompt in a sample's heading. picture: the file in the run's folder that is shown as its sample.
-    row_noun: what a row is called. legend_words: what the marks of `Reads.show` mean, as showing.legend takes it. use:
-    the command that runs the finished model, with {folder} in it. sequences_per_row: sequences that the model reads per
-    row, such as 2 for pairs of texts. unused_weights: prefixes of the names of weights that the model has and the
-    objective does not use. hub_tags: further tags of a published model.
+    sequences_per_row: sequences that the model reads per row, such as 2 for pairs of texts. unused_weights: prefixes of
+    the names of weights that the model has and the objective does not use.
     share_of_usual_rate: factor on the model's usual learning rate (recipes/usual_rates.py).
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
@@ -92,9 +85,8 @@ class Objective:
     auto_class: ClassVar[str]
     families: ClassVar[tuple[str, ...]] = FamiliesWith()
     needs: frozenset[str] = frozenset({OWN_BATCHES, WHOLE_MODEL, WHOLE_ROWS})
-    special_tokens: ClassVar[str | None] = None
-    framing_of_head: ClassVar[dict[str, str]] = {}
-    sentinels: int = 0
+    tokens: ClassVar[Tokens | None] = None
+    words: Words = Words()
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
@@ -103,17 +95,8 @@ class Objective:
     parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
-    hub_task: ClassVar[str | None] = None
-    loss_unit: ClassVar[str] = "nats per token"
-    samples_are_answers: ClassVar[bool] = False
-    sample_words: ClassVar[str] = "sample after"
-    picture: ClassVar[str | None] = None
-    row_noun: ClassVar[str] = "row"
-    legend_words: str = ""
-    use: ClassVar[str] = "anyformer train RECIPE model.name_or_path={folder}"
     sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
-    hub_tags: ClassVar[tuple[str, ...]] = ()
     share_of_usual_rate: ClassVar[float] = 1.0
     taught: ClassVar[str] = "nothing"
     stratified_by: str | None = None
@@ -126,14 +109,14 @@ class Objective:
             body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
             body |= {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
             cls.Settings = dataclass(type("Settings", (cls.Settings,), body))
+        if not cls.__module__.startswith("anyformer."):
+            from .flat_attributes import with_words
+
+            with_words(cls)
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        """What is known of the recipe's model."""
-        return ModelFacts(self.recipe)
+        self.facts, self.words = ModelFacts(recipe), self.words.of(self.settings)
 
     @property
     def setting(self) -> str:
@@ -226,10 +209,6 @@ class Objective:
 
         check_tokenizer(self)
 
-    def further_tokens(self) -> list[str]:
-        """Special tokens that it needs beside framing and sentinels; a tokenizer that is trained for it gets them."""
-        return []
-
     def check_metrics(self, names: Sequence[str] | None = None) -> None:
         """Raise UserError for a metric that this objective cannot report.
 
@@ -292,31 +271,6 @@ class Objective:
         """
         reads_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
         return [split, "train"] if reads_train else [split]
-
-    # ---- words
-
-    def step_words(self) -> str:
-        """The unit of a batch's size, printed after a number: `rows x 1024 tokens`."""
-        return f"{self.row_noun}s"
-
-    def sample_title(self, prompt: str) -> str:
-        """The heading above a sample."""
-        return f"{self.sample_words} {prompt!r}"
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """An example (input, options) for transformers' pipeline; settings: the objective's, from a saved recipe."""
-        return "your text", {}
-
-    def how_to_use(self, folder: Path) -> str:
-        """The command that runs the finished model."""
-        return self.use.format(folder=folder)
-
-    def legend(self):
-        """What the marks of `Reads.show` mean: a rich Text."""
-        from .showing import legend
-
-        return legend(self.legend_words)
 
 
 # Data settings that only plain text has: (name, default).

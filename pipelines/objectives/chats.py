@@ -24,7 +24,8 @@ from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
-from .tokens import check_prompts, need_tokens, train_or_load
+from .row_words import Words
+from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -281,13 +282,15 @@ class ChatTask(Objective):
     section = "task"
     Learns, Answers = LearnsChats, AnswersChats
     auto_class = DECODER
-    special_tokens = "none"
-    row_noun = "example"
-    hub_task = "text-generation"
+    tokens = Tokens()
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "answer to"
-    use = 'anyformer generate {folder} "your question" --chat'
+    words = Words(
+        row="example",
+        sample="answer to {prompt!r}",
+        answers=True,
+        use='anyformer generate {folder} "your question" --chat',
+        hub_task="text-generation",
+    )
 
     def check(self) -> None:
         check_examples(self)

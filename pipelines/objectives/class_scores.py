@@ -85,7 +85,7 @@ class ClassScores(Scores):
         if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
             places = places_of(source, [*self.data.reads.columns().values()][-1], of_rows)
         return {
-            "unit": self.unit or f"{self.objective.row_noun}s",
+            "unit": self.unit or f"{self.objective.words.row}s",
             **self._judged_classes(judged),
             "calibration": calibration(judged.confidence, right),
             "mistakes": [

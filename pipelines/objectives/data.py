@@ -93,7 +93,7 @@ class Data:
     @property
     def tokenizer(self) -> Any:
         """The tokenizer; None where the model reads no text."""
-        return self.processor if self.objective.special_tokens is not None else None
+        return self.processor if self.objective.tokens is not None else None
 
     @property
     def names(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
-from .reads import Reads
+from .reads import AS_READ, Reads
 from .tokens import UNLIMITED, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class ReadsExamples(Reads):
     """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
 
+    legend = AS_READ
     kind_of_rows: list[str] = []  # further parts of the cache key of stored rows
 
     @abstractmethod

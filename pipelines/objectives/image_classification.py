@@ -25,6 +25,7 @@ from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
 from .labelled_texts import label_setting
+from .row_words import Words
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report
@@ -52,6 +53,11 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
 
 class ReadsClassedImages(ReadsImages):
     """Images, each with a class."""
+
+    legend = (
+        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
+        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    )
 
     def columns(self) -> dict[str, str]:
         return super().columns() | {"label_field": self.settings.label_field}
@@ -146,18 +152,16 @@ class ImageClassification(ImageObjective):
     section = "task"
     Settings = ImageClassificationSettings
     Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ImageScores, AnswersClass
-    use = "anyformer predict {folder} FILE"
     auto_class = AnswersClass.head
     families = ("vit",)
-    hub_task = "image-classification"
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
-    row_noun = "example"
-    loss_unit = "nats per example"
-    legend_words = (
-        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
-        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    words = Words(
+        row="example",
+        loss="nats per example",
+        use="anyformer predict {folder} FILE",
+        hub_task="image-classification",
     )
 
     @property

@@ -15,6 +15,7 @@ from .base import Objective, check_examples
 from .data import Data
 from .finished_model import FinishedModel
 from .reads import Reads
+from .row_words import Words
 
 
 @dataclass
@@ -33,7 +34,7 @@ class NormalizedSettings(ObjectiveSettings):
 class ImageObjective(Objective):
     """Base of objectives and tasks whose rows are images."""
 
-    row_noun = "image"
+    words = Words(row="image")
 
     def check(self) -> None:
         check_examples(self)

@@ -1,7 +1,7 @@
 """Instructions and their answers, or whole conversations, of which only the answers are learned."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import text_of
 from ..data.rows import Rows
 from ..plugins import METRICS, register_objective
-from ..recipes.schema import doc
+from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
 from .chat_templates import Encoded
@@ -39,6 +39,11 @@ class InstructionTuningSettings(ChatSettings):
 
 class ReadsInstructions(ReadsChats):
     """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
+
+    legend = (
+        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
+        "answers and what ends them; [padding]struck through[/]: padding"
+    )
 
     _columns = {"input_ids": "int32[]", "labels": "int32[]"}
 
@@ -156,11 +161,12 @@ class InstructionTuning(ChatTask):
     Reads, Learns, Scores = ReadsInstructions, LearnsAnswers, AnswerScores
     compares = "tokens"
     default_metrics = ("perplexity",)
-    loss_unit = "nats per token of the answers"
-    legend_words = (
-        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
-        "answers and what ends them; [padding]struck through[/]: padding"
-    )
+    words = replace(ChatTask.words, step="conversations", loss="nats per token of the answers")
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        if self.settings.packing:
+            self.words = replace(self.words, step=f"rows x {self.settings.max_length} tokens")
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -176,6 +182,3 @@ class InstructionTuning(ChatTask):
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]
-
-    def step_words(self) -> str:
-        return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"

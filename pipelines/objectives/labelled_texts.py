@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,9 @@ from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
+from .row_words import PREDICTS, your_text
 from .showing import sequence_text
+from .tokens import Tokens
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -34,6 +36,12 @@ class LabelledTextSettings(ObjectiveSettings):
     max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
 
+def your_text_or_pair(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example of a model that reads a text or a pair of texts."""
+    pair = {"text": "your text", "text_pair": "your second text"}
+    return your_text(settings) if settings.get("text_pair_field") is None else (pair, {})
+
+
 class LabelledTextTask(Objective, ABC):
     """Base of tasks over a text or a pair of texts. A subclass defines what a label is (`labels`).
 
@@ -43,17 +51,10 @@ class LabelledTextTask(Objective, ABC):
     classes_in: ClassVar[Callable | None] = None
 
     section = "task"
-    use = "anyformer predict {folder} FILE"
-    special_tokens = "cls_sep"
-    row_noun = "example"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
-    loss_unit = "nats per example"
     auto_class = "AutoModelForSequenceClassification"
-    hub_task = "text-classification"
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
-    framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
+    words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)
 
     @property
     def answer_column(self) -> str:
@@ -73,12 +74,6 @@ class LabelledTextTask(Objective, ABC):
     def encoding(self) -> "JoinedTexts":
         """How the texts of an example become token ids."""
         return JoinedTexts(self.settings)
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if settings.get("text_pair_field") is None:
-            return super().example_of_use(settings)
-        return {"text": "your text", "text_pair": "your second text"}, {}
 
 
 class JoinedTexts:

@@ -1,15 +1,26 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
-from .base import FamiliesWith
+from .base import FamiliesWith, Objective
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
-from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
+from .masking import (
+    HIDDEN,
+    WORDS,
+    FillsMasks,
+    MaskingSettings,
+    TokenHider,
+    check_masking,
+    frame_ids,
+    need_mask,
+    show_hidden,
+)
 from .text import LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
+from .tokens import Tokens
 
 
 @dataclass
@@ -19,6 +30,11 @@ class MaskedSettings(MaskingSettings, TextSettings):
 
 class ReadsMasked(ReadsText):
     """Packed rows with hidden tokens."""
+
+    legend = (
+        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
+        + HIDDEN
+    )
 
     def open(self):
         check_ahead(self.objective)
@@ -44,6 +60,11 @@ class LearnsMasked(LearnsText):
         return frame_ids(self.tokenizer)
 
 
+def mask_of_decoder(objective: Objective) -> list[str]:
+    """The token that a decoder needs; other families are pretrained with one."""
+    return [MASK] if shifts_labels(objective) else []
+
+
 @register_objective
 class Masked(TextObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
@@ -60,21 +81,12 @@ class Masked(TextObjective):
     name = "masked"
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "none"}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"}, further=mask_of_decoder)
     needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     Settings = MaskedSettings
     Reads, Learns, Answers = ReadsMasked, LearnsMasked, FillsMasks
-    hub_task = "fill-mask"
-    use = "anyformer predict {folder} FILE"
-    loss_unit = "nats per masked token"
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "predictions for"
-    legend_words = (
-        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
-        + HIDDEN
-    )
+    words = replace(WORDS, loss="nats per masked token")
 
     @property
     def auto_class(self) -> str:
@@ -88,9 +100,6 @@ class Masked(TextObjective):
 
     def labelled_share(self) -> float:
         return self.settings.mask_probability
-
-    def further_tokens(self) -> list[str]:
-        return [MASK] if shifts_labels(self) else []
 
 
 class MaskedCollator:

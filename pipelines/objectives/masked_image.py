@@ -12,6 +12,7 @@ from ..recipes.schema import doc
 from ..words import counted
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
+from .row_words import Words
 from .showing import image_text
 
 
@@ -22,6 +23,11 @@ class MaskedImageSettings(NormalizedSettings):
 
 class ReadsPatches(ReadsImages):
     """Images of which the collator hides patches."""
+
+    legend = (
+        "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
+        "the first epoch, others in each further one"
+    )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -73,12 +79,7 @@ class MaskedImage(ImageObjective):
     Settings = MaskedImageSettings
     Reads, Answers = ReadsPatches, AnswersImages
     auto_class = "AutoModelForMaskedImageModeling"
-    hub_task = "image-feature-extraction"
-    loss_unit = "mean distance per hidden pixel value"
-    legend_words = (
-        "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
-        "the first epoch, others in each further one"
-    )
+    words = Words(row="image", loss="mean distance per hidden pixel value", hub_task="image-feature-extraction")
 
     def check(self) -> None:
         super().check()

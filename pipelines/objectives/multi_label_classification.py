@@ -1,7 +1,7 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,14 @@ from .class_labels import (
 )
 from .class_scores import ClassScores, Judged
 from .label_values import held
-from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
+from .labelled_texts import (
+    AnswersTexts,
+    LabelledTextSettings,
+    LabelledTextTask,
+    ReadsLabelledTexts,
+    label_setting,
+    your_text_or_pair,
+)
 from .losses import SeveralLabels
 from .scores import Scored
 
@@ -145,6 +152,11 @@ class AnswersLabelSets(AnswersTexts):
         return {"prediction": classes, "scores": scores}
 
 
+def every_class(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example whose answer has all classes."""
+    return your_text_or_pair(settings)[0], {"top_k": None}
+
+
 @register_objective
 class MultiLabelClassification(LabelledTextTask):
     """Any number of classes for a text or a pair of texts, each by itself (binary cross-entropy)."""
@@ -155,7 +167,7 @@ class MultiLabelClassification(LabelledTextTask):
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     validates_metrics = True
-    loss_unit = "nats per label"
+    words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
 
     def check(self) -> None:
         super().check()
@@ -195,7 +207,3 @@ class MultiLabelClassification(LabelledTextTask):
 
     def splits_to_measure(self, split: str, metrics) -> list[str]:
         return splits_with_weights(self, super().splits_to_measure(split, metrics))
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return super().example_of_use(settings)[0], {"top_k": None}

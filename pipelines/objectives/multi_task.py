@@ -16,7 +16,15 @@ from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
-from .writing import LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer, pair_collator
+from .writing import (
+    SOURCE_AND_TARGET,
+    LearnsToWrite,
+    WritesTexts,
+    WritingSettings,
+    WritingTask,
+    check_writer,
+    pair_collator,
+)
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 
@@ -40,6 +48,8 @@ class MultiTaskSettings(WritingSettings):
 
 class ReadsTasks(ReadsParts):
     """The examples of several text-to-text tasks."""
+
+    legend = SOURCE_AND_TARGET
 
     def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
         """With the names of classes as they are written."""
@@ -107,16 +117,10 @@ class MultiTask(SeveralObjectives):
     Settings = MultiTaskSettings
     Reads, Learns, Scores, Answers = ReadsTasks, LearnsToWrite, TaskScores, WritesForTasks
     auto_class = WritingTask.auto_class
-    special_tokens = WritingTask.special_tokens
-    row_noun = WritingTask.row_noun
+    tokens = WritingTask.tokens
+    words = TextToText.words
     compares = WritingTask.compares
     continues_prompts = True
-    loss_unit = WritingTask.loss_unit
-    samples_are_answers = True
-    legend_words = WritingTask.legend_words
-    use = WritingTask.use
-    hub_task = TextToText.hub_task
-    sample_words = TextToText.sample_words
 
     @classmethod
     def metric_names(cls) -> list[str]:

@@ -1,7 +1,7 @@
 """Multiple choice: which of several texts continues a text or answers a question (SWAG, RACE, CommonsenseQA)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from .data import Data
 from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
 from .label_values import held
+from .row_words import PREDICTS
 from .showing import sequence_text
-from .tokens import pad_token_id
+from .tokens import Tokens, pad_token_id
 
 
 @dataclass
@@ -244,17 +245,11 @@ class MultipleChoice(Objective):
     Settings = MultipleChoiceSettings
     Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
     auto_class = AnswersChoices.head
-    special_tokens = "cls_sep"
-    hub_task = "multiple-choice"
+    tokens = Tokens("cls_sep")
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
-    use = "anyformer predict {folder} FILE"
-    row_noun = "example"
-    loss_unit = "nats per example"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
+    words = replace(PREDICTS, hub_task="multiple-choice")
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:

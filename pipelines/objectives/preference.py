@@ -1,7 +1,7 @@
 """Which of two answers is preferred, learned from pairs by direct preference optimization."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .losses import OwnLoss
 from .messages import ASSISTANT, Chat, Conversations, not_learned
+from .reads import AS_READ
 from .scores import Scored, Scores
 from .showing import sequence_text
 
@@ -46,6 +47,8 @@ class PreferenceSettings(ChatSettings):
 
 class ReadsPairs(ReadsChats):
     """The tokens of two conversations, concatenated, and where the answers in them begin."""
+
+    legend = AS_READ
 
     _noun = "pair"
     _columns = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
@@ -158,11 +161,7 @@ class Preference(ChatTask):
     compares = "rewards"
     default_metrics = ("reward_accuracy", "reward_margin")
     validates_metrics = True
-    loss_unit = "nats per pair"
-    row_noun = "pair"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
+    words = replace(ChatTask.words, row="pair", loss="nats per pair")
     sequences_per_row = 2
     is_start_where_null = "reference"
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights

@@ -175,5 +175,5 @@ def described(data: Data, rows: Rows) -> str:
     if not rows.parts:
         return data.reads.describe(data, rows)
     texts = ((name, described(data.parts.get(name, data), part)) for name, part in rows.parts.items())
-    shares = rows.shares()
-    return "\n".join(f"{name} ({shares[name]:.1%} of the {data.objective.row_noun}s): {lines}" for name, lines in texts)
+    shares, noun = rows.shares(), data.objective.words.row
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {noun}s): {lines}" for name, lines in texts)

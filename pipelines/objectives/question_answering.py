@@ -23,9 +23,10 @@ from .example_reads import ReadsExamples
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
+from .row_words import Words
 from .scores import Scored, Scores, evenly_spread
 from .showing import sequence_text
-from .tokens import need_offsets, pad_token_id
+from .tokens import Tokens, need_offsets, pad_token_id
 
 SPECIAL = 8  # most tokens that a tokenizer may put around question and context
 LONGEST_QUESTION = 64  # tokens; at most a quarter of the window
@@ -376,18 +377,16 @@ class QuestionAnswering(Objective):
     Settings = QuestionAnsweringSettings
     Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
     auto_class = AnswersQuestions.head
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token sees the whole window
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "eos"})  # a decoder's last token sees the whole window
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
-    hub_task = "question-answering"
-    loss_unit = "nats per end of an answer"
-    samples_are_answers = True
-    sample_words = "answer to"
-    use = "anyformer predict {folder} FILE"
-    row_noun = "window"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    words = Words(
+        row="window",
+        loss="nats per end of an answer",
+        sample="answer to {prompt!r}",
+        answers=True,
+        use="anyformer predict {folder} FILE",
+        hub_task="question-answering",
     )
 
     def check(self) -> None:

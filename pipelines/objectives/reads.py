@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from .base import Objective
 
 
+# The legend of rows that are printed as the model reads them.
+AS_READ = "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+
+
 class Reads(ABC):
     """What is read, and how it becomes rows and batches, in two steps: sources, then rows with a tokenizer for them.
 
     It keeps nothing of what it has read: what later steps need is in the Data that `prepare` returns. In its methods,
     data: that of `prepare`, with or without rows. source: of one split, from `open`.
+
+    legend: what the marks of `show` mean, as showing.legend takes it.
     """
+
+    legend: str = ""
 
     def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
         self.objective, self.facts = objective, facts or objective.facts
@@ -103,8 +111,8 @@ class Reads(ABC):
 
     def describe(self, data: Data, rows: "Rows") -> str:
         """A description of one split's rows in a line or two, for people."""
-        return f"{counted(len(rows), self.objective.row_noun)} of {rows.name}"
+        return f"{counted(len(rows), self.objective.words.row)} of {rows.name}"
 
     def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
         """Print row `number`, for `anyformer preview`."""
-        console.print(f"{self.objective.row_noun} {number}: {row}", markup=False)
+        console.print(f"{self.objective.words.row} {number}: {row}", markup=False)

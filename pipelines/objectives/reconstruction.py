@@ -19,10 +19,6 @@ from .text import LearnsText, ReadsText
 from .tokens import need_tokens
 
 SEQ2SEQ, NEEDS = "AutoModelForSeq2SeqLM", frozenset({WHOLE_MODEL, WHOLE_ROWS})
-LEGEND = (
-    "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
-    "what the decoder has to write; as in the first epoch, other noise in each further one"
-)
 
 
 class Corruption(ABC):
@@ -53,6 +49,11 @@ class Corruption(ABC):
 
 class ReadsCorrupted(ReadsText):
     """Packed rows, corrupted; the objective's `Corruption` says how. UserError for a tokenizer without eos or pad."""
+
+    legend = (
+        "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
+        "what the decoder has to write; as in the first epoch, other noise in each further one"
+    )
 
     def _check(self, tokenizer: Any) -> None:
         need_tokens(self.objective, tokenizer, eos="an end-of-text", pad="a padding")

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from ..words import counted
 from .data import Data
 from .masking import (
     HIDDEN,
+    WORDS,
     FillsMasks,
     MaskingSettings,
     TokenHider,
@@ -28,7 +29,7 @@ from .masking import (
     token_logits,
 )
 from .text import LearnsText, PerplexityScores, ReadsText, TextObjective
-from .tokens import need_tokens
+from .tokens import Tokens, need_tokens
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
 WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
@@ -48,6 +49,11 @@ class SentencePairsSettings(MaskingSettings):
 
 class ReadsPairs(ReadsText):
     """Pairs of segments with hidden tokens."""
+
+    legend = (
+        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
+        + HIDDEN
+    )
 
     def _check(self, tokenizer: Any) -> None:
         need_mask(self.objective, tokenizer)
@@ -134,21 +140,17 @@ class SentencePairs(TextObjective):
 
     name = "sentence_pairs"
     auto_class = "AutoModelForPreTraining"
-    special_tokens = "cls_sep"
+    tokens = Tokens("cls_sep")
     Settings = SentencePairsSettings
     Reads, Learns, Scores, Answers = ReadsPairs, LearnsPairs, PairScores, FillsMasks
     compares = "pairs"
     default_metrics = ("perplexity", "pair_accuracy")
-    hub_task = "fill-mask"
-    use = "anyformer predict {folder} FILE"
-    loss_unit = "nats: per masked token and per pair, added"
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "predictions for"
-    row_noun = "pair"
-    legend_words = (
-        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
-        + HIDDEN
+    words = replace(
+        WORDS,
+        row="pair",
+        step="pairs of at most {0.sequence_length} tokens",
+        loss="nats: per masked token and per pair, added",
     )
 
     @classmethod
@@ -177,9 +179,6 @@ class SentencePairs(TextObjective):
     def planned_fields(self) -> dict[str, Any]:
         fields = self.recipe.model.fields
         return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
-
-    def step_words(self) -> str:
-        return f"pairs of at most {self.settings.sequence_length} tokens"
 
 
 def check_segments(objective: SentencePairs, number: int | None, field: str) -> None:

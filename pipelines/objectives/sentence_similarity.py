@@ -6,7 +6,7 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,13 +185,17 @@ class SentenceSimilarity(LabelledTextTask):
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsCosines, CosineScores, AnswersVectors
     auto_class = AnswersVectors.head
     families = ("encoder",)
-    hub_task = "sentence-similarity"
-    hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
     validates_metrics = True
-    loss_unit = "squared error"
+    words = replace(
+        LabelledTextTask.words,
+        step="pairs",
+        loss="squared error",
+        hub_task="sentence-similarity",
+        hub_tags=("sentence-transformers",),
+    )
 
     def check(self) -> None:
         section, evaluation = self.settings, self.recipe.evaluation
@@ -242,9 +246,6 @@ class SentenceSimilarity(LabelledTextTask):
     def planned_fields(self) -> dict[str, Any]:
         """No pooling layer in a fresh model, as it would not be trained."""
         return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
-
-    def step_words(self) -> str:
-        return "pairs"
 
 
 def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":

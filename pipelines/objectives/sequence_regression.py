@@ -1,7 +1,7 @@
 """One number for a text or a pair of texts, such as how similar two sentences are (STS-B)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class SequenceRegression(LabelledTextTask):
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
     validates_metrics = True
-    loss_unit = "squared error"
+    words = replace(LabelledTextTask.words, loss="squared error")
 
     def check(self) -> None:
         refuse_smoothing(self)

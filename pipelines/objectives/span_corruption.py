@@ -14,8 +14,9 @@ from ..recipes.schema import doc
 from ..recipes.special_tokens import SENTINELS, sentinel
 from ..recipes.types import show
 from .base import Objective
-from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import TextObjective, TextSettings
+from .tokens import Tokens
 
 
 def check_sentinels(objective: Objective, sentinels: Sequence[int], length: int, noises: Sequence[tuple]) -> None:
@@ -67,8 +68,8 @@ class SpanCorruption(TextObjective):
     """
 
     name = "span_corruption"
-    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
-    sentinels = SENTINELS
+    auto_class, needs = SEQ2SEQ, NEEDS
+    tokens = Tokens("eos", sentinels=SENTINELS)
     Settings = SpanCorruptionSettings
     Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, LeavesOutSpans
 

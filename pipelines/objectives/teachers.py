@@ -20,6 +20,7 @@ from ..storage.cache import sha
 from ..words import short_number
 from .data import Data
 from .reads import Reads
+from .tokens import further_tokens
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -118,7 +119,7 @@ class TaughtTokens(Teaching):
 
     def before_training(self) -> None:
         super().before_training()
-        fills_masks = MASK in self.objective.further_tokens()  # a decoder that learns to
+        fills_masks = MASK in further_tokens(self.objective)  # a decoder that learns to
         if fills_masks and getattr(self.teacher.config, "mask_token_id", None) is None:
             raise UserError(f"{self.teacher.words} has not learned to fill in masks; take a decoder that has")
 

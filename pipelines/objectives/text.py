@@ -15,8 +15,9 @@ from .base import Objective
 from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
+from .row_words import Words
 from .scores import Scores
-from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
+from .tokens import UNLIMITED, Tokens, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
@@ -54,6 +55,12 @@ class ReadsText(Reads):
 
     in_stream: whether the rows are a part of a mixture (mixture.py) with a streamed part.
     """
+
+    legend = (
+        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
+        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
+        "by one; what is drawn at random is drawn anew in each epoch"
+    )
 
     _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
 
@@ -238,17 +245,10 @@ class TextObjective(Objective):
 
     Settings = TextSettings
     Reads, Learns, Scores, Answers = ReadsText, LearnsText, PerplexityScores, Continues
-    special_tokens = "none"
+    tokens = Tokens()
+    words = Words(step="rows x {0.sequence_length} tokens")
     compares = "tokens"
     default_metrics = ("perplexity",)
-    legend_words = (
-        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
-        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
-        "by one; what is drawn at random is drawn anew in each epoch"
-    )
 
     def lengths(self) -> dict[str, int | None]:
         return {"sequence_length": self.settings.sequence_length}
-
-    def step_words(self) -> str:
-        return f"rows x {self.settings.sequence_length} tokens"

@@ -21,6 +21,7 @@ from .label_values import Classes, check_names, number_of
 from .showing import show_source_and_target
 from .tokens import UNLIMITED, train_or_load
 from .writing import (
+    SOURCE_AND_TARGET,
     LearnsToWrite,
     Pairs,
     TextScores,
@@ -76,6 +77,8 @@ class Answerables:
 
 class ReadsTemplates(ReadsExamples):
     """Texts that a template makes of columns, and answers as texts."""
+
+    legend = SOURCE_AND_TARGET
 
     def columns(self) -> dict[str, str]:
         names = source_columns(self.settings.source)
@@ -214,8 +217,7 @@ class TextToText(WritingTask):
     name = "text_to_text"
     Settings = TextToTextSettings
     Reads, Learns, Scores, Answers = ReadsTemplates, LearnsToWrite, AnswerScores, WritesTexts
-    hub_task = "text2text-generation"
-    sample_words = "answer to"
+    words = replace(WritingTask.words, sample="answer to {prompt!r}", hub_task="text2text-generation")
 
     def __init__(self, recipe, names_metrics: bool = False):
         super().__init__(recipe)

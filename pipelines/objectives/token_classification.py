@@ -34,10 +34,11 @@ from .data import Data
 from .example_reads import ReadsExamples
 from .finished_model import FinishedModel
 from .label_values import held
+from .row_words import Words
 from .scores import Scored
 from .showing import tagged_text
 from .tagged_words import TaggedWords, TagLabels
-from .tokens import need_offsets, pad_token_id
+from .tokens import Tokens, need_offsets, pad_token_id
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -73,6 +74,11 @@ class ReadsTags(ReadsExamples):
     `prepare` raises UserError for a tokenizer without offsets, tags that do not follow the scheme, and metrics of
     entities where tags mark none.
     """
+
+    legend = (
+        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
+        "at; [unpredicted]tokens without a tag of their own[/]"
+    )
 
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "tags_field": self.settings.tags_field}
@@ -339,6 +345,12 @@ def words_asked(row: dict, column: str, place: str) -> list[str]:
     return asked.split() if isinstance(asked, str) else asked
 
 
+def your_sentence(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example with the pipeline's strategy for the token that the recipe labels."""
+    strategy = STRATEGIES[settings.get("labelled_token", "first")]
+    return "your text", {} if strategy is None else {"aggregation_strategy": strategy}
+
+
 @register_objective
 class TokenClassification(Objective):
     """A tag for each word: named entities (BIO, BIOES, BILOU), parts of speech."""
@@ -348,19 +360,17 @@ class TokenClassification(Objective):
     Settings = TokenClassificationSettings
     Reads, Learns, Scores, Answers = ReadsTags, LearnsTags, TagScores, AnswersTags
     auto_class = AnswersTags.head
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "none"}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
     compares = "tags"
     default_metrics = ("entity_f1", "tag_accuracy")
     validates_metrics = True
-    hub_task = "token-classification"
-    loss_unit = "nats per word"
     taught = "tags"
-    use = "anyformer predict {folder} FILE"
-    row_noun = "sentence"
-    legend_words = (
-        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
-        "at; [unpredicted]tokens without a tag of their own[/]"
+    words = Words(
+        row="sentence",
+        loss="nats per word",
+        use="anyformer predict {folder} FILE",
+        example=your_sentence,
+        hub_task="token-classification",
     )
 
     def check(self) -> None:
@@ -373,8 +383,3 @@ class TokenClassification(Objective):
 
     def splits_to_measure(self, split: str, metrics) -> list[str]:
         return splits_with_weights(self, super().splits_to_measure(split, metrics))
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        strategy = STRATEGIES[settings.get("labelled_token", "first")]
-        return "your text", {} if strategy is None else {"aggregation_strategy": strategy}

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from .data import Data
 from .example_reads import ReadsExamples
 from .showing import show_source_and_target
 from .writing import (
+    SOURCE_AND_TARGET,
     LearnsToWrite,
     TextScores,
     WritesTexts,
@@ -36,6 +37,8 @@ class TranslationSettings(WritingSettings):
 
 class ReadsTranslations(ReadsExamples):
     """Source texts and their translations, with one tokenizer for both languages."""
+
+    legend = SOURCE_AND_TARGET
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
@@ -93,8 +96,7 @@ class Translation(WritingTask):
     Settings = TranslationSettings
     Reads, Learns, Scores, Answers = ReadsTranslations, LearnsToWrite, TextScores, WritesTexts
     default_metrics = ("bleu",)
-    hub_task = "translation"
-    sample_words = "translation of"
+    words = replace(WritingTask.words, sample="translation of {prompt!r}", hub_task="translation")
     asks_for = "texts"
 
     @property

@@ -18,8 +18,9 @@ from .base import TOKENS, Objective
 from .data import Data
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
+from .row_words import Words
 from .scores import Scored, Scores
-from .tokens import need_tokens
+from .tokens import Tokens, need_tokens
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
@@ -49,14 +50,10 @@ class WritingTask(Objective):
 
     section = "task"
     auto_class = "AutoModelForSeq2SeqLM"
-    special_tokens = "eos"
-    row_noun = "example"
+    tokens = Tokens("eos")
     compares = "texts"
     continues_prompts = True
-    loss_unit = "nats per token"
-    samples_are_answers = True
-    legend_words = "source: what the encoder reads; target: what the decoder has to write"
-    use = 'anyformer generate {folder} "your text"'
+    words = Words(row="example", answers=True, use='anyformer generate {folder} "your text"')
 
     def check_search(self) -> None:
         """Raise UserError for a setting of beams that has no effect on greedy search."""
@@ -122,6 +119,9 @@ class Pairs:
 
 
 # ---- reading: what the Reads of these tasks share
+
+
+SOURCE_AND_TARGET = "source: what the encoder reads; target: what the decoder has to write"  # a legend
 
 
 def check_writer(objective: Objective, tokenizer) -> None:

@@ -156,7 +156,7 @@ def _check_stage(recipe: Recipe) -> None:
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in objective.data_sections():
-        if data.bad_rows != "refuse" and objective.section != "task" and objective.special_tokens is not None:
+        if data.bad_rows != "refuse" and objective.section != "task" and objective.tokens is not None:
             raise UserError(
                 f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
@@ -178,7 +178,7 @@ def _check_derived(objective) -> None:
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the splits of labelled examples that have no effect."""
     names = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
-    reads_text = objective.section != "task" and objective.special_tokens is not None
+    reads_text = objective.section != "task" and objective.tokens is not None
     if names and (reads_text or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
             f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
@@ -310,7 +310,7 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
     if section.minimal_pairs is not None:
         section.minimal_pairs.check("evaluation.minimal_pairs")
-        if objective.special_tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
+        if objective.tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
             raise UserError(
                 f"evaluation.minimal_pairs asks a model how likely texts are, and {objective.setting} trains none that "
                 f"predicts their tokens; leave it out"

@@ -229,7 +229,7 @@ def check_data(data: DataSection) -> None:
 def check_clean(objective, data: DataSection) -> None:
     """Raise UserError for settings of data.clean that exclude each other or have no effect; no file is touched."""
     clean = data.clean
-    reads_text = objective.section != "task" and objective.special_tokens is not None
+    reads_text = objective.section != "task" and objective.tokens is not None
     if not reads_text and data.derive not in DERIVED_FROM_TEXT:
         raise UserError(f"data.clean is of plain text, and {objective.setting} reads none here; remove it")
     if clean == CleanSettings(decontaminate_words=clean.decontaminate_words):

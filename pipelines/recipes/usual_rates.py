@@ -32,7 +32,7 @@ def what_is_trained(recipe: Recipe) -> str:
         return "fresh weights"
     if recipe.training.lora is not None:
         return "an adapter (LoRA)"
-    if objective.special_tokens is None:
+    if objective.tokens is None:
         return "a pretrained image model"
     try:  # the classes named in a local folder's config; errors are reported when the model is loaded
         heads = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))["architectures"] or []
